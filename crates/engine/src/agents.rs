@@ -77,18 +77,18 @@ fn observed_at(facts: &Facts) -> Timestamp {
 }
 
 impl AgentView {
-    pub fn from_row(agent: AgentRow, looked: Timestamp, silent_after: Span, policy: u32) -> Self {
-        let heard = agent.heard.as_ref();
-        let state = match (heard, agent.revoked) {
+    pub fn from_row(agent: AgentRow, observed_at: Timestamp, silent_after: Span, policy: u32) -> Self {
+        let contact = agent.heard.as_ref();
+        let state = match (contact, agent.revoked) {
             (_, Some(_)) => AgentState::Revoked,
             (None, None) => AgentState::NeverHeard,
-            (Some(heard), None) => state_by_age(heard.at, looked, silent_after),
+            (Some(contact), None) => state_by_age(contact.at, observed_at, silent_after),
         };
-        let ahead = heard.map(|heard| heard.sent.millis() - heard.at.millis());
+        let clock_ahead = contact.map(|contact| contact.sent.millis() - contact.at.millis());
         let mut skew = Vec::new();
-        if let Some(heard) = heard {
+        if let Some(contact) = contact {
             let ours = env!("CARGO_PKG_VERSION");
-            let theirs = &heard.versions;
+            let theirs = &contact.versions;
             if theirs.program != ours {
                 skew.push(format!("program {}, controller {ours}", theirs.program));
             }
@@ -99,28 +99,28 @@ impl AgentView {
                 skew.push(format!("policy {}, controller {policy}", theirs.policy));
             }
         }
-        if let Some(ahead) = ahead.filter(|ahead| ahead.abs() > CLOCK_TOLERANCE) {
-            let way = if ahead > 0 { "ahead" } else { "behind" };
-            skew.push(format!("clock {} {way}", Span::from_secs(ahead.abs() / 1000)));
+        if let Some(clock_ahead) = clock_ahead.filter(|clock_ahead| clock_ahead.abs() > CLOCK_TOLERANCE) {
+            let direction = if clock_ahead > 0 { "ahead" } else { "behind" };
+            skew.push(format!("clock {} {direction}", Span::from_secs(clock_ahead.abs() / 1000)));
         }
         Self {
             state,
             speaks_by: agent.speaks_by,
             enrolled: agent.created,
             revoked: agent.revoked,
-            heard: heard.map(|heard| heard.at),
-            program: heard.map(|heard| heard.versions.program.clone()),
-            schema: heard.map(|heard| heard.versions.schema.to_string()),
-            policy: heard.map(|heard| heard.versions.policy),
-            clock_ahead_ms: ahead,
+            heard: contact.map(|contact| contact.at),
+            program: contact.map(|contact| contact.versions.program.clone()),
+            schema: contact.map(|contact| contact.versions.schema.to_string()),
+            policy: contact.map(|contact| contact.versions.policy),
+            clock_ahead_ms: clock_ahead,
             skew,
             node: agent.node,
         }
     }
 }
 
-fn state_by_age(heard: Timestamp, looked: Timestamp, silent_after: Span) -> AgentState {
-    if looked.since(heard) > silent_after { AgentState::Silent } else { AgentState::Reports }
+fn state_by_age(last_contact: Timestamp, observed_at: Timestamp, silent_after: Span) -> AgentState {
+    if observed_at.since(last_contact) > silent_after { AgentState::Silent } else { AgentState::Reports }
 }
 
 /// A short view of a node's agent.
@@ -150,9 +150,9 @@ impl AgentBrief {
 pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBrief>, StoreError> {
     let silent_after = facts.snapshot.policy.agents.silent_after;
     let by_cluster = |record: &NodeRecord| {
-        let heard = record.last_report?;
-        let state = state_by_age(heard, observed_at(facts), silent_after);
-        Some((record.node.name.clone(), AgentBrief::new(state, Some(heard))))
+        let last_contact = record.last_report?;
+        let state = state_by_age(last_contact, observed_at(facts), silent_after);
+        Some((record.node.name.clone(), AgentBrief::new(state, Some(last_contact))))
     };
     let mut briefs: BTreeMap<_, _> = facts.snapshot.nodes.iter().filter_map(by_cluster).collect();
     for view in views(store, facts)? {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_written_by_its_word() {
+    fn a_state_serialises_as_its_word() {
         for state in AgentState::ALL {
             assert_eq!(serde_json::to_value(state).unwrap(), state.word());
             assert_eq!(AgentBrief::new(state, None).silent, ["silent", "never-heard"].contains(&state.word()));

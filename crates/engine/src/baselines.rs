@@ -52,9 +52,9 @@ pub struct BaselineQuery<'a> {
 }
 
 impl<'a> BaselineReader<'a> {
-    /// `of_type` lists the nodes of each type, sorted by name.
-    pub fn new(store: &'a Store, settings: &'a Settings, of_type: BTreeMap<Sku, Vec<NodeName>>) -> Self {
-        Self { store, settings, nodes_by_sku: of_type, history: None, latest: None, cache: BTreeMap::new() }
+    /// `nodes_by_sku` lists the nodes of each type, sorted by name.
+    pub fn new(store: &'a Store, settings: &'a Settings, nodes_by_sku: BTreeMap<Sku, Vec<NodeName>>) -> Self {
+        Self { store, settings, nodes_by_sku, history: None, latest: None, cache: BTreeMap::new() }
     }
 
     /// Uses results that were already loaded: an old result must be compared with results of its time.
@@ -76,31 +76,31 @@ impl<'a> BaselineReader<'a> {
     ///
     /// # Errors
     /// If the store cannot be read.
-    pub fn load(&mut self, of: BaselineQuery<'_>) -> Result<Baselines, StoreError> {
-        let mut past = Baselines::at(of.at);
-        let wanted = BaselineNeeds::for_check(&self.settings.rules, of.test);
-        if wanted.own_results > 0 {
-            self.add_own(&mut past, of, wanted.own_results)?;
+    pub fn load(&mut self, query: BaselineQuery<'_>) -> Result<Baselines, StoreError> {
+        let mut baselines = Baselines::at(query.at);
+        let needs = BaselineNeeds::for_check(&self.settings.rules, query.test);
+        if needs.own_results > 0 {
+            self.add_own(&mut baselines, query, needs.own_results)?;
         }
-        if let (false, Some(sku)) = (wanted.peer_metrics.is_empty(), of.sku) {
-            self.add_peers(&mut past, of, sku, &wanted)?;
+        if let (false, Some(sku)) = (needs.peer_metrics.is_empty(), query.sku) {
+            self.add_peers(&mut baselines, query, sku, &needs)?;
         }
-        Ok(past)
+        Ok(baselines)
     }
 
-    fn add_own(&mut self, past: &mut Baselines, of: BaselineQuery<'_>, most: u32) -> Result<(), StoreError> {
+    fn add_own(&mut self, baselines: &mut Baselines, query: BaselineQuery<'_>, most: u32) -> Result<(), StoreError> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let runs: Vec<RunId> = match &self.history {
             Some(history) => {
-                let results = history.get(of.test).and_then(|nodes| nodes.get(of.node)).map_or(&[][..], Vec::as_slice);
-                let before = results.iter().filter(|(at, _)| *at < of.before).take(search_depth(most));
+                let results = history.get(query.test).and_then(|nodes| nodes.get(query.node)).map_or(&[][..], Vec::as_slice);
+                let before = results.iter().filter(|(at, _)| *at < query.before).take(search_depth(most));
                 before.filter_map(|(_, run)| *run).take(most).collect()
             }
-            None => self.own_runs(of, most)?,
+            None => self.own_runs(query, most)?,
         };
         for run in runs {
-            for metric in self.values(run, of.node, of.test)? {
-                past.own_values.entry((metric.name, metric.entity)).or_default().push(metric.value);
+            for metric in self.values(run, query.node, query.test)? {
+                baselines.own_values.entry((metric.name, metric.entity)).or_default().push(metric.value);
             }
         }
         Ok(())
@@ -108,52 +108,52 @@ impl<'a> BaselineReader<'a> {
 
     fn add_peers(
         &mut self,
-        past: &mut Baselines,
-        of: BaselineQuery<'_>,
+        baselines: &mut Baselines,
+        query: BaselineQuery<'_>,
         sku: &Sku,
-        wanted: &BaselineNeeds,
+        needs: &BaselineNeeds,
     ) -> Result<(), StoreError> {
         let newest = match &self.history {
             Some(history) => {
-                let before = |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < of.before)?.1;
-                let nodes = history.get(of.test).into_iter().flatten().filter(|(node, _)| self.is_peer(of, sku, node));
+                let before = |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < query.before)?.1;
+                let nodes = history.get(query.test).into_iter().flatten().filter(|(node, _)| self.is_peer(query, sku, node));
                 nodes.filter_map(|(node, results)| Some((before(results)?, node.clone()))).collect()
             }
-            None => self.newest_of_peers(of, sku)?,
+            None => self.newest_of_peers(query, sku)?,
         };
         for (run, node) in newest {
-            let metrics = self.values(run, &node, of.test)?;
-            for name in &wanted.peer_metrics {
+            let metrics = self.values(run, &node, query.test)?;
+            for name in &needs.peer_metrics {
                 let values: Vec<f64> =
                     metrics.iter().filter(|metric| metric.name == *name).map(|metric| metric.value).collect();
                 if let Some(value) = median(&values) {
-                    past.peer_values.entry(name.clone()).or_default().push(value);
+                    baselines.peer_values.entry(name.clone()).or_default().push(value);
                 }
             }
         }
         Ok(())
     }
 
-    fn own_runs(&self, of: BaselineQuery<'_>, most: usize) -> Result<Vec<RunId>, StoreError> {
+    fn own_runs(&self, query: BaselineQuery<'_>, most: usize) -> Result<Vec<RunId>, StoreError> {
         let limit = u32::try_from(search_depth(most)).unwrap_or(u32::MAX);
-        let (node, test) = (Some(of.node.clone()), Some(of.test.clone()));
+        let (node, test) = (Some(query.node.clone()), Some(query.test.clone()));
         let filter = HistoryFilter { node, test, limit: Some(limit), ..HistoryFilter::default() };
         let rows = self.store.history(&filter)?;
-        let conclusive = rows.iter().filter(|row| row.at < of.before && row.verdict.is_conclusive());
+        let conclusive = rows.iter().filter(|row| row.at < query.before && row.verdict.is_conclusive());
         Ok(conclusive.filter_map(|row| row.run).take(most).collect())
     }
 
-    fn newest_of_peers(&mut self, of: BaselineQuery<'_>, sku: &Sku) -> Result<Vec<(RunId, NodeName)>, StoreError> {
+    fn newest_of_peers(&mut self, query: BaselineQuery<'_>, sku: &Sku) -> Result<Vec<(RunId, NodeName)>, StoreError> {
         if self.latest.is_none() {
             self.latest = Some(self.store.latest_all()?);
         }
-        let rows = self.latest.iter().flatten().filter(|row| row.test == *of.test && row.at < of.before);
-        let peers = rows.filter(|row| row.verdict.is_conclusive() && self.is_peer(of, sku, &row.node));
+        let rows = self.latest.iter().flatten().filter(|row| row.test == *query.test && row.at < query.before);
+        let peers = rows.filter(|row| row.verdict.is_conclusive() && self.is_peer(query, sku, &row.node));
         Ok(peers.filter_map(|row| Some((row.run?, row.node.clone()))).collect())
     }
 
-    fn is_peer(&self, of: BaselineQuery<'_>, sku: &Sku, node: &NodeName) -> bool {
-        node != of.node && self.nodes_by_sku.get(sku).is_some_and(|nodes| nodes.binary_search(node).is_ok())
+    fn is_peer(&self, query: BaselineQuery<'_>, sku: &Sku, node: &NodeName) -> bool {
+        node != query.node && self.nodes_by_sku.get(sku).is_some_and(|nodes| nodes.binary_search(node).is_ok())
     }
 
     fn values(&mut self, run: RunId, node: &NodeName, test: &TestId) -> Result<Values, StoreError> {
@@ -161,8 +161,8 @@ impl<'a> BaselineReader<'a> {
         if let Some(known) = self.cache.get(&key) {
             return Ok(known.clone());
         }
-        let kept = self.store.evidence(run, node)?.filter(|row| !row.truncated);
-        let document = kept.and_then(|row| Document::parse_stored(&row.bytes).ok());
+        let stored = self.store.evidence(run, node)?.filter(|row| !row.truncated);
+        let document = stored.and_then(|row| Document::parse_stored(&row.bytes).ok());
         let evidence = document.iter().flat_map(|document| &document.tests).find(|evidence| evidence.test == *test);
         let values = evidence.map_or_else(Vec::new, |evidence| metrics(self.settings, evidence));
         self.cache.insert(key, values.clone());

@@ -36,27 +36,27 @@ const DAY: i64 = 86_400_000;
 /// If the store fails.
 pub fn facts(
     store: &Store,
-    seen: Option<Timestamp>,
+    observed_at: Option<Timestamp>,
     cluster: ObservedCluster,
     now: Timestamp,
 ) -> Result<Facts, StoreError> {
-    let by = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
+    let inputs = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterStateRow::into_seen_node).collect();
-    let (mut snapshot, stored_only) = assemble(store, by, nodes, &BTreeMap::new(), now)?;
+    let (mut snapshot, stored_only) = assemble(store, inputs, nodes, &BTreeMap::new(), now)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
     let stored_only = stored_only.into_iter().map(|(name, stored)| {
-        let node = if seen.is_some() { unlisted_node(name) } else { not_observed(name) };
+        let node = if observed_at.is_some() { unlisted_node(name) } else { not_observed(name) };
         node_record(&tests, &never, node, Some(stored), None)
     });
     let stored_only: Vec<NodeRecord> = stored_only.collect();
     // Before the first observation, no node is known to be gone.
-    let gone = if seen.is_some() {
+    let gone = if observed_at.is_some() {
         stored_only
     } else {
         snapshot.nodes = stored_only;
         Vec::new()
     };
-    Ok(Facts { now, observed_at: seen, gone, skip_reasons: skip_reasons(store)?, snapshot })
+    Ok(Facts { now, observed_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
@@ -64,26 +64,26 @@ pub fn facts(
 ///
 /// # Errors
 /// If the store fails.
-pub fn facts_from_snapshot(store: &Store, seen: ObservedSnapshot) -> Result<Facts, StoreError> {
-    let ObservedSnapshot { mut snapshot, changed_in_store: behind, .. } = seen;
-    refresh_from_store(store, &mut snapshot, &behind)?;
+pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<Facts, StoreError> {
+    let ObservedSnapshot { mut snapshot, changed_in_store, .. } = observed;
+    refresh_from_store(store, &mut snapshot, &changed_in_store)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
-    let here = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
-    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !here(name)).collect();
+    let is_listed = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
+    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !is_listed(name)).collect();
     let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
     let gone = gone.into_iter();
     let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));
-    let (now, seen) = (snapshot.at, Some(snapshot.at));
-    Ok(Facts { now, observed_at: seen, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
+    let (now, observed_at) = (snapshot.at, Some(snapshot.at));
+    Ok(Facts { now, observed_at, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Updates a snapshot from the store.
-fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName]) -> Result<(), StoreError> {
-    let stored = if behind.is_empty() { BTreeMap::new() } else { store.load_nodes_named(behind)? };
+fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, changed_nodes: &[NodeName]) -> Result<(), StoreError> {
+    let stored = if changed_nodes.is_empty() { BTreeMap::new() } else { store.load_nodes_named(changed_nodes)? };
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
     for (name, stored) in stored {
-        let Ok(place) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
-        let known = &mut snapshot.nodes[place];
+        let Ok(index) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
+        let known = &mut snapshot.nodes[index];
         let node =
             ObservedNode { node: known.node.clone().into(), agent_last_seen: known.last_report, jobs: Vec::new() };
         *known = node_record(&tests, &never, node, Some(stored), known.job_failures.clone());
@@ -93,7 +93,7 @@ fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, behind: &[NodeName
         std::mem::take(&mut snapshot.runs).into_iter().map(|active| (active.run.id, active)).collect();
     // Only the cycle knows what the backend reported about a job.
     let known = |active: ActiveRun| match polled.remove(&active.run.id) {
-        Some(seen) => ActiveRun { job: seen.job, absent_since: seen.absent_since, ..active },
+        Some(polled_run) => ActiveRun { job: polled_run.job, absent_since: polled_run.absent_since, ..active },
         None => active,
     };
     snapshot.runs = runs.into_iter().map(known).collect();
@@ -172,8 +172,8 @@ pub fn observe_now(
     let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
     let polled = if ids.is_empty() { Vec::new() } else { backend.poll(&ids)? };
     let polled: BTreeMap<RunId, PolledJob> = ids.into_iter().zip(polled).collect();
-    let by = PlanInputs { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };
-    Ok(assemble(store, by, nodes, &polled, now)?.0)
+    let inputs = PlanInputs { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };
+    Ok(assemble(store, inputs, nodes, &polled, now)?.0)
 }
 
 /// Why there is no fresh snapshot.
@@ -195,17 +195,17 @@ type UnlistedNodes = BTreeMap<NodeName, StoredNode>;
 
 fn assemble(
     store: &Store,
-    by: PlanInputs,
-    seen: Vec<ObservedNode>,
+    inputs: PlanInputs,
+    observed: Vec<ObservedNode>,
     polled: &BTreeMap<RunId, PolledJob>,
     now: Timestamp,
 ) -> Result<(Snapshot, UnlistedNodes), StoreError> {
     let mut stored = store.load_nodes()?;
-    let never = TestRecords::untested(by.tests.len());
-    let failed = job_failures::stored(store, by.policy.user_work.window, now)?;
-    let records = seen.into_iter().map(|seen| {
-        let (known, failed) = (stored.remove(&seen.node.name), failed.get(&seen.node.name).cloned());
-        node_record(&by.tests, &never, seen, known, failed)
+    let never = TestRecords::untested(inputs.tests.len());
+    let failed = job_failures::stored(store, inputs.policy.user_work.window, now)?;
+    let records = observed.into_iter().map(|observed| {
+        let (known, failed) = (stored.remove(&observed.node.name), failed.get(&observed.node.name).cloned());
+        node_record(&inputs.tests, &never, observed, known, failed)
     });
     let nodes = records.collect();
     let runs = store.active_runs()?;
@@ -214,7 +214,7 @@ fn assemble(
         at: now,
         nodes,
         runs: active_runs(&runs, polled, &BTreeMap::new()),
-        cases: store.cases(now.minus(by.policy.repair.memory))?,
+        cases: store.cases(now.minus(inputs.policy.repair.memory))?,
         recent: RecentActions { taken_out: store.nodes_taken_out_since(now.minus(Span::hours(1)))? },
         spent: store.node_time_since(midnight)?,
         breaker: store.breaker()?,
@@ -222,9 +222,9 @@ fn assemble(
         commands: store.open_commands()?,
         trials: Vec::new(),
         silence_reported: store.agent_silence_reported()?,
-        capabilities: by.caps,
-        policy: by.policy.into(),
-        tests: by.tests.into(),
+        capabilities: inputs.caps,
+        policy: inputs.policy.into(),
+        tests: inputs.tests.into(),
     };
     Ok((snapshot, stored))
 }

@@ -74,14 +74,14 @@ pub(crate) struct IngestContext<'a> {
 
 impl<'a> IngestContext<'a> {
     fn now(&self, node: &NodeName) -> Option<&'a Node> {
-        let place = self.nodes.binary_search_by(|seen| seen.node.name.cmp(node)).ok()?;
-        Some(&self.nodes[place].node)
+        let index = self.nodes.binary_search_by(|observed| observed.node.name.cmp(node)).ok()?;
+        Some(&self.nodes[index].node)
     }
 
     fn last_record(&self, node: &NodeName) -> Option<&'a Node> {
         let nodes = &self.snapshot?.nodes;
-        let place = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
-        Some(&nodes[place].node)
+        let index = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
+        Some(&nodes[index].node)
     }
 
     fn acknowledged_by(&self, node: &NodeName) -> Vec<AcknowledgedEvents> {
@@ -91,7 +91,7 @@ impl<'a> IngestContext<'a> {
     /// Returns the nodes of each machine type, by name.
     fn nodes_by_sku(&self) -> BTreeMap<Sku, Vec<NodeName>> {
         let mut types: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
-        for node in self.nodes.iter().map(|seen| &seen.node) {
+        for node in self.nodes.iter().map(|observed| &observed.node) {
             if let Some(sku) = &node.sku {
                 types.entry(sku.clone()).or_default().push(node.name.clone());
             }
@@ -107,22 +107,22 @@ impl<'a> IngestContext<'a> {
 
 /// Processes everything that is waiting. Returns the nodes whose stored data changed.
 pub(crate) fn collect(
-    parts: &mut EngineDeps,
+    deps: &mut EngineDeps,
     lease: &Lease,
-    known: &IngestContext<'_>,
-    turned: &mut RejectedDocuments,
+    context: &IngestContext<'_>,
+    rejected: &mut RejectedDocuments,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let (good, mut bad) = open_all(parts, known, turned, report)?;
-    let mut touched = store_results(parts, lease, good, &mut bad, report)?;
+    let (good, mut bad) = open_all(deps, context, rejected, report)?;
+    let mut changed_nodes = store_results(deps, lease, good, &mut bad, report)?;
     for (run, _, source) in &bad {
         if let Source::JobOutput { bytes } = source {
-            turned.remember(*run, bytes);
+            rejected.remember(*run, bytes);
         }
     }
-    reject(parts, lease, bad, known.now, report)?;
-    touched.extend(collect_agent_reports(parts, lease, known, report)?);
-    Ok(touched)
+    reject(deps, lease, bad, context.now, report)?;
+    changed_nodes.extend(collect_agent_reports(deps, lease, context, report)?);
+    Ok(changed_nodes)
 }
 
 type OpenedDocuments = Vec<(ClassifiedResult, Source)>;
@@ -130,61 +130,61 @@ type BadDocuments = Vec<(RunId, Rejection, Source)>;
 
 /// Opens and classifies every waiting document: the valid ones, and the rejected ones.
 fn open_all(
-    parts: &EngineDeps,
-    known: &IngestContext<'_>,
-    turned: &RejectedDocuments,
+    deps: &EngineDeps,
+    context: &IngestContext<'_>,
+    rejected: &RejectedDocuments,
     report: &mut CycleReport,
 ) -> Result<(OpenedDocuments, BadDocuments), StoreError> {
-    let IngestContext { runs, polled, now, .. } = *known;
-    let settled = |node: &NodeName| known.acknowledged_by(node);
+    let IngestContext { runs, polled, now, .. } = *context;
+    let acknowledged = |node: &NodeName| context.acknowledged_by(node);
     let (mut good, mut bad) = (OpenedDocuments::new(), BadDocuments::new());
     // Sorting a hundred thousand names is skipped if no rule compares with peers.
-    let none_wanted = BaselineNeeds::for_all_checks(&parts.settings.rules).peer_metrics.is_empty();
-    let of_type = if none_wanted { BTreeMap::new() } else { known.nodes_by_sku() };
-    let mut reader = BaselineReader::new(&parts.store, &parts.settings, of_type);
-    let mut unread = None;
+    let no_peer_rules = BaselineNeeds::for_all_checks(&deps.settings.rules).peer_metrics.is_empty();
+    let nodes_by_sku = if no_peer_rules { BTreeMap::new() } else { context.nodes_by_sku() };
+    let mut reader = BaselineReader::new(&deps.store, &deps.settings, nodes_by_sku);
+    let mut store_error = None;
     for stored in runs {
-        let name = stored.run.id;
-        let sku = known.sku(stored.run.nodes.first());
-        let mut past = |node: &NodeName, evidence: &TestEvidence| {
-            let of = BaselineQuery { node, sku, test: &evidence.test, at: evidence.ended, before: now };
-            reader.load(of).unwrap_or_else(|error| {
-                unread = Some(error);
+        let run_id = stored.run.id;
+        let sku = context.sku(stored.run.nodes.first());
+        let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
+            let query = BaselineQuery { node, sku, test: &evidence.test, at: evidence.ended, before: now };
+            reader.load(query).unwrap_or_else(|error| {
+                store_error = Some(error);
                 ingest::without_baselines(node, evidence)
             })
         };
-        let offered = polled.get(&name).into_iter().flat_map(|job| &job.documents);
-        for bytes in offered.filter(|bytes| turned.is_new(name, bytes)) {
+        let documents = polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
+        for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
             let source = Source::JobOutput { bytes: bytes.clone() };
-            match ingest::open_document(&parts.settings, stored, sku, bytes.clone(), now, settled, &mut past) {
+            match ingest::open_document(&deps.settings, stored, sku, bytes.clone(), now, acknowledged, &mut load_baselines) {
                 Ok(result) => good.push((result, source)),
-                Err(why) => bad.push((name, why, source)),
+                Err(why) => bad.push((run_id, why, source)),
             }
         }
-        let Some(share) = &parts.share else { continue };
+        let Some(share) = &deps.share else { continue };
         for node in stored.run.nodes.iter() {
             let path = Share::document_path(&stored.run, node);
             match share.read(&path) {
                 Ok(ResultFile::Missing) => {}
-                Ok(ResultFile::Rejected(why)) => bad.push((name, why, Source::File(path))),
+                Ok(ResultFile::Rejected(why)) => bad.push((run_id, why, Source::File(path))),
                 Ok(ResultFile::Document(bytes)) => {
-                    match ingest::open_document(&parts.settings, stored, sku, bytes, now, settled, &mut past) {
+                    match ingest::open_document(&deps.settings, stored, sku, bytes, now, acknowledged, &mut load_baselines) {
                         Ok(result) => good.push((result, Source::File(path))),
-                        Err(why) => bad.push((name, why, Source::File(path))),
+                        Err(why) => bad.push((run_id, why, Source::File(path))),
                     }
                 }
                 Err(error) => report.problems.push(error.to_string()),
             }
         }
     }
-    match unread {
+    match store_error {
         Some(error) => Err(error),
         None => Ok((good, bad)),
     }
 }
 
 fn store_results(
-    parts: &EngineDeps,
+    deps: &EngineDeps,
     lease: &Lease,
     good: Vec<(ClassifiedResult, Source)>,
     bad: &mut Vec<(RunId, Rejection, Source)>,
@@ -194,25 +194,25 @@ fn store_results(
         return Ok(Vec::new());
     }
     let (results, sources): (Vec<_>, Vec<_>) = good.into_iter().unzip();
-    let mut touched = Vec::new();
-    for ((accepted, result), source) in parts.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
-        let name = result.run;
+    let mut changed_nodes = Vec::new();
+    for ((accepted, result), source) in deps.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
+        let run_id = result.run;
         match accepted {
             Accepted::Stored => {
                 report.results += 1;
-                touched.push(result.node);
+                changed_nodes.push(result.node);
             }
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
             Accepted::Duplicate if matches!(source, Source::File(_)) => {}
-            Accepted::Duplicate => bad.push((name, Rejection::Duplicate, source)),
-            Accepted::UnknownRun => bad.push((name, Rejection::UnknownRun, source)),
+            Accepted::Duplicate => bad.push((run_id, Rejection::Duplicate, source)),
+            Accepted::UnknownRun => bad.push((run_id, Rejection::UnknownRun, source)),
         }
     }
-    Ok(touched)
+    Ok(changed_nodes)
 }
 
 fn reject(
-    parts: &EngineDeps,
+    deps: &EngineDeps,
     lease: &Lease,
     bad: Vec<(RunId, Rejection, Source)>,
     now: Timestamp,
@@ -221,16 +221,16 @@ fn reject(
     if bad.is_empty() {
         return Ok(());
     }
-    parts.store.count_rejected(lease, bad.len() as u64)?;
+    deps.store.count_rejected(lease, bad.len() as u64)?;
     report.rejected += bad.len();
-    for (name, why, source) in bad {
-        tracing::warn!(run = %name, %why, "result rejected");
-        let Some(share) = &parts.share else { continue };
-        let moved = match &source {
-            Source::JobOutput { bytes } => share.reject_bytes(&name.to_string(), bytes, &why, now),
+    for (run_id, why, source) in bad {
+        tracing::warn!(run = %run_id, %why, "result rejected");
+        let Some(share) = &deps.share else { continue };
+        let result = match &source {
+            Source::JobOutput { bytes } => share.reject_bytes(&run_id.to_string(), bytes, &why, now),
             Source::File(path) => share.reject_file(path, &why, now),
         };
-        if let Err(error) = moved {
+        if let Err(error) = result {
             report.problems.push(error.to_string());
         }
     }
@@ -238,42 +238,42 @@ fn reject(
 }
 
 fn collect_agent_reports(
-    parts: &mut EngineDeps,
+    deps: &mut EngineDeps,
     lease: &Lease,
-    known: &IngestContext<'_>,
+    context: &IngestContext<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let mut touched = Vec::new();
-    let mut turned_away = 0;
-    for inbox in &mut parts.inboxes {
-        let mut seen_to = Vec::new();
+    let mut changed_nodes = Vec::new();
+    let mut rejected_count = 0;
+    for inbox in &mut deps.inboxes {
+        let mut processed = Vec::new();
         // A new name may belong to a machine with a history: the planner identifies the machine first, and until then
         // the messages of its agent wait.
-        for message in inbox.pending().into_iter().filter(|message| known.last_record(&message.node).is_some()) {
-            seen_to.push(message.number);
-            let sku = known.sku(&message.node);
-            let settled = known.acknowledged_by(&message.node);
-            let by = ClassifyContext { settings: &parts.settings, sku, acknowledged: &settled };
-            match ingest::open_report(by, &message.node, &message.key, &message.bytes, known.now) {
+        for message in inbox.pending().into_iter().filter(|message| context.last_record(&message.node).is_some()) {
+            processed.push(message.number);
+            let sku = context.sku(&message.node);
+            let acknowledged = context.acknowledged_by(&message.node);
+            let classify_context = ClassifyContext { settings: &deps.settings, sku, acknowledged: &acknowledged };
+            match ingest::open_report(classify_context, &message.node, &message.key, &message.bytes, context.now) {
                 Ok(findings) => {
-                    if parts.store.accept_agent(lease, &findings)? == Accepted::Stored {
-                        touched.push(findings.node);
+                    if deps.store.accept_agent(lease, &findings)? == Accepted::Stored {
+                        changed_nodes.push(findings.node);
                     }
                 }
                 Err(why) => {
                     tracing::warn!(node = %message.node, %why, "agent report rejected");
-                    turned_away += 1;
+                    rejected_count += 1;
                 }
             }
         }
-        if !seen_to.is_empty() {
-            inbox.acknowledge(&seen_to);
+        if !processed.is_empty() {
+            inbox.acknowledge(&processed);
         }
-        parts.store.record_agent_contacts(lease, &inbox.take_last_reports(known.now))?;
+        deps.store.record_agent_contacts(lease, &inbox.take_last_reports(context.now))?;
     }
-    if turned_away > 0 {
-        parts.store.count_rejected(lease, turned_away)?;
-        report.rejected += usize::try_from(turned_away).unwrap_or(usize::MAX);
+    if rejected_count > 0 {
+        deps.store.count_rejected(lease, rejected_count)?;
+        report.rejected += usize::try_from(rejected_count).unwrap_or(usize::MAX);
     }
-    Ok(touched)
+    Ok(changed_nodes)
 }

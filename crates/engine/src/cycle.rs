@@ -85,11 +85,11 @@ impl std::fmt::Debug for Engine {
 const HEARTBEAT: Span = Span::minutes(10);
 
 impl Engine {
-    pub fn new(parts: EngineDeps) -> Self {
-        let ids = IdSource::new(parts.salt);
-        let publisher = Publisher::new(parts.publish_every);
+    pub fn new(deps: EngineDeps) -> Self {
+        let ids = IdSource::new(deps.salt);
+        let publisher = Publisher::new(deps.publish_every);
         Self {
-            deps: parts,
+            deps,
             lease: None,
             ids,
             planner_state: PlannerState::default(),
@@ -116,8 +116,8 @@ impl Engine {
     }
 
     /// Sets a persistent problem, such as an unusable configuration file. Every cycle reports it until it is cleared.
-    pub fn set_persistent_problem(&mut self, remark: Option<String>) {
-        self.persistent_problem = remark;
+    pub fn set_persistent_problem(&mut self, problem: Option<String>) {
+        self.persistent_problem = problem;
     }
 
     /// Sets the notification routes used from the next cycle, by receiver. The engine stores messages together with the
@@ -127,8 +127,8 @@ impl Engine {
     }
 
     /// Publishes a snapshot to this feed after each cycle.
-    pub fn set_snapshot_feed(&mut self, audience: Arc<SnapshotFeed>) {
-        self.snapshot_feed = Some(audience);
+    pub fn set_snapshot_feed(&mut self, feed: Arc<SnapshotFeed>) {
+        self.snapshot_feed = Some(feed);
     }
 
     /// Deletes expired data in the store and on the share. Does nothing while another controller leads.
@@ -187,10 +187,10 @@ impl Engine {
 
     /// A controller that does not lead knows no more than the store, which every process can read.
     fn publish_snapshot(&self, leads: bool) {
-        let Some(audience) = &self.snapshot_feed else { return };
+        let Some(feed) = &self.snapshot_feed else { return };
         match self.planner_state.snapshot().filter(|_| leads) {
-            Some(snapshot) => audience.publish(snapshot, self.planner_state.nodes_behind_store(), &self.deps.settings),
-            None => audience.publish_not_leading(),
+            Some(snapshot) => feed.publish(snapshot, self.planner_state.nodes_behind_store(), &self.deps.settings),
+            None => feed.publish_not_leading(),
         }
     }
 
@@ -207,10 +207,10 @@ impl Engine {
     pub fn stop(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.take() else { return Ok(()) };
         let now = self.deps.clock.now();
-        let mut troubles = Vec::new();
-        self.publisher.publish_now(&self.deps, &self.planner_state, now, &mut troubles);
-        for trouble in troubles {
-            tracing::warn!(error = %trouble, "publishing at shutdown failed");
+        let mut problems = Vec::new();
+        self.publisher.publish_now(&self.deps, &self.planner_state, now, &mut problems);
+        for problem in problems {
+            tracing::warn!(error = %problem, "publishing at shutdown failed");
         }
         let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state, now);
         self.deps.store.release(&lease).and(saved)
@@ -248,17 +248,17 @@ impl Engine {
         let planned = span!("plan").in_scope(|| self.planner_state.plan(now, &mut self.ids));
         let Some(plan) = planned else { return Ok(report) };
         let began = now;
-        let worth_writing = !plan.actions.is_empty()
+        let must_record = !plan.actions.is_empty()
             || !plan.skipped.is_empty()
             || !report.problems.is_empty()
             || self.planner_state.idle_for(now) >= HEARTBEAT;
-        if worth_writing {
+        if must_record {
             let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
-            let troubles = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
-            report.problems.extend(troubles);
-            let trouble = (!report.problems.is_empty()).then(|| report.problems.join("; "));
-            let took = self.deps.clock.now().since(began);
-            self.deps.store.finish_cycle(lease, cycle, took, trouble.as_deref())?;
+            let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
+            report.problems.extend(problems);
+            let problem_text = (!report.problems.is_empty()).then(|| report.problems.join("; "));
+            let elapsed = self.deps.clock.now().since(began);
+            self.deps.store.finish_cycle(lease, cycle, elapsed, problem_text.as_deref())?;
             self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;
@@ -279,7 +279,7 @@ impl Engine {
                 keys.insert(run.id, RunKey::new((self.deps.keys)()));
             }
         }
-        let told = self.notifications(&plan.actions)?;
+        let notifications = self.notifications(&plan.actions)?;
         let cycle = self.deps.store.commit(
             lease,
             &CycleIntent {
@@ -290,7 +290,7 @@ impl Engine {
                 changed_reasons: &plan.skipped,
                 policy_version: self.deps.settings.policy.version,
                 retry: &self.deps.settings.policy.retry,
-                notifications: &told,
+                notifications: &notifications,
             },
         )?;
         self.planner_state.apply_commit(&plan.actions, &keys);
@@ -308,7 +308,7 @@ impl Engine {
 
     /// Classifies the nodes to which trials over several nodes attributed a fault.
     fn attributed_findings(&self, actions: &[WithReason<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
-        let named = actions.iter().filter_map(|action| match &action.what {
+        let findings = actions.iter().filter_map(|action| match &action.what {
             Action::Name { test, peer, .. } => {
                 let code = if peer.is_some() { "pair-by-trials" } else { "named-by-trials" };
                 let events = vec![Event::seen(code, Entity::node(), action.text.clone())];
@@ -318,7 +318,7 @@ impl Engine {
             }
             _ => None,
         });
-        named.collect()
+        findings.collect()
     }
 
     /// Writes the status of nodes to the nodes. A decision of this cycle appears in the next one.
@@ -329,14 +329,14 @@ impl Engine {
             None => self.status_sync.mark_all_changed(),
         }
         let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
-        let parts = &self.deps;
-        let (backend, store, clock) = (&*parts.backend, &parts.store, &*parts.clock);
-        self.status_sync.sync(snapshot, &SyncDeps { backend, store, clock, lease, workers: parts.workers })
+        let deps = &self.deps;
+        let (backend, store, clock) = (&*deps.backend, &deps.store, &*deps.clock);
+        self.status_sync.sync(snapshot, &SyncDeps { backend, store, clock, lease, workers: deps.workers })
     }
 
     fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {
         let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
-        let wanted: BTreeSet<RunId> = plan
+        let run_ids: BTreeSet<RunId> = plan
             .actions
             .iter()
             .filter_map(|action| match &action.what {
@@ -345,7 +345,7 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        let runs: BTreeMap<RunId, (Run, RunKey)> = self.planner_state.runs_with_keys(&wanted);
+        let runs: BTreeMap<RunId, (Run, RunKey)> = self.planner_state.runs_with_keys(&run_ids);
         let executor = Executor {
             backend: &*self.deps.backend,
             store: &self.deps.store,

@@ -75,7 +75,7 @@ enum PlannedEffect {
         op: OpId,
         node: NodeName,
         changes: Vec<Change>,
-        ground: ChangeReason,
+        reason: ChangeReason,
         /// The escalation level, if the change destroys evidence on the node.
         destroys: Option<RepairStep>,
     },
@@ -108,22 +108,22 @@ impl Executor<'_> {
                 .map(|_| {
                     scope.spawn(|| {
                         let _within = span.enter();
-                        let mut troubles = Vec::new();
+                        let mut problems = Vec::new();
                         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-                            troubles.extend(self.perform(work)?);
+                            problems.extend(self.perform(work)?);
                         }
-                        Ok::<_, StoreError>(troubles)
+                        Ok::<_, StoreError>(problems)
                     })
                 })
                 .collect();
-            let mut troubles = Vec::new();
+            let mut problems = Vec::new();
             for thread in threads {
                 match thread.join() {
-                    Ok(outcome) => troubles.extend(outcome?),
+                    Ok(outcome) => problems.extend(outcome?),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            Ok(troubles)
+            Ok(problems)
         })
     }
 
@@ -158,9 +158,9 @@ impl Executor<'_> {
                     | StepKind::HandOver
                     | StepKind::Release => return None,
                 };
-                let ground = change_reason(snapshot, &node, case);
+                let reason = change_reason(snapshot, &node, case);
                 let destroys = step.destroys_evidence().then(|| repair_step_of(snapshot, case)).flatten();
-                Some(PlannedEffect::Change { case, op, node, changes, ground, destroys })
+                Some(PlannedEffect::Change { case, op, node, changes, reason, destroys })
             }
             // The rest is bookkeeping that the commit has done.
             Action::Conclude { .. }
@@ -204,21 +204,21 @@ impl Executor<'_> {
                 let cancelled = in_span(&span, || self.backend.cancel(*run));
                 Ok(cancelled.err().map(|error| format!("{run}: {error}")))
             }
-            PlannedEffect::Change { case, op, node, changes, ground, destroys } => {
-                match destroys.map_or(Ok(true), |rung| self.save_evidence(*case, rung, *op, node)) {
+            PlannedEffect::Change { case, op, node, changes, reason, destroys } => {
+                match destroys.map_or(Ok(true), |repair_step| self.save_evidence(*case, repair_step, *op, node)) {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
-                    Err(trouble) => return Ok(Some(format!("{node}: {trouble}"))),
+                    Err(problem) => return Ok(Some(format!("{node}: {problem}"))),
                 }
-                self.change(*case, *op, node, changes, ground)
+                self.change(*case, *op, node, changes, reason)
             }
         }
     }
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
     /// is still working on the report. On an error the step waits and is requested again in the next cycle.
-    fn save_evidence(&self, case: CaseId, rung: RepairStep, op: OpId, node: &NodeName) -> Result<bool, String> {
-        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, rung)) else {
+    fn save_evidence(&self, case: CaseId, repair_step: RepairStep, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, repair_step)) else {
             return Ok(true);
         };
         let span = span!(
@@ -229,17 +229,17 @@ impl Executor<'_> {
             failed = Empty
         );
         let repair = &self.settings.policy.repair;
-        let deadline = if rung == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
-        let within = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
+        let deadline = if repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let limit = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
-            ReportProgress::UnderWay if self.clock.now().since(op.born()) < within => return Ok(false),
-            ReportProgress::UnderWay => Err(format!("the node did not finish its report within {within}")),
+            ReportProgress::UnderWay if self.clock.now().since(op.born()) < limit => return Ok(false),
+            ReportProgress::UnderWay => Err(format!("the node did not finish its report within {limit}")),
             ReportProgress::Taken(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
-        let kept = support_bundle::save(self.store, share, case, rung, &from_node);
-        let failed = |error| format!("saving the evidence before {rung} failed: {error}");
-        kept.map(|_| true).map_err(failed)
+        let saved = support_bundle::save(self.store, share, case, repair_step, &from_node);
+        let failed = |error| format!("saving the evidence before {repair_step} failed: {error}");
+        saved.map(|_| true).map_err(failed)
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {
@@ -271,9 +271,9 @@ impl Executor<'_> {
     /// removes it, also if this process is gone.
     fn set_maintenance_marks(&self, job: &JobRequest) -> Result<(), BackendError> {
         let (policy, tests) = (&self.settings.policy, &self.settings.tests);
-        let may = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
-        let wants = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
-        if may && wants() {
+        let allowed = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
+        let needed = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
+        if allowed && needed() {
             for node in job.nodes.iter() {
                 // A run is submitted once, and so is the mark: both share the number.
                 let op = OpId::from_number(job.run.number());
@@ -301,11 +301,11 @@ impl Executor<'_> {
         op: OpId,
         node: &NodeName,
         changes: &[Change],
-        ground: &ChangeReason,
+        reason: &ChangeReason,
     ) -> Result<Option<String>, StoreError> {
         let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
             let change = NodeOp { op, what: what.clone() };
-            in_span(&self.change_span(node, &change), || self.backend.apply_with_reason(node, &change, ground))
+            in_span(&self.change_span(node, &change), || self.backend.apply_with_reason(node, &change, reason))
         });
         match outcome {
             Ok(()) => {
@@ -331,7 +331,7 @@ fn repair_step_of(snapshot: &Snapshot, case: CaseId) -> Option<RepairStep> {
 /// Returns the reason for people: the worst finding.
 fn change_reason(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> ChangeReason {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
-    let findings = record.map_or(&[][..], |place| &snapshot.nodes[place].findings);
+    let findings = record.map_or(&[][..], |index| &snapshot.nodes[index].findings);
     let worst = findings
         .iter()
         .filter(|one| one.finding.verdict == Verdict::Fail)
@@ -347,7 +347,7 @@ fn change_reason(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> ChangeRe
 /// Returns our `unhealthy` and `maintenance` marks; a cordon is removed by undraining.
 fn our_marks(snapshot: &Snapshot, node: &NodeName) -> Vec<OurMark> {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
-    let marks = record.map(|place| &snapshot.nodes[place].node.marks.ours);
+    let marks = record.map(|index| &snapshot.nodes[index].node.marks.ours);
     marks.into_iter().flatten().filter(|mark| mark.kind != MarkKind::Cordon).cloned().collect()
 }
 

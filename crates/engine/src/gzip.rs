@@ -7,12 +7,12 @@ const LEVEL: u8 = 6;
 
 /// Encodes as RFC 1952: a header without name or time, the deflated bytes, their checksum and length.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-    packed.extend(compress_to_vec(bytes, LEVEL));
-    packed.extend(checksum(bytes).to_le_bytes());
+    let mut compressed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    compressed.extend(compress_to_vec(bytes, LEVEL));
+    compressed.extend(checksum(bytes).to_le_bytes());
     #[expect(clippy::cast_possible_truncation, reason = "the format keeps the lowest 32 bits")]
-    packed.extend((bytes.len() as u32).to_le_bytes());
-    packed
+    compressed.extend((bytes.len() as u32).to_le_bytes());
+    compressed
 }
 
 /// CRC-32 with the reversed polynomial 0xEDB88320.
@@ -42,12 +42,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_usual_one_and_the_bytes_come_back() {
+    fn the_checksum_is_crc32_and_the_bytes_round_trip() {
         assert_eq!(checksum(b"123456789"), 0xCBF4_3926);
         let text = b"node0001,".repeat(1000);
-        let packed = gzip(&text);
-        assert!(packed.len() < text.len() / 20 && packed.starts_with(&[0x1f, 0x8b, 8]));
-        let back = miniz_oxide::inflate::decompress_to_vec(&packed[10..packed.len() - 8]).unwrap();
-        assert_eq!(back, text);
+        let compressed = gzip(&text);
+        assert!(compressed.len() < text.len() / 20 && compressed.starts_with(&[0x1f, 0x8b, 8]));
+        let decompressed = miniz_oxide::inflate::decompress_to_vec(&compressed[10..compressed.len() - 8]).unwrap();
+        assert_eq!(decompressed, text);
     }
 }

@@ -38,8 +38,8 @@ pub fn open_document(
     sku: Option<&Sku>,
     bytes: Vec<u8>,
     received: Timestamp,
-    settled: impl Fn(&NodeName) -> Vec<AcknowledgedEvents>,
-    past: &mut BaselineLoader<'_>,
+    acknowledged: impl Fn(&NodeName) -> Vec<AcknowledgedEvents>,
+    baselines: &mut BaselineLoader<'_>,
 ) -> Result<ClassifiedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
     if document.run != run.run.id {
@@ -59,17 +59,17 @@ pub fn open_document(
         seen.push(&evidence.test);
     }
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
-    let settled = settled(&document.node);
-    let by = ClassifyContext { settings, sku, acknowledged: &settled };
-    let judged = document.tests.iter().map(|evidence| {
-        let past = past(&document.node, evidence);
-        outcome(&document, evidence, classify_evidence(by, evidence, &past, document.up), received)
+    let acknowledged = acknowledged(&document.node);
+    let context = ClassifyContext { settings, sku, acknowledged: &acknowledged };
+    let classified = document.tests.iter().map(|evidence| {
+        let baselines = baselines(&document.node, evidence);
+        outcome(&document, evidence, classify_evidence(context, evidence, &baselines, document.up), received)
     });
-    let mut outcomes: Vec<Outcome> = judged.collect();
+    let mut outcomes: Vec<Outcome> = classified.collect();
     if let Some(first) = outcomes.first_mut() {
-        let asked = run.run.planned;
+        let planned = run.run.planned;
         let test = first.test.clone();
-        first.findings.extend(classify::check_clock(&test, asked, document.started, document.ended, received));
+        first.findings.extend(classify::check_clock(&test, planned, document.started, document.ended, received));
     }
     Ok(ClassifiedResult {
         run: document.run,
@@ -84,16 +84,16 @@ pub fn open_document(
     })
 }
 
-fn outcome(document: &Document, evidence: &TestEvidence, judgement: Classification, received: Timestamp) -> Outcome {
+fn outcome(document: &Document, evidence: &TestEvidence, classification: Classification, received: Timestamp) -> Outcome {
     Outcome {
         node: document.node.clone(),
         test: evidence.test.clone(),
-        verdict: judgement.verdict,
-        reason: judgement.reason,
+        verdict: classification.verdict,
+        reason: classification.reason,
         at: received,
         // By the node's own clock, which may run backwards: a duration is at least zero.
         took: evidence.ended.since(evidence.started).min(Span::days(7)),
-        findings: judgement.findings,
+        findings: classification.findings,
     }
 }
 
@@ -108,12 +108,12 @@ pub struct ClassifyContext<'a> {
 
 /// Interprets and classifies the evidence of one check. `up` is the uptime of its machine.
 pub fn classify_evidence(
-    by: ClassifyContext<'_>,
+    context: ClassifyContext<'_>,
     evidence: &TestEvidence,
-    past: &Baselines,
+    baselines: &Baselines,
     up: Option<Span>,
 ) -> Classification {
-    let ClassifyContext { settings, sku, acknowledged: settled } = by;
+    let ClassifyContext { settings, sku, acknowledged } = context;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
         return Classification {
             verdict: Verdict::Inconclusive,
@@ -123,14 +123,14 @@ pub fn classify_evidence(
         };
     };
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
-    let observation = check.observe(&params, evidence).without_acknowledged(&evidence.test, settled);
+    let observation = check.observe(&params, evidence).without_acknowledged(&evidence.test, acknowledged);
     let profile = settings.profiles.get(sku);
     let rules = settings.rules_of(&evidence.test);
-    let mut judgement = classify::classify_with_baselines(rules, profile, past, &evidence.test, &observation);
+    let mut classification = classify::classify_with_baselines(rules, profile, baselines, &evidence.test, &observation);
     if settings.is_multi_node(&evidence.test) {
-        judgement = classify::remove_shared_findings(judgement, rules);
+        classification = classify::remove_shared_findings(classification, rules);
     }
-    classify::apply_boot_grace(judgement, up, settings.policy.agents.boot_grace)
+    classify::apply_boot_grace(classification, up, settings.policy.agents.boot_grace)
 }
 
 /// Opens an unsolicited report of an agent, signed with the node's key.
@@ -138,7 +138,7 @@ pub fn classify_evidence(
 /// # Errors
 /// With the reason for the rejection.
 pub fn open_report(
-    by: ClassifyContext<'_>,
+    context: ClassifyContext<'_>,
     node: &NodeName,
     key: &RunKey,
     bytes: &[u8],
@@ -151,10 +151,10 @@ pub fn open_report(
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
         // Agents' reports are not kept as evidence: their rules know the time, but no earlier results.
-        let judgement = classify_evidence(by, evidence, &Baselines::at(evidence.ended), report.up);
+        let classification = classify_evidence(context, evidence, &Baselines::at(evidence.ended), report.up);
         // An inconclusive result clears no finding.
-        if judgement.verdict.is_conclusive() {
-            by_check.insert(evidence.test.clone(), judgement.findings);
+        if classification.verdict.is_conclusive() {
+            by_check.insert(evidence.test.clone(), classification.findings);
         }
     }
     let AgentReport { node, hardware, number, at: sent, dropped, .. } = report;

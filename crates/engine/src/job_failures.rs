@@ -52,12 +52,12 @@ impl JobFailures {
     /// Queries the cluster, stores new failures, and weighs those within the window.
     pub(crate) fn update(
         &mut self,
-        parts: &EngineDeps,
+        deps: &EngineDeps,
         lease: &Lease,
-        seen: &[ObservedNode],
+        observed: &[ObservedNode],
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
-        let (now, window) = (parts.clock.now(), parts.settings.policy.user_work.window);
+        let (now, window) = (deps.clock.now(), deps.settings.policy.user_work.window);
         if window <= Span::ZERO {
             *self = Self::default();
             return Ok(());
@@ -66,16 +66,16 @@ impl JobFailures {
         let mut changed = self.known.is_none();
         let known = match &mut self.known {
             Some(known) => known,
-            none => none.insert(newest(by_work_and_node(parts.store.job_failures_since(begin)?), MAX_KNOWN)),
+            none => none.insert(newest(by_work_and_node(deps.store.job_failures_since(begin)?), MAX_KNOWN)),
         };
-        let since = self.last_query.map_or(begin, |asked| asked.minus(OVERLAP).max(begin));
-        let span = span!("backend.failed_work", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
-        match in_span(&span, || parts.backend.job_failures(since)) {
-            Ok(told) => {
+        let since = self.last_query.map_or(begin, |last| last.minus(OVERLAP).max(begin));
+        let span = span!("backend.failed_work", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
+        match in_span(&span, || deps.backend.job_failures(since)) {
+            Ok(reported) => {
                 self.last_query = Some(now);
-                let new = new_failures(known, told, seen, dropped_before(known, MAX_KNOWN).max(begin), now);
+                let new = new_failures(known, reported, observed, dropped_before(known, MAX_KNOWN).max(begin), now);
                 if !new.is_empty() {
-                    parts.store.add_job_failures(lease, &new, now)?;
+                    deps.store.add_job_failures(lease, &new, now)?;
                     known.extend(by_work_and_node(new));
                     *known = newest(std::mem::take(known), MAX_KNOWN);
                     changed = true;
@@ -83,9 +83,9 @@ impl JobFailures {
             }
             Err(error) => report.problems.push(error.to_string()),
         }
-        let before = known.len();
+        let count_before = known.len();
         known.retain(|_, work| work.at >= begin);
-        if changed || known.len() != before {
+        if changed || known.len() != count_before {
             let failed: Vec<_> = known.iter().map(|((_, node), work)| (node.clone(), work.clone())).collect();
             self.by_node = weigh_by_node(&failed);
         }
@@ -111,7 +111,7 @@ pub(crate) fn stored(store: &Store, window: Span, now: Timestamp) -> Result<Fail
 }
 
 fn weigh_by_node(failed: &[(NodeName, JobFailure)]) -> FailuresByNode {
-    weigh(failed).into_iter().map(|(node, here)| (node, Arc::new(here))).collect()
+    weigh(failed).into_iter().map(|(node, failures)| (node, Arc::new(failures))).collect()
 }
 
 fn by_work_and_node(failed: Vec<(NodeName, JobFailure)>) -> KnownFailures {
@@ -121,14 +121,14 @@ fn by_work_and_node(failed: Vec<(NodeName, JobFailure)>) -> KnownFailures {
 /// Keeps the newest `most` failures; among those of the same moment, the first by name.
 fn newest(mut known: KnownFailures, most: usize) -> KnownFailures {
     if known.len() > most {
-        let mut moments: Vec<Timestamp> = known.values().map(|work| work.at).collect();
-        moments.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
-        let last = moments[most - 1];
-        let mut of_last = most - moments.partition_point(|at| *at > last);
+        let mut times: Vec<Timestamp> = known.values().map(|work| work.at).collect();
+        times.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+        let last = times[most - 1];
+        let mut remaining = most - times.partition_point(|at| *at > last);
         known.retain(|_, work| {
-            let stays = work.at > last || work.at == last && of_last > 0;
-            of_last -= usize::from(stays && work.at == last);
-            stays
+            let keep = work.at > last || work.at == last && remaining > 0;
+            remaining -= usize::from(keep && work.at == last);
+            keep
         });
     }
     known
@@ -144,21 +144,21 @@ fn dropped_before(known: &KnownFailures, most: usize) -> Timestamp {
 /// ignored.
 fn new_failures(
     known: &KnownFailures,
-    told: Vec<ObservedJobFailure>,
-    seen: &[ObservedNode],
+    reported: Vec<ObservedJobFailure>,
+    observed: &[ObservedNode],
     begin: Timestamp,
     now: Timestamp,
 ) -> Vec<(NodeName, JobFailure)> {
-    let there = |node: &NodeName| seen.binary_search_by(|seen| seen.node.name.cmp(node)).is_ok();
+    let is_listed = |node: &NodeName| observed.binary_search_by(|observed| observed.node.name.cmp(node)).is_ok();
     let mut new = KnownFailures::new();
-    for ObservedJobFailure { job: mut work, nodes } in told {
+    for ObservedJobFailure { job: mut work, nodes } in reported {
         let nodes: BTreeSet<NodeName> = nodes.into_iter().collect();
         // A cluster whose clock is ahead must not report failures in the future.
         work.at = work.at.min(now);
         if work.at < begin || nodes.len() > MAX_JOB_NODES {
             continue;
         }
-        for node in nodes.into_iter().filter(there) {
+        for node in nodes.into_iter().filter(is_listed) {
             let key = (work.id.clone(), node);
             if new.get(&key).or_else(|| known.get(&key)).is_none_or(|before| before.at < work.at) {
                 new.insert(key, work.clone());
@@ -188,7 +188,7 @@ mod tests {
         NodeName::new(name).unwrap()
     }
 
-    fn seen(names: &[&str]) -> Vec<ObservedNode> {
+    fn observed_nodes(names: &[&str]) -> Vec<ObservedNode> {
         let (pool, occupancy) = (PoolName::new("gpu").unwrap(), Occupancy::Free);
         let one = |name: &&str| Node {
             name: node(name),
@@ -205,53 +205,53 @@ mod tests {
             .collect()
     }
 
-    fn told(id: &str, nodes: &[&str], ago: Span) -> ObservedJobFailure {
+    fn reported_failure(id: &str, nodes: &[&str], ago: Span) -> ObservedJobFailure {
         let [id, name, owner] = [id, "train", "ann"].map(Label::new);
         let work = JobFailure { id, name, owner, at: NOW.minus(ago), how: JobFailureKind::Untold };
         ObservedJobFailure { job: work, nodes: nodes.iter().map(|name| node(name)).collect() }
     }
 
-    fn new(known: &[(NodeName, JobFailure)], told: Vec<ObservedJobFailure>) -> Vec<String> {
+    fn new(known: &[(NodeName, JobFailure)], reported: Vec<ObservedJobFailure>) -> Vec<String> {
         let known = by_work_and_node(known.to_vec());
-        let new = new_failures(&known, told, &seen(&["a", "b"]), NOW.minus(Span::hours(6)), NOW);
+        let new = new_failures(&known, reported, &observed_nodes(&["a", "b"]), NOW.minus(Span::hours(6)), NOW);
         new.into_iter().map(|(node, work)| format!("{node} {} {}", work.id, NOW.since(work.at).millis())).collect()
     }
 
     #[test]
-    fn only_what_is_new_recent_and_on_our_nodes_is_taken_in() {
+    fn only_new_recent_failures_on_listed_nodes_are_returned() {
         let hour = Span::hours(1);
-        let known = told("1", &["a"], hour);
+        let known = reported_failure("1", &["a"], hour);
         let known = vec![(node("a"), known.job)];
-        assert!(new(&known, vec![told("1", &["a"], hour)]).is_empty(), "already reported");
-        assert_eq!(new(&known, vec![told("1", &["a", "b", "elsewhere"], hour)]), ["b 1 3600000"]);
-        assert_eq!(new(&known, vec![told("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed again");
-        assert!(new(&[], vec![told("2", &["a"], Span::hours(7))]).is_empty(), "too long ago");
-        assert_eq!(new(&[], vec![told("2", &["a"], Span::hours(-1))]), ["a 2 0"], "a time in the future counts as now");
-        let twice = vec![told("2", &["a"], hour), told("2", &["a"], Span::minutes(1)), told("2", &["a"], hour)];
+        assert!(new(&known, vec![reported_failure("1", &["a"], hour)]).is_empty(), "already reported");
+        assert_eq!(new(&known, vec![reported_failure("1", &["a", "b", "elsewhere"], hour)]), ["b 1 3600000"]);
+        assert_eq!(new(&known, vec![reported_failure("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed again");
+        assert!(new(&[], vec![reported_failure("2", &["a"], Span::hours(7))]).is_empty(), "too long ago");
+        assert_eq!(new(&[], vec![reported_failure("2", &["a"], Span::hours(-1))]), ["a 2 0"], "a time in the future counts as now");
+        let twice = vec![reported_failure("2", &["a"], hour), reported_failure("2", &["a"], Span::minutes(1)), reported_failure("2", &["a"], hour)];
         assert_eq!(new(&[], twice), ["a 2 60000"]);
     }
 
     #[test]
-    fn the_newest_are_remembered_and_what_had_to_be_forgotten_is_not_new_again() {
+    fn the_newest_failures_are_kept_and_dropped_ones_are_not_new_again() {
         let ages = [("1", 50), ("2", 20), ("3", 20), ("4", 10), ("5", 20)];
-        let all = || ages.map(|(id, ago)| told(id, &["a"], Span::from_secs(ago)));
-        let known = by_work_and_node(all().map(|told| (node("a"), told.job)).to_vec());
+        let all = || ages.map(|(id, ago)| reported_failure(id, &["a"], Span::from_secs(ago)));
+        let known = by_work_and_node(all().map(|failure| (node("a"), failure.job)).to_vec());
         let ids = |known: &KnownFailures| known.keys().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
         assert_eq!(ids(&newest(known.clone(), 5)), ["1", "2", "3", "4", "5"]);
-        let kept = newest(known, 3);
-        assert_eq!(ids(&kept), ["2", "3", "4"]);
-        let from = dropped_before(&kept, 3);
-        assert!(new_failures(&kept, all().to_vec(), &seen(&["a"]), from, NOW).is_empty());
-        let later = vec![told("6", &["a"], Span::from_secs(19))];
-        assert_eq!(new_failures(&kept, later, &seen(&["a"]), from, NOW).len(), 1);
-        assert_eq!(dropped_before(&kept, 4), Timestamp::MIN, "below the limit");
+        let retained = newest(known, 3);
+        assert_eq!(ids(&retained), ["2", "3", "4"]);
+        let from = dropped_before(&retained, 3);
+        assert!(new_failures(&retained, all().to_vec(), &observed_nodes(&["a"]), from, NOW).is_empty());
+        let later = vec![reported_failure("6", &["a"], Span::from_secs(19))];
+        assert_eq!(new_failures(&retained, later, &observed_nodes(&["a"]), from, NOW).len(), 1);
+        assert_eq!(dropped_before(&retained, 4), Timestamp::MIN, "below the limit");
     }
 
     #[test]
-    fn work_over_many_nodes_is_not_kept() {
+    fn failures_of_jobs_over_many_nodes_are_ignored() {
         let names: Vec<String> = (0..=MAX_JOB_NODES).map(|number| format!("n{number}")).collect();
         let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
         names[0] = "a";
-        assert!(new(&[], vec![told("1", &names, Span::ZERO)]).is_empty());
+        assert!(new(&[], vec![reported_failure("1", &names, Span::ZERO)]).is_empty());
     }
 }

@@ -25,21 +25,21 @@ pub(crate) fn restore_marks(
     store: &Store,
     backend: &dyn Backend,
     known: Option<&Snapshot>,
-    seen: &mut [ObservedNode],
+    observed: &mut [ObservedNode],
 ) -> Result<(), StoreError> {
     let unread: BTreeSet<NodeName> = backend.nodes_with_unread_marks().into_iter().collect();
     if unread.is_empty() {
         return Ok(());
     }
-    let mut left = BTreeMap::new();
+    let mut stored = BTreeMap::new();
     if !known.is_some_and(|known| unread.iter().all(|name| node_index(known, name).is_some())) {
-        left = stored_marks(store)?;
+        stored = stored_marks(store)?;
     }
-    for seen in seen.iter_mut().filter(|seen| unread.contains(&seen.node.name)) {
-        let name = &seen.node.name;
+    for observed in observed.iter_mut().filter(|observed| unread.contains(&observed.node.name)) {
+        let name = &observed.node.name;
         let known = known.and_then(|known| Some(known.nodes[node_index(known, name)?].node.marks.clone()));
-        if let Some(marks) = known.or_else(|| left.remove(name)) {
-            Arc::make_mut(&mut seen.node).marks = marks;
+        if let Some(marks) = known.or_else(|| stored.remove(name)) {
+            Arc::make_mut(&mut observed.node).marks = marks;
         }
     }
     Ok(())

@@ -99,15 +99,15 @@ impl PlannerState {
     }
 
     pub(crate) fn idle_for(&self, now: Timestamp) -> Span {
-        self.last_recorded.map_or(Span::days(1), |written| now.since(written))
+        self.last_recorded.map_or(Span::days(1), |recorded| now.since(recorded))
     }
 
     pub(crate) fn set_recorded(&mut self, now: Timestamp) {
         self.last_recorded = Some(now);
     }
 
-    pub(crate) fn runs_with_keys(&self, wanted: &BTreeSet<RunId>) -> BTreeMap<RunId, (Run, RunKey)> {
-        let runs = self.runs.iter().filter(|stored| wanted.contains(&stored.run.id));
+    pub(crate) fn runs_with_keys(&self, ids: &BTreeSet<RunId>) -> BTreeMap<RunId, (Run, RunKey)> {
+        let runs = self.runs.iter().filter(|stored| ids.contains(&stored.run.id));
         runs.map(|stored| (stored.run.id, (stored.run.clone(), stored.key.clone()))).collect()
     }
 
@@ -121,40 +121,40 @@ impl PlannerState {
 
     pub(crate) fn observe(
         &mut self,
-        parts: &mut EngineDeps,
+        deps: &mut EngineDeps,
         lease: &Lease,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
-        self.detect_operator_changes(parts)?;
+        self.detect_operator_changes(deps)?;
         if self.planner.is_none() || self.stale.runs {
-            self.runs = parts.store.active_runs()?;
+            self.runs = deps.store.active_runs()?;
             self.stale.runs = false;
         }
         if self.planner.is_none() || self.stale.acknowledged {
-            self.acknowledged = parts.store.acknowledged_events()?;
+            self.acknowledged = deps.store.acknowledged_events()?;
             self.stale.acknowledged = false;
         }
         // Nodes first: a result is classified by its machine type. Until the cluster has been observed once, results
         // stay where they are.
-        let troubles = report.problems.len();
-        let Some(mut seen) = self.observe_nodes(parts, report) else { return Ok(()) };
-        restore_marks(&parts.store, &*parts.backend, self.snapshot(), &mut seen)?;
-        let answers = report.problems.len() == troubles;
-        let polled = self.poll(parts, report);
-        self.save_logs(parts, report);
-        self.collect_results(parts, lease, &seen, &polled, report)?;
-        self.record_progress(parts, lease, &polled)?;
+        let problems_before = report.problems.len();
+        let Some(mut observed) = self.observe_nodes(deps, report) else { return Ok(()) };
+        restore_marks(&deps.store, &*deps.backend, self.snapshot(), &mut observed)?;
+        let snapshot_succeeded = report.problems.len() == problems_before;
+        let polled = self.poll(deps, report);
+        self.save_logs(deps, report);
+        self.collect_results(deps, lease, &observed, &polled, report)?;
+        self.record_progress(deps, lease, &polled)?;
         // Skip the failed-work query if the snapshot failed.
-        if answers {
-            self.failures.update(parts, lease, &seen, report)?;
+        if snapshot_succeeded {
+            self.failures.update(deps, lease, &observed, report)?;
         }
-        self.update_nodes(parts, seen)?;
-        self.update_rest(parts, &polled)
+        self.update_nodes(deps, observed)?;
+        self.update_rest(deps, &polled)
     }
 
     /// Operators' commands are written by other processes; after one, nothing in memory is trusted.
-    fn detect_operator_changes(&mut self, parts: &EngineDeps) -> Result<(), StoreError> {
-        let operators = parts.store.operator_changes()?;
+    fn detect_operator_changes(&mut self, deps: &EngineDeps) -> Result<(), StoreError> {
+        let operators = deps.store.operator_changes()?;
         if self.operator_changes.is_some_and(|known| known != operators) {
             self.discard();
         }
@@ -162,7 +162,7 @@ impl PlannerState {
         Ok(())
     }
 
-    fn poll(&mut self, parts: &EngineDeps, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
+    fn poll(&mut self, deps: &EngineDeps, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
         let ids: Vec<RunId> = self.runs.iter().map(|stored| stored.run.id).collect();
         if ids.is_empty() {
             return BTreeMap::new();
@@ -170,11 +170,11 @@ impl PlannerState {
         let span = span!(
             "backend.poll",
             otel.kind = "client",
-            backend = parts.backend.name(),
+            backend = deps.backend.name(),
             runs = ids.len() as u64,
             failed = Empty
         );
-        match in_span(&span, || parts.backend.poll(&ids)) {
+        match in_span(&span, || deps.backend.poll(&ids)) {
             Ok(jobs) => ids.into_iter().zip(jobs).collect(),
             Err(error) => {
                 report.problems.push(error.to_string());
@@ -184,11 +184,11 @@ impl PlannerState {
     }
 
     /// Saves logs that arrived with jobs, before their runs end with their results.
-    fn save_logs(&mut self, parts: &EngineDeps, report: &mut CycleReport) {
-        let Some(share) = &parts.share else { return };
+    fn save_logs(&mut self, deps: &EngineDeps, report: &mut CycleReport) {
+        let Some(share) = &deps.share else { return };
         self.saved_logs.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
         for stored in &self.runs {
-            for (node, text) in parts.backend.logs(stored.run.id) {
+            for (node, text) in deps.backend.logs(stored.run.id) {
                 if !self.saved_logs.insert((stored.run.id, node.clone())) {
                     continue;
                 }
@@ -202,9 +202,9 @@ impl PlannerState {
     /// Collects results first, because the plan depends on them.
     fn collect_results(
         &mut self,
-        parts: &mut EngineDeps,
+        deps: &mut EngineDeps,
         lease: &Lease,
-        seen: &[ObservedNode],
+        observed: &[ObservedNode],
         polled: &BTreeMap<RunId, PolledJob>,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
@@ -212,17 +212,17 @@ impl PlannerState {
         let known = IngestContext {
             runs: &self.runs,
             polled,
-            nodes: seen,
+            nodes: observed,
             snapshot,
             acknowledged: &self.acknowledged,
-            now: parts.clock.now(),
+            now: deps.clock.now(),
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
-        let taken = in_span(&span, || collect_results::collect(parts, lease, &known, &mut self.rejected, report))?;
+        let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.rejected, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
-        if !taken.is_empty() {
-            self.dirty.extend(taken);
-            self.runs = parts.store.active_runs()?;
+        if !changed_nodes.is_empty() {
+            self.dirty.extend(changed_nodes);
+            self.runs = deps.store.active_runs()?;
             self.stale.node_hours = true;
         }
         Ok(())
@@ -231,11 +231,11 @@ impl PlannerState {
     /// Records the progress of jobs once: that the backend has them, and that they started.
     fn record_progress(
         &mut self,
-        parts: &EngineDeps,
+        deps: &EngineDeps,
         lease: &Lease,
         polled: &BTreeMap<RunId, PolledJob>,
     ) -> Result<(), StoreError> {
-        let now = parts.clock.now();
+        let now = deps.clock.now();
         for stored in &mut self.runs {
             let id = stored.run.id;
             let Some(job) = polled.get(&id) else { continue };
@@ -251,11 +251,11 @@ impl PlannerState {
                 ObservedJobState::Unknown { .. } | ObservedJobState::Absent => continue,
             };
             if matches!(stored.run.state, RunState::Planned) {
-                parts.store.record_submitted(lease, id, job_id, now)?;
+                deps.store.record_submitted(lease, id, job_id, now)?;
                 stored.run.state = RunState::Submitted { job: job_id.clone(), at: now };
             }
             if let (None, Some(started)) = (stored.started, started) {
-                parts.store.record_running(lease, id, started)?;
+                deps.store.record_running(lease, id, started)?;
                 stored.started = Some(started);
                 stored.run.state = RunState::Running { job: job_id.clone(), since: started };
                 self.dirty.extend(stored.run.nodes.iter().cloned());
@@ -265,23 +265,23 @@ impl PlannerState {
     }
 
     /// Returns the backend's nodes by name. An outage makes every known node `Unknown`; none disappear.
-    fn observe_nodes(&self, parts: &EngineDeps, report: &mut CycleReport) -> Option<Vec<ObservedNode>> {
-        let span = span!("backend.snapshot", otel.kind = "client", backend = parts.backend.name(), failed = Empty);
-        match in_span(&span, || parts.backend.snapshot()) {
-            Ok(mut seen) => {
-                mark_unknown_jobs(&self.runs, &mut seen);
-                if !seen.is_sorted_by(|a, b| a.node.name < b.node.name) {
-                    seen.sort_by(|a, b| a.node.name.cmp(&b.node.name));
-                    seen.dedup_by(|a, b| a.node.name == b.node.name);
+    fn observe_nodes(&self, deps: &EngineDeps, report: &mut CycleReport) -> Option<Vec<ObservedNode>> {
+        let span = span!("backend.snapshot", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
+        match in_span(&span, || deps.backend.snapshot()) {
+            Ok(mut observed) => {
+                mark_unknown_jobs(&self.runs, &mut observed);
+                if !observed.is_sorted_by(|a, b| a.node.name < b.node.name) {
+                    observed.sort_by(|a, b| a.node.name.cmp(&b.node.name));
+                    observed.dedup_by(|a, b| a.node.name == b.node.name);
                 }
-                apply_report_times(&parts.inboxes, &mut seen);
-                Some(seen)
+                apply_report_times(&deps.inboxes, &mut observed);
+                Some(observed)
             }
             Err(error) => {
                 report.problems.push(error.to_string());
                 let known = &self.snapshot()?.nodes;
                 let why: Arc<str> = error.to_string().into();
-                let mut seen: Vec<ObservedNode> = known
+                let mut observed: Vec<ObservedNode> = known
                     .iter()
                     .map(|record| {
                         let mut node = record.node.clone();
@@ -289,93 +289,93 @@ impl PlannerState {
                         ObservedNode { node: node.into(), agent_last_seen: record.last_report, jobs: Vec::new() }
                     })
                     .collect();
-                apply_report_times(&parts.inboxes, &mut seen);
-                Some(seen)
+                apply_report_times(&deps.inboxes, &mut observed);
+                Some(observed)
             }
         }
     }
 
-    fn update_nodes(&mut self, parts: &EngineDeps, seen: Vec<ObservedNode>) -> Result<(), StoreError> {
+    fn update_nodes(&mut self, deps: &EngineDeps, observed: Vec<ObservedNode>) -> Result<(), StoreError> {
         let same = self.planner.as_ref().is_some_and(|planner| {
             let nodes = &planner.snapshot().nodes;
-            nodes.len() == seen.len()
+            nodes.len() == observed.len()
                 && nodes
                     .iter()
-                    .zip(&seen)
-                    .all(|(known, seen)| known.node.name == seen.node.name && known.node.pool == seen.node.pool)
+                    .zip(&observed)
+                    .all(|(known, observed)| known.node.name == observed.node.name && known.node.pool == observed.node.pool)
         });
         let Some(planner) = self.planner.as_mut().filter(|_| same) else {
-            return self.rebuild(parts, seen);
+            return self.rebuild(deps, observed);
         };
         let dirty: Vec<NodeName> = std::mem::take(&mut self.dirty).into_iter().collect();
-        let mut stored = if dirty.is_empty() { BTreeMap::new() } else { parts.store.load_nodes_named(&dirty)? };
-        let never = TestRecords::untested(parts.settings.tests.len());
-        for (place, seen) in seen.into_iter().enumerate() {
-            let known = &planner.snapshot().nodes[place];
-            let again = dirty.binary_search(&seen.node.name).is_ok();
-            if (again || known.node != *seen.node)
+        let mut stored = if dirty.is_empty() { BTreeMap::new() } else { deps.store.load_nodes_named(&dirty)? };
+        let never = TestRecords::untested(deps.settings.tests.len());
+        for (index, observed) in observed.into_iter().enumerate() {
+            let known = &planner.snapshot().nodes[index];
+            let reload = dirty.binary_search(&observed.node.name).is_ok();
+            if (reload || known.node != *observed.node)
                 && let Some(changed) = &mut self.changed
             {
                 changed.push(known.node.name.clone());
             }
-            let failed = self.failures.for_node(&seen.node.name);
-            if again {
+            let failed = self.failures.for_node(&observed.node.name);
+            if reload {
                 let stored = stored.remove(&known.node.name);
-                planner.set_node(node_record(&parts.settings.tests, &never, seen, stored, failed));
-            } else if known.node != *seen.node || known.job_failures != failed {
+                planner.set_node(node_record(&deps.settings.tests, &never, observed, stored, failed));
+            } else if known.node != *observed.node || known.job_failures != failed {
                 let mut record = known.clone();
-                record.node = Arc::unwrap_or_clone(seen.node);
-                (record.last_report, record.job_failures) = (seen.agent_last_seen, failed);
+                record.node = Arc::unwrap_or_clone(observed.node);
+                (record.last_report, record.job_failures) = (observed.agent_last_seen, failed);
                 planner.set_node(record);
             } else {
-                planner.set_last_report(place, seen.agent_last_seen);
+                planner.set_last_report(index, observed.agent_last_seen);
             }
         }
         Ok(())
     }
 
-    fn rebuild(&mut self, parts: &EngineDeps, seen: Vec<ObservedNode>) -> Result<(), StoreError> {
-        let mut stored = parts.store.load_nodes()?;
-        let never = TestRecords::untested(parts.settings.tests.len());
-        let nodes = seen
+    fn rebuild(&mut self, deps: &EngineDeps, observed: Vec<ObservedNode>) -> Result<(), StoreError> {
+        let mut stored = deps.store.load_nodes()?;
+        let never = TestRecords::untested(deps.settings.tests.len());
+        let nodes = observed
             .into_iter()
-            .map(|seen| {
-                let (known, failed) = (stored.remove(&seen.node.name), self.failures.for_node(&seen.node.name));
-                node_record(&parts.settings.tests, &never, seen, known, failed)
+            .map(|observed| {
+                let (known, failed) = (stored.remove(&observed.node.name), self.failures.for_node(&observed.node.name));
+                node_record(&deps.settings.tests, &never, observed, known, failed)
             })
             .collect();
         self.dirty.clear();
         self.changed = None;
         self.stale = StaleTables { acknowledged: false, runs: false, cases: true, node_hours: true, other: true };
         self.planner = Some(Planner::new(Snapshot {
-            at: parts.clock.now(),
+            at: deps.clock.now(),
             nodes,
             runs: Vec::new(),
             cases: Vec::new(),
             recent: RecentActions::default(),
             spent: Span::ZERO,
-            breaker: parts.store.breaker()?,
+            breaker: deps.store.breaker()?,
             pauses: Vec::new(),
             commands: Vec::new(),
             trials: Vec::new(),
             silence_reported: false,
-            capabilities: parts.backend.caps(),
-            policy: parts.settings.policy.clone(),
-            tests: parts.settings.tests.clone(),
+            capabilities: deps.backend.caps(),
+            policy: deps.settings.policy.clone(),
+            tests: deps.settings.tests.clone(),
         }));
         Ok(())
     }
 
-    fn update_rest(&mut self, parts: &EngineDeps, polled: &BTreeMap<RunId, PolledJob>) -> Result<(), StoreError> {
-        let now = parts.clock.now();
+    fn update_rest(&mut self, deps: &EngineDeps, polled: &BTreeMap<RunId, PolledJob>) -> Result<(), StoreError> {
+        let now = deps.clock.now();
         let today = now.millis().div_euclid(DAY);
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
         let runs = active_runs(&self.runs, polled, &self.absent_since);
         planner.update_cluster(|rest| *rest.runs = runs);
         if self.stale.cases {
-            let memory = parts.settings.policy.repair.memory;
-            let cases = parts.store.cases(now.minus(memory))?;
-            let taken_out = parts.store.nodes_taken_out_since(now.minus(Span::hours(1)))?;
+            let memory = deps.settings.policy.repair.memory;
+            let cases = deps.store.cases(now.minus(memory))?;
+            let taken_out = deps.store.nodes_taken_out_since(now.minus(Span::hours(1)))?;
             planner.update_cluster(|rest| {
                 *rest.cases = cases;
                 rest.recent.taken_out = taken_out;
@@ -383,13 +383,13 @@ impl PlannerState {
             self.stale.cases = false;
         }
         if self.stale.node_hours || self.day != Some(today) {
-            let spent = parts.store.node_time_since(Timestamp::from_millis(today * DAY))?;
+            let spent = deps.store.node_time_since(Timestamp::from_millis(today * DAY))?;
             planner.update_cluster(|rest| *rest.spent = spent);
             self.stale.node_hours = false;
         }
         if self.stale.other || self.day != Some(today) {
-            let (breaker, pauses) = (parts.store.breaker()?, parts.store.pauses(now)?);
-            let (requests, silence) = (parts.store.open_commands()?, parts.store.agent_silence_reported()?);
+            let (breaker, pauses) = (deps.store.breaker()?, deps.store.pauses(now)?);
+            let (requests, silence) = (deps.store.open_commands()?, deps.store.agent_silence_reported()?);
             planner.update_cluster(|rest| {
                 *rest.breaker = breaker;
                 *rest.pauses = pauses;
@@ -399,19 +399,19 @@ impl PlannerState {
             self.stale.other = false;
             self.day = Some(today);
         }
-        self.update_trials(parts)
+        self.update_trials(deps)
     }
 
     /// Loads the results of the trials that requests wait for.
-    fn update_trials(&mut self, parts: &EngineDeps) -> Result<(), StoreError> {
+    fn update_trials(&mut self, deps: &EngineDeps) -> Result<(), StoreError> {
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
-        let asked = planner.snapshot().commands.iter().flat_map(|request| match &request.what {
+        let trial_runs = planner.snapshot().commands.iter().flat_map(|request| match &request.what {
             CommandKind::Together { trials, .. } => trials.as_slice(),
             _ => &[],
         });
         let mut trials = Vec::new();
-        for run in asked {
-            trials.extend(parts.store.run(*run)?.map(|record| Trial::of(&record.run)));
+        for run in trial_runs {
+            trials.extend(deps.store.run(*run)?.map(|record| Trial::of(&record.run)));
         }
         if planner.snapshot().trials != trials {
             planner.update_cluster(|rest| *rest.trials = trials);
@@ -473,10 +473,10 @@ impl PlannerState {
 }
 
 /// Applies the report times of agents that report to this controller, in addition to the cluster's.
-fn apply_report_times(inboxes: &[Box<dyn Inbox>], seen: &mut [ObservedNode]) {
+fn apply_report_times(inboxes: &[Box<dyn Inbox>], observed: &mut [ObservedNode]) {
     for inbox in inboxes {
-        for seen in seen.iter_mut() {
-            seen.agent_last_seen = seen.agent_last_seen.max(inbox.last_report(&seen.node.name));
+        for observed in observed.iter_mut() {
+            observed.agent_last_seen = observed.agent_last_seen.max(inbox.last_report(&observed.node.name));
         }
     }
 }

@@ -30,24 +30,24 @@ impl Publisher {
     /// Failures here are reported and never stop a cycle: an outdated list harms no node.
     pub(crate) fn publish(
         &mut self,
-        parts: &EngineDeps,
-        memory: &PlannerState,
+        deps: &EngineDeps,
+        planner_state: &PlannerState,
         now: Timestamp,
-        troubles: &mut Vec<String>,
+        problems: &mut Vec<String>,
     ) {
         if self.last.is_none_or(|last| now.since(last) >= self.every) {
-            self.publish_now(parts, memory, now, troubles);
+            self.publish_now(deps, planner_state, now, problems);
         }
     }
 
     pub(crate) fn publish_now(
         &mut self,
-        parts: &EngineDeps,
-        memory: &PlannerState,
+        deps: &EngineDeps,
+        planner_state: &PlannerState,
         now: Timestamp,
-        troubles: &mut Vec<String>,
+        problems: &mut Vec<String>,
     ) {
-        let (Some(share), Some(snapshot)) = (&parts.share, memory.snapshot()) else { return };
+        let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return };
         self.list.clear();
         // Not every cluster keeps users off nodes that are out of service; the list does.
         let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.state.is_out_of_service();
@@ -56,14 +56,14 @@ impl Publisher {
             self.list.push('\n');
         }
         if let Err(error) = share.publish("free_nodes.txt", self.list.as_bytes()) {
-            troubles.push(error.to_string());
+            problems.push(error.to_string());
         }
         let copied = share
             .metadata_path("validation.db")
             .map_err(|error| error.to_string())
-            .and_then(|path| parts.store.publish(&path).map(|_| ()).map_err(|error| error.to_string()));
+            .and_then(|path| deps.store.publish(&path).map(|_| ()).map_err(|error| error.to_string()));
         if let Err(error) = copied {
-            troubles.push(error);
+            problems.push(error);
         }
         self.last = Some(now);
     }
@@ -71,26 +71,26 @@ impl Publisher {
     /// Stores the cluster state for processes that do not lead, if the last copy is too old.
     pub(crate) fn save_state_if_due(
         &mut self,
-        parts: &EngineDeps,
+        deps: &EngineDeps,
         lease: &Lease,
-        memory: &PlannerState,
+        planner_state: &PlannerState,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if self.state_saved.is_some_and(|pictured| pictured.elapsed() < SAVE_STATE_EVERY) {
+        if self.state_saved.is_some_and(|saved| saved.elapsed() < SAVE_STATE_EVERY) {
             return Ok(());
         }
-        self.save_state(parts, lease, memory, now)
+        self.save_state(deps, lease, planner_state, now)
     }
 
     pub(crate) fn save_state(
         &mut self,
-        parts: &EngineDeps,
+        deps: &EngineDeps,
         lease: &Lease,
-        memory: &PlannerState,
+        planner_state: &PlannerState,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let Some(snapshot) = memory.snapshot() else { return Ok(()) };
-        parts.store.save_cluster_state(lease, now, &snapshot::serializable(parts.backend.name(), snapshot))?;
+        let Some(snapshot) = planner_state.snapshot() else { return Ok(()) };
+        deps.store.save_cluster_state(lease, now, &snapshot::serializable(deps.backend.name(), snapshot))?;
         self.state_saved = Some(Instant::now());
         Ok(())
     }

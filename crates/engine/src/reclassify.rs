@@ -74,9 +74,9 @@ pub struct ReclassifiedResult {
 }
 
 impl ReclassifiedResult {
-    fn from_judgement(judgement: &Classification) -> Self {
-        let severity = judgement.findings.iter().map(|finding| finding.severity).max();
-        Self { verdict: judgement.verdict, reason: judgement.reason.clone(), severity }
+    fn from_judgement(classification: &Classification) -> Self {
+        let severity = classification.findings.iter().map(|finding| finding.severity).max();
+        Self { verdict: classification.verdict, reason: classification.reason.clone(), severity }
     }
 }
 
@@ -85,38 +85,38 @@ impl ReclassifiedResult {
 /// # Errors
 /// If the store cannot be read.
 pub fn reclassify(store: &Store, settings: &Settings, scope: &Scope) -> Result<Reclassification, StoreError> {
-    let wanted = BaselineNeeds::for_all_checks(&settings.rules);
-    let back = if wanted.is_empty() { Span::ZERO } else { LOOKBACK };
-    let since = Some(scope.since.minus(back));
+    let needs = BaselineNeeds::for_all_checks(&settings.rules);
+    let lookback = if needs.is_empty() { Span::ZERO } else { LOOKBACK };
+    let since = Some(scope.since.minus(lookback));
     let rows = store.history(&HistoryFilter { since, ..HistoryFilter::default() })?;
-    let mut of_type: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
+    let mut nodes_by_sku: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
     for (node, sku) in &scope.types {
-        of_type.entry(sku.clone()).or_default().push(node.clone());
+        nodes_by_sku.entry(sku.clone()).or_default().push(node.clone());
     }
-    let reader = BaselineReader::new(store, settings, of_type).with_history(&rows);
-    let settled = store.acknowledged_events()?;
-    let mut judge =
-        Reclassifier { settings, scope, reader, acknowledged: settled, outcome: Reclassification::default() };
+    let reader = BaselineReader::new(store, settings, nodes_by_sku).with_history(&rows);
+    let acknowledged = store.acknowledged_events()?;
+    let mut reclassifier =
+        Reclassifier { settings, scope, reader, acknowledged, outcome: Reclassification::default() };
     // One document has the results of many tests: rows of one run and node are adjacent.
     let mut open: Option<(RunId, NodeName, Result<Document, &'static str>)> = None;
     let in_scope =
         |row: &&HistoryRow| row.at >= scope.since && scope.nodes.as_ref().is_none_or(|nodes| nodes.contains(&row.node));
     for row in rows.iter().filter(in_scope) {
         let Some(run) = row.run else {
-            judge.skip("imported");
+            reclassifier.skip("imported");
             continue;
         };
-        let known = open.take().filter(|(of, node, _)| *of == run && *node == row.node);
+        let known = open.take().filter(|(open_run, node, _)| *open_run == run && *node == row.node);
         let (_, _, document) = match known {
             Some(known) => open.insert(known),
             None => open.insert((run, row.node.clone(), stored_document(store, run, &row.node)?)),
         };
         match document {
-            Ok(document) => judge.add(row, run, document)?,
-            Err(why) => judge.skip(why),
+            Ok(document) => reclassifier.add(row, run, document)?,
+            Err(why) => reclassifier.skip(why),
         }
     }
-    Ok(judge.outcome)
+    Ok(reclassifier.outcome)
 }
 
 fn stored_document(store: &Store, run: RunId, node: &NodeName) -> Result<Result<Document, &'static str>, StoreError> {
@@ -153,28 +153,28 @@ impl Reclassifier<'_> {
             return Ok(());
         }
         let sku = scope.types.get(&row.node);
-        let past = self.reader.load(BaselineQuery {
+        let baselines = self.reader.load(BaselineQuery {
             node: &row.node,
             sku,
             test: &row.test,
             at: evidence.ended,
             before: row.at,
         })?;
-        let judge = |settled: &[AcknowledgedEvents]| {
-            let judgement = ingest::classify_evidence(
-                ClassifyContext { settings, sku, acknowledged: settled },
+        let classify = |acknowledged: &[AcknowledgedEvents]| {
+            let classification = ingest::classify_evidence(
+                ClassifyContext { settings, sku, acknowledged },
                 evidence,
-                &past,
+                &baselines,
                 document.up,
             );
-            (ReclassifiedResult::from_judgement(&judgement), judgement.text)
+            (ReclassifiedResult::from_judgement(&classification), classification.text)
         };
         let old = ReclassifiedResult { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
-        let (new, text) = judge(&[]);
+        let (new, text) = classify(&[]);
         // The time of acknowledgement is not stored, so both are tried: with and without acknowledged events.
-        let settled = self.acknowledged.get(&row.node).map_or(&[][..], Vec::as_slice);
+        let acknowledged = self.acknowledged.get(&row.node).map_or(&[][..], Vec::as_slice);
         self.outcome.judged += 1;
-        if old == new || (!settled.is_empty() && old == judge(settled).0) {
+        if old == new || (!acknowledged.is_empty() && old == classify(acknowledged).0) {
             self.outcome.same += 1;
             return Ok(());
         }

@@ -59,25 +59,25 @@ pub fn redact(text: &str) -> Cow<'_, str> {
 
 /// Redacts text that follows other text, which may end inside a private key.
 pub fn redact_after<'a>(before: &str, text: &'a str) -> Cow<'a, str> {
-    let mut clean = String::new();
+    let mut redacted = String::new();
     let mut changed = false;
     let mut in_key = before.lines().fold(false, |inside, line| (inside || begins_key(line)) && !ends_key(line));
     for line in text.split_inclusive('\n') {
         let (begins, ends) = (begins_key(line), ends_key(line));
         if in_key || begins {
             if begins {
-                clean.push_str(REMOVED);
-                clean.push_str(if line.ends_with('\n') { "\n" } else { "" });
+                redacted.push_str(REMOVED);
+                redacted.push_str(if line.ends_with('\n') { "\n" } else { "" });
             }
             changed = true;
             in_key = !ends;
             continue;
         }
-        let scrubbed = redact_line(line);
-        changed |= matches!(scrubbed, Cow::Owned(_));
-        clean.push_str(&scrubbed);
+        let redacted_line = redact_line(line);
+        changed |= matches!(redacted_line, Cow::Owned(_));
+        redacted.push_str(&redacted_line);
     }
-    if changed { Cow::Owned(clean) } else { Cow::Borrowed(text) }
+    if changed { Cow::Owned(redacted) } else { Cow::Borrowed(text) }
 }
 
 fn begins_key(line: &str) -> bool {
@@ -92,8 +92,8 @@ fn ends_key(line: &str) -> bool {
 pub fn redact_json(value: &mut Value) {
     match value {
         Value::String(text) => {
-            if let Cow::Owned(clean) = redact(text) {
-                *text = clean;
+            if let Cow::Owned(redacted) = redact(text) {
+                *text = redacted;
             }
         }
         Value::Array(items) => items.iter_mut().for_each(redact_json),
@@ -118,8 +118,8 @@ fn redact_all(value: &mut Value) {
 }
 
 /// Unescapes `\n` and `\"` in a truncated JSON text, so that it can be redacted line by line.
-pub fn unescape(cut: &str) -> String {
-    cut.replace("\\n", "\n").replace("\\\"", "\"")
+pub fn unescape(truncated: &str) -> String {
+    truncated.replace("\\n", "\n").replace("\\\"", "\"")
 }
 
 /// Replaces control characters, which a terminal would interpret.
@@ -141,8 +141,8 @@ fn is_secret_name(name: &str) -> bool {
 
 fn redact_line(line: &str) -> Cow<'_, str> {
     let lower = line.to_ascii_lowercase();
-    if let Some(place) = lower.find(COOKIE) {
-        let (before, after) = line.split_at(place + COOKIE.len());
+    if let Some(index) = lower.find(COOKIE) {
+        let (before, after) = line.split_at(index + COOKIE.len());
         let end = if line.ends_with('\n') { "\n" } else { "" };
         let blank = after.trim().is_empty();
         return match blank {
@@ -159,20 +159,20 @@ fn redact_line(line: &str) -> Cow<'_, str> {
 }
 
 fn redact_words(line: &str) -> Cow<'_, str> {
-    let mut clean = String::with_capacity(line.len());
+    let mut output = String::with_capacity(line.len());
     let mut rest = line;
     let mut next = Expected::Anything;
     while !rest.is_empty() {
         let gap = rest.len() - rest.trim_start_matches(is_word_separator).len();
-        clean.push_str(&rest[..gap]);
+        output.push_str(&rest[..gap]);
         rest = &rest[gap..];
         let length = rest.find(is_word_separator).unwrap_or(rest.len());
         let (word, after) = rest.split_at(length);
-        let said = redact_word(word, &mut next);
-        clean.push_str(&said);
+        let redacted = redact_word(word, &mut next);
+        output.push_str(&redacted);
         rest = after;
     }
-    if clean == line { Cow::Borrowed(line) } else { Cow::Owned(clean) }
+    if output == line { Cow::Borrowed(line) } else { Cow::Owned(output) }
 }
 
 const fn is_word_separator(c: char) -> bool {
@@ -206,21 +206,21 @@ fn redact_word<'a>(word: &'a str, next: &mut Expected) -> Cow<'a, str> {
     let word = without_userinfo(word);
     // `--env=HF_TOKEN=…`, `https://host/#access_token=…`: each name in the word may be that of a secret.
     let mut start = 0;
-    let signs =
-        word.match_indices(SEPARATORS).chain([(word.len(), "")]).map(|(place, sign)| (place, sign.chars().next()));
-    for (place, sign) in signs.collect::<Vec<_>>() {
+    let separators =
+        word.match_indices(SEPARATORS).chain([(word.len(), "")]).map(|(index, separator)| (index, separator.chars().next()));
+    for (index, separator) in separators.collect::<Vec<_>>() {
         let part = &word[start..];
         if CREDENTIAL_PREFIXES.iter().any(|(prefix, least)| part.starts_with(prefix) && part.len() >= *least) {
             return Cow::Owned(format!("{}{REMOVED}", &word[..start]));
         }
-        if matches!(sign, Some('=' | ':')) && is_secret_name(&word[start..place]) {
-            if place + 1 == word.len() {
+        if matches!(separator, Some('=' | ':')) && is_secret_name(&word[start..index]) {
+            if index + 1 == word.len() {
                 *next = Expected::Secret;
                 return word;
             }
-            return Cow::Owned(format!("{}{REMOVED}", &word[..=place]));
+            return Cow::Owned(format!("{}{REMOVED}", &word[..=index]));
         }
-        start = place + sign.map_or(0, char::len_utf8);
+        start = index + separator.map_or(0, char::len_utf8);
     }
     if expected == Expected::Secret {
         return Cow::Borrowed(REMOVED);
@@ -238,7 +238,7 @@ fn without_userinfo(word: &str) -> Cow<'_, str> {
     let Some((before, after)) = word.split_once("://") else { return Cow::Borrowed(word) };
     let user = after.split(['/', '#']).next().unwrap_or_default();
     match user.rsplit_once('@') {
-        Some((who, _)) => Cow::Owned(format!("{before}://{REMOVED}{}", &after[who.len()..])),
+        Some((userinfo, _)) => Cow::Owned(format!("{before}://{REMOVED}{}", &after[userinfo.len()..])),
         None => Cow::Borrowed(word),
     }
 }
@@ -248,10 +248,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_taken_out_and_the_rest_of_the_line_stays() {
+    fn secrets_are_removed_and_the_rest_of_the_line_is_kept() {
         let jwt = format!("eyJ{}", "a".repeat(60));
         let ours = format!("{TOKEN_PREFIX}{}", "0".repeat(64));
-        for (text, clean) in [
+        for (text, expected) in [
             ("export HF_TOKEN=hunter2 && run", "export HF_TOKEN=[removed] && run"),
             ("{\"password\": \"hunter2\", \"n\": 3}", "{\"password\": \"[removed]\", \"n\": 3}"),
             ("Authorization: Bearer hunter2", "Authorization: Bearer [removed]"),
@@ -272,19 +272,19 @@ mod tests {
             ("Set-Cookie: a=hunter2; b=hunter2\n", "Set-Cookie: [removed]\n"),
             ("key=ghp_0123456789abcdefghij", "key=[removed]"),
         ] {
-            assert_eq!(redact(text), clean, "{text}");
+            assert_eq!(redact(text), expected, "{text}");
             assert!(!redact(text).contains("hunter2"), "{text}");
         }
     }
 
     #[test]
-    fn a_private_key_is_taken_out_whole() {
+    fn a_private_key_is_removed_completely() {
         let text = "a\n-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\nhunter2\n-----END OPENSSH PRIVATE KEY-----\nb\n";
         assert_eq!(redact(text), "a\n[removed]\nb\n");
     }
 
     #[test]
-    fn ordinary_output_stays_as_it_is() {
+    fn ordinary_output_is_unchanged() {
         for text in [
             "12:00:01 dl: 745.2 TFLOP/s on GPU 3, tokens 1024\n",
             "see https://example.org/a@b and the keyword\n",
@@ -298,28 +298,28 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_scrubbed_by_field_and_by_text() {
+    fn documents_are_redacted_by_field_and_by_text() {
         let mut value = serde_json::json!({"auth_token": "x", "out": ["TOKEN=hunter2", 3], "tokens": "7", "n": null});
         redact_json(&mut value);
-        let clean = serde_json::json!({"auth_token": REMOVED, "out": ["TOKEN=[removed]", 3], "tokens": "7", "n": null});
-        assert_eq!(value, clean);
-        let mut under = serde_json::json!({"password": ["x", {"y": 3}], "authorization": "Basic x", "secret": true});
-        redact_json(&mut under);
-        let clean =
+        let expected = serde_json::json!({"auth_token": REMOVED, "out": ["TOKEN=[removed]", 3], "tokens": "7", "n": null});
+        assert_eq!(value, expected);
+        let mut nested = serde_json::json!({"password": ["x", {"y": 3}], "authorization": "Basic x", "secret": true});
+        redact_json(&mut nested);
+        let expected =
             serde_json::json!({"password": [REMOVED, {"y": REMOVED}], "authorization": REMOVED, "secret": true});
-        assert_eq!(under, clean);
+        assert_eq!(nested, expected);
     }
 
     #[test]
-    fn a_document_that_was_cut_is_read_as_lines() {
-        let cut = r#"{"out": "A=1\nHF_TOKEN=hunter2\n{\"password\": \"hunter2\"}"#;
-        let clean = redact(&unescape(cut)).into_owned();
-        assert!(!clean.contains("hunter2") && clean.contains("A=1\nHF_TOKEN=[removed]\n"), "{clean}");
+    fn a_truncated_document_is_redacted_line_by_line() {
+        let truncated = r#"{"out": "A=1\nHF_TOKEN=hunter2\n{\"password\": \"hunter2\"}"#;
+        let redacted = redact(&unescape(truncated)).into_owned();
+        assert!(!redacted.contains("hunter2") && redacted.contains("A=1\nHF_TOKEN=[removed]\n"), "{redacted}");
     }
 
     proptest::proptest! {
         #[test]
-        fn whatever_a_node_writes_can_be_scrubbed_and_scrubbing_again_changes_nothing(text in ".{0,400}") {
+        fn any_text_can_be_redacted_and_redacting_again_changes_nothing(text in ".{0,400}") {
             let once = redact(&text).into_owned();
             proptest::prop_assert_eq!(redact(&once).into_owned(), once);
         }

@@ -46,8 +46,8 @@ impl Settings {
     /// # Errors
     /// If the policy names something that does not exist.
     pub fn with_policy(&self, policy: Policy) -> Result<Self, BadSettings> {
-        let own = doctor_checks::site_checks::site_checks(&policy);
-        Self::new(policy, self.catalogue.with_checks(own), (*self.profiles).clone())
+        let site_checks = doctor_checks::site_checks::site_checks(&policy);
+        Self::new(policy, self.catalogue.with_checks(site_checks), (*self.profiles).clone())
     }
 
     /// Validates a policy and combines it with checks and profiles.

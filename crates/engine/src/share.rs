@@ -219,8 +219,8 @@ impl Share {
         for line in text.split_inclusive('\n') {
             // A line is `TIME ABOUT: TEXT`.
             let about = line.split_once(' ').and_then(|(_, rest)| rest.split_once(": ")).map_or("", |(about, _)| about);
-            let place = logs.iter().position(|(test, _)| test.as_str() == about).unwrap_or(0);
-            logs[place].1.push_str(line);
+            let index = logs.iter().position(|(test, _)| test.as_str() == about).unwrap_or(0);
+            logs[index].1.push_str(line);
         }
         for (test, text) in logs.iter().filter(|(_, text)| !text.is_empty()) {
             let path = self.root.join(Self::log_path(test, node, run.planned));

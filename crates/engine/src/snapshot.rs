@@ -83,13 +83,13 @@ impl Serialize for NodeRows<'_> {
             heard: Option<Timestamp>,
         }
 
-        serializer.collect_seq(self.0.iter().map(|NodeRecord { node, last_report: heard, .. }| Row {
+        serializer.collect_seq(self.0.iter().map(|NodeRecord { node, last_report, .. }| Row {
             node: &node.name,
             pool: &node.pool,
             occupancy: &node.occupancy,
             marks: &node.marks,
             sku: &node.sku,
-            heard: *heard,
+            heard: *last_report,
         }))
     }
 }
@@ -134,12 +134,12 @@ pub fn last_observed(store: &Store) -> Result<Option<(Timestamp, ObservedCluster
 }
 
 /// A job of ours that this store does not know (an empty store, another controller) occupies its node too.
-pub(crate) fn mark_unknown_jobs(runs: &[StoredRun], seen: &mut [ObservedNode]) {
-    for seen in seen.iter_mut().filter(|seen| !seen.jobs.is_empty() && seen.node.occupancy.is_free()) {
+pub(crate) fn mark_unknown_jobs(runs: &[StoredRun], observed: &mut [ObservedNode]) {
+    for observed in observed.iter_mut().filter(|observed| !observed.jobs.is_empty() && observed.node.occupancy.is_free()) {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
-        if let Some(run) = seen.jobs.iter().find(|run| !known(run)) {
+        if let Some(run) = observed.jobs.iter().find(|run| !known(run)) {
             let by = format!("validation job {run}, unknown to this store").into();
-            Arc::make_mut(&mut seen.node).occupancy = Occupancy::Busy { by };
+            Arc::make_mut(&mut observed.node).occupancy = Occupancy::Busy { by };
         }
     }
 }
@@ -167,7 +167,7 @@ pub(crate) fn active_runs(
 pub(crate) fn node_record(
     tests: &[TestPolicy],
     never: &TestRecords,
-    seen: ObservedNode,
+    observed: ObservedNode,
     stored: Option<StoredNode>,
     failed: Option<Arc<NodeJobFailures>>,
 ) -> NodeRecord {
@@ -178,7 +178,7 @@ pub(crate) fn node_record(
     );
     match stored {
         Some(stored) => NodeRecord {
-            node: Arc::unwrap_or_clone(seen.node),
+            node: Arc::unwrap_or_clone(observed.node),
             state: stored.state,
             since: stored.state_since,
             test_records: records,
@@ -187,11 +187,11 @@ pub(crate) fn node_record(
             hold: stored.hold,
             hardware: stored.hardware,
             case: stored.case,
-            last_report: seen.agent_last_seen,
+            last_report: observed.agent_last_seen,
             job_failures: failed,
         },
         None => NodeRecord {
-            node: Arc::unwrap_or_clone(seen.node),
+            node: Arc::unwrap_or_clone(observed.node),
             state: NodeState::InService,
             since: Timestamp::MIN,
             test_records: records,
@@ -200,7 +200,7 @@ pub(crate) fn node_record(
             hold: None,
             hardware: None,
             case: None,
-            last_report: seen.agent_last_seen,
+            last_report: observed.agent_last_seen,
             job_failures: failed,
         },
     }

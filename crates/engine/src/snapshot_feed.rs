@@ -49,18 +49,18 @@ impl SnapshotFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(&self, snapshot: &Snapshot, behind: Vec<NodeName>, settings: &Settings) {
-        let seen =
-            ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store: behind, settings: settings.clone() };
-        self.send(FeedMessage::Snapshot(Box::new(seen)));
+    pub(crate) fn publish(&self, snapshot: &Snapshot, changed_in_store: Vec<NodeName>, settings: &Settings) {
+        let observed =
+            ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
+        self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 
     pub(crate) fn publish_not_leading(&self) {
         self.send(FeedMessage::ReadStore);
     }
 
-    fn send(&self, news: FeedMessage) {
-        self.lock().pending = Some(news);
+    fn send(&self, message: FeedMessage) {
+        self.lock().pending = Some(message);
         self.changed.notify_all();
     }
 
@@ -75,10 +75,10 @@ impl SnapshotFeed {
     }
 
     /// Waits for a message, at most this long. `None`: there is none, or the feed is closed.
-    pub fn wait(&self, most: Duration) -> Option<FeedMessage> {
-        let quiet = |inside: &mut FeedState| inside.pending.is_none() && !inside.closed;
-        let waited = self.changed.wait_timeout_while(self.lock(), most, quiet);
-        let (mut inside, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        inside.pending.take()
+    pub fn wait(&self, timeout: Duration) -> Option<FeedMessage> {
+        let is_idle = |state: &mut FeedState| state.pending.is_none() && !state.closed;
+        let result = self.changed.wait_timeout_while(self.lock(), timeout, is_idle);
+        let (mut state, _) = result.unwrap_or_else(PoisonError::into_inner);
+        state.pending.take()
     }
 }

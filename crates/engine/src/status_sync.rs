@@ -55,35 +55,35 @@ impl StatusSync {
     ///
     /// # Errors
     /// Only if the store fails or the lease is lost.
-    pub(crate) fn sync(&mut self, snapshot: &Snapshot, writing: &SyncDeps<'_>) -> Result<Vec<String>, StoreError> {
+    pub(crate) fn sync(&mut self, snapshot: &Snapshot, deps: &SyncDeps<'_>) -> Result<Vec<String>, StoreError> {
         // In mode `observe`, nothing is written to nodes.
-        let board = writing.backend.status_writer().filter(|_| snapshot.policy.mode != Mode::Observe);
-        let Some(board) = board else { return Ok(Vec::new()) };
+        let writer = deps.backend.status_writer().filter(|_| snapshot.policy.mode != Mode::Observe);
+        let Some(writer) = writer else { return Ok(Vec::new()) };
         let all = self.last_full_sync.is_none_or(|last| snapshot.at.since(last) >= FULL_SYNC_EVERY);
         // A status is built only if it is written in this cycle, and equal ones are shared: all of a large cluster
         // together would use more memory than everything else.
-        let (mut work, mut rest, mut texts) = (Vec::new(), BTreeSet::new(), HashMap::new());
+        let (mut work, mut remaining, mut shared) = (Vec::new(), BTreeSet::new(), HashMap::new());
         for record in &snapshot.nodes {
             let name = &record.node.name;
             if all || self.changed.contains(name) {
-                let wanted = RenderedStatus::new(NodeStatus::of(snapshot, record));
-                match board.status_hash(name) == Some(wanted.hash) {
+                let status = RenderedStatus::new(NodeStatus::of(snapshot, record));
+                match writer.status_hash(name) == Some(status.hash) {
                     true => {}
-                    false if work.len() < MAX_WRITES => work.push((name.clone(), deduplicated(&mut texts, wanted))),
-                    false => drop(rest.insert(name.clone())),
+                    false if work.len() < MAX_WRITES => work.push((name.clone(), deduplicated(&mut shared, status))),
+                    false => drop(remaining.insert(name.clone())),
                 }
             }
         }
-        drop(texts);
-        self.changed = rest;
+        drop(shared);
+        self.changed = remaining;
         if all {
             self.last_full_sync = Some(snapshot.at);
         }
-        let written = write_all(board, &work, writing);
-        match written {
-            Ok((troubles, failed)) => {
+        let result = write_all(writer, &work, deps);
+        match result {
+            Ok((problems, failed)) => {
                 self.changed.extend(failed);
-                Ok(troubles)
+                Ok(problems)
             }
             Err(error) => {
                 self.changed.extend(work.into_iter().map(|(node, _)| node));
@@ -94,31 +94,31 @@ impl StatusSync {
 }
 
 /// Returns the shared copy of an equal status, or stores this one.
-fn deduplicated(texts: &mut HashMap<u64, Arc<RenderedStatus>>, wanted: RenderedStatus) -> Arc<RenderedStatus> {
-    match texts.get(&wanted.hash) {
-        Some(known) if **known == wanted => Arc::clone(known),
+fn deduplicated(shared: &mut HashMap<u64, Arc<RenderedStatus>>, status: RenderedStatus) -> Arc<RenderedStatus> {
+    match shared.get(&status.hash) {
+        Some(known) if **known == status => Arc::clone(known),
         _ => {
-            let wanted = Arc::new(wanted);
-            texts.insert(wanted.hash, Arc::clone(&wanted));
-            wanted
+            let status = Arc::new(status);
+            shared.insert(status.hash, Arc::clone(&status));
+            status
         }
     }
 }
 
 /// Writes several nodes concurrently. Returns the first error with the number of other failures, and the failed nodes.
 fn write_all(
-    board: &dyn StatusWriter,
+    writer: &dyn StatusWriter,
     work: &[(NodeName, Arc<RenderedStatus>)],
-    writing: &SyncDeps<'_>,
+    deps: &SyncDeps<'_>,
 ) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
     // One lease check for all: a status reports facts and decides nothing.
     if !work.is_empty() {
-        writing.store.holds_lease(writing.lease, writing.clock.now())?;
+        deps.store.holds_lease(deps.lease, deps.clock.now())?;
     }
-    let failed = board.write_all(work, writing.workers);
-    let troubles = failed.first().map(|(node, error)| match failed.len() {
+    let failed = writer.write_all(work, deps.workers);
+    let problems = failed.first().map(|(node, error)| match failed.len() {
         1 => format!("{node}: {error}"),
         more => format!("{node} and {}: {error}", plural(more - 1, "other")),
     });
-    Ok((troubles.into_iter().collect(), failed.into_iter().map(|(node, _)| node).collect()))
+    Ok((problems.into_iter().collect(), failed.into_iter().map(|(node, _)| node).collect()))
 }

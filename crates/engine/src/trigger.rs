@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-/// Any number of calls to `ring` cause one wake-up.
+/// Any number of calls to `fire` cause one wake-up.
 #[derive(Debug, Default)]
 pub struct Trigger {
     fired: Mutex<bool>,
@@ -18,11 +18,11 @@ impl Trigger {
         self.condvar.notify_all();
     }
 
-    /// Waits for a call to `ring`, at most this long. Returns whether there was one since the last call.
-    pub fn wait(&self, most: Duration) -> bool {
-        let rung = self.fired.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut rung, _) =
-            self.condvar.wait_timeout_while(rung, most, |rung| !*rung).unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut rung)
+    /// Waits for a call to `fire`, at most this long. Returns whether there was one since the last call.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let fired = self.fired.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut fired, _) =
+            self.condvar.wait_timeout_while(fired, timeout, |fired| !*fired).unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut fired)
     }
 }

@@ -92,18 +92,18 @@ enum Precondition {
 }
 
 impl Precondition {
-    fn check(&self, orders: &mut OperatorCommands<'_, '_>, at: Timestamp) -> Result<(), StoreError> {
-        let (still, what) = match self {
-            Self::Node { node, life, hold } => {
-                let (now_life, now_hold) = orders.state_and_hold(node)?;
-                (now_life == *life && now_hold == *hold, node.to_string())
+    fn check(&self, commands: &mut OperatorCommands<'_, '_>, at: Timestamp) -> Result<(), StoreError> {
+        let (holds, what) = match self {
+            Self::Node { node, life: state, hold } => {
+                let (current_state, current_hold) = commands.state_and_hold(node)?;
+                (current_state == *state && current_hold == *hold, node.to_string())
             }
             Self::Pause { pool, pause } => {
-                let now = orders.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
-                (now == *pause, format!("the pause {}", scope_text(pool.as_ref())))
+                let current = commands.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
+                (current == *pause, format!("the pause {}", scope_text(pool.as_ref())))
             }
         };
-        if still { Ok(()) } else { Err(StoreError::StateChanged { what }) }
+        if holds { Ok(()) } else { Err(StoreError::StateChanged { what }) }
     }
 }
 
@@ -155,46 +155,46 @@ impl PreparedCommand {
     ///
     /// # Errors
     /// If the store fails, or a precondition no longer holds ([`StoreError::StateChanged`]).
-    pub fn execute(&self, store: &Store, signed: &CommandOrigin) -> Result<(), StoreError> {
-        self.write(store, signed, None)
+    pub fn execute(&self, store: &Store, origin: &CommandOrigin) -> Result<(), StoreError> {
+        self.write(store, origin, None)
     }
 
-    /// Like [`Self::carry_out`], and records the API call.
+    /// Like [`Self::execute`], and records the API call.
     ///
     /// # Errors
-    /// As [`Self::carry_out`].
-    pub fn execute_for_call(&self, call: &ApiCall, store: &Store, signed: &CommandOrigin) -> Result<(), StoreError> {
-        self.write(store, signed, Some(call))
+    /// As [`Self::execute`].
+    pub fn execute_for_call(&self, call: &ApiCall, store: &Store, origin: &CommandOrigin) -> Result<(), StoreError> {
+        self.write(store, origin, Some(call))
     }
 
-    fn write(&self, store: &Store, signed: &CommandOrigin, call: Option<&ApiCall>) -> Result<(), StoreError> {
-        store.operator_transaction(|orders| {
-            for rests in &self.preconditions {
-                rests.check(orders, signed.at)?;
+    fn write(&self, store: &Store, origin: &CommandOrigin, call: Option<&ApiCall>) -> Result<(), StoreError> {
+        store.operator_transaction(|commands| {
+            for precondition in &self.preconditions {
+                precondition.check(commands, origin.at)?;
             }
             for write in &self.writes {
-                write.apply(orders, signed)?;
+                write.apply(commands, origin)?;
             }
-            call.map_or(Ok(()), |call| orders.record_call(call, signed.at))
+            call.map_or(Ok(()), |call| commands.record_call(call, origin.at))
         })
     }
 }
 
 impl StoreWrite {
-    fn apply(&self, orders: &mut OperatorCommands<'_, '_>, signed: &CommandOrigin) -> Result<(), StoreError> {
-        let CommandOrigin { by, why, at } = signed;
+    fn apply(&self, commands: &mut OperatorCommands<'_, '_>, origin: &CommandOrigin) -> Result<(), StoreError> {
+        let CommandOrigin { by, why, at } = origin;
         match self {
-            Self::Request(asked) => orders.add_command(asked, by, why, *at).map(drop),
+            Self::Request(command) => commands.add_command(command, by, why, *at).map(drop),
             Self::Hold { node, until } => {
-                orders.hold(node, &Hold { by: by.clone(), why: why.clone(), since: *at, until: *until })
+                commands.hold(node, &Hold { by: by.clone(), why: why.clone(), since: *at, until: *until })
             }
-            Self::Unhold(node) => orders.unhold(node, by, why, *at),
+            Self::Unhold(node) => commands.unhold(node, by, why, *at),
             Self::Pause { pool, until } => {
                 let (by, why, pool) = (by.clone(), why.clone(), pool.clone());
-                orders.pause(&Pause { pool, by, why, since: *at, until: *until })
+                commands.pause(&Pause { pool, by, why, since: *at, until: *until })
             }
-            Self::Resume(pool) => orders.resume(pool.as_ref(), by, why, *at),
-            Self::CloseBreaker => orders.close_breaker(by, why, *at),
+            Self::Resume(pool) => commands.resume(pool.as_ref(), by, why, *at),
+            Self::CloseBreaker => commands.close_breaker(by, why, *at),
         }
     }
 }
@@ -257,19 +257,19 @@ fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepar
         until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {} UTC", format_time(until)));
     // A duration instead of a time: the operator confirms this text, and needs a while to read it.
     let length = length.map_or_else(|| "until resumed".to_owned(), |length| format!("for {length}"));
-    let rests_on = vec![pause_precondition(facts, pool)];
-    let before = paused(facts, pool)
+    let preconditions = vec![pause_precondition(facts, pool)];
+    let replaced = paused(facts, pool)
         .map_or_else(String::new, |pause| format!(", replacing the pause by {} ({})", pause.by, pause.why));
-    let place = scope_text(pool);
-    let of_pool = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
+    let scope = scope_text(pool);
+    let pool_flag = pool.map_or_else(String::new, |pool| format!(" --pool {pool}"));
     PreparedCommand {
-        plan: format!("Would pause validation {place} {how_long}."),
-        changes: vec![format!("validation {place}: paused {length}{before}")],
-        done: format!("Paused {place} {how_long}."),
-        next: format!("`doctor resume{of_pool} --why …` ends the pause"),
+        plan: format!("Would pause validation {scope} {how_long}."),
+        changes: vec![format!("validation {scope}: paused {length}{replaced}")],
+        done: format!("Paused {scope} {how_long}."),
+        next: format!("`doctor resume{pool_flag} --why …` ends the pause"),
         nodes: Vec::new(),
         writes: vec![StoreWrite::Pause { pool: pool.cloned(), until }],
-        preconditions: rests_on,
+        preconditions,
     }
 }
 
@@ -306,7 +306,7 @@ fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<PreparedCommand, Com
 
 fn close_breaker(facts: &Facts) -> PreparedCommand {
     let view = view::status(facts, &StoredStatus::default()).breaker;
-    let now = match view.state {
+    let change = match view.state {
         BreakerState::Open => {
             format!("open -> closed; reason it opened: {}", view.why.as_deref().unwrap_or("not recorded"))
         }
@@ -314,7 +314,7 @@ fn close_breaker(facts: &Facts) -> PreparedCommand {
     };
     PreparedCommand {
         plan: "Would close the breaker: nodes may be taken out again.".to_owned(),
-        changes: vec![format!("breaker: {now}")],
+        changes: vec![format!("breaker: {change}")],
         done: "Closed the breaker.".to_owned(),
         next: "`doctor status` shows the nodes that are taken out".to_owned(),
         nodes: Vec::new(),
@@ -339,7 +339,7 @@ mod tests {
     };
 
     #[test]
-    fn until_takes_a_length_or_a_moment_ahead() {
+    fn a_deadline_is_a_duration_or_a_time_in_the_future() {
         let now: Timestamp = "2026-11-15T08:00:00Z".parse().unwrap();
         assert_eq!(parse_deadline("4h", now).unwrap(), now.plus(Span::hours(4)));
         assert_eq!(parse_deadline("2026-11-16T08:00:00Z", now).unwrap(), now.plus(Span::days(1)));
@@ -389,18 +389,18 @@ mod tests {
         assert!(facts.gone.is_empty(), "{:?}", facts.gone);
         let here = facts.snapshot.nodes.iter().find(|record| record.node.name.as_str() == "here").unwrap();
         assert!(matches!(here.node.occupancy, Occupancy::Unknown { .. }), "{here:?}");
-        let order = OperatorCommand::Quarantine { nodes: vec!["here".parse::<Selector>().unwrap()], evict: false };
-        let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
+        let command = OperatorCommand::Quarantine { nodes: vec!["here".parse::<Selector>().unwrap()], evict: false };
+        let prepared = command.prepare(&facts, &settings.catalogue).unwrap();
         assert!(prepared.writes.iter().any(|write| matches!(write, StoreWrite::Request(_))), "{prepared:?}");
     }
 
     #[test]
-    fn each_node_is_told_with_what_is_in_the_way_there() {
+    fn each_node_is_described_with_what_blocks_the_command_there() {
         let (store, settings) = store();
         let facts = facts(&store, &settings);
         let all = || vec!["gone,held,here".parse::<Selector>().unwrap()];
         let memory = TestId::new("memory").unwrap();
-        for (order, lines, requests) in [
+        for (command, lines, requests) in [
             (
                 OperatorCommand::Hold { nodes: all(), until: None },
                 ["gone from the cluster; held if it returns", "already held by eve (known)", "in-service -> held"],
@@ -422,47 +422,47 @@ mod tests {
                 2,
             ),
         ] {
-            let prepared = order.prepare(&facts, &settings.catalogue).unwrap();
-            assert_eq!(prepared.nodes, ["gone", "held", "here"].map(name), "{order:?}");
+            let prepared = command.prepare(&facts, &settings.catalogue).unwrap();
+            assert_eq!(prepared.nodes, ["gone", "held", "here"].map(name), "{command:?}");
             for (line, part) in prepared.changes.iter().zip(lines) {
                 assert!(line.contains(part), "{line}: {part}");
             }
-            let asked = prepared.writes.iter().filter(|write| matches!(write, StoreWrite::Request(_))).count();
-            assert_eq!(asked, requests, "{prepared:?}");
+            let request_count = prepared.writes.iter().filter(|write| matches!(write, StoreWrite::Request(_))).count();
+            assert_eq!(request_count, requests, "{prepared:?}");
         }
         let gone = || vec!["gone".parse::<Selector>().unwrap()];
-        for order in [
+        for command in [
             OperatorCommand::Test { nodes: gone(), tests: Vec::new() },
             OperatorCommand::Quarantine { nodes: gone(), evict: true },
             OperatorCommand::Release { nodes: gone() },
         ] {
-            let refused = order.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
-            assert!(refused.contains("no longer lists gone"), "{order:?}: {refused}");
+            let error = command.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
+            assert!(error.contains("no longer lists gone"), "{command:?}: {error}");
         }
     }
 
     #[test]
-    fn what_rests_on_something_that_has_changed_is_not_carried_out() {
+    fn a_command_whose_preconditions_have_changed_is_not_executed() {
         let (store, settings) = store();
-        let signed = CommandOrigin { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
+        let origin = CommandOrigin { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
         let nodes = || vec!["held,here".parse::<Selector>().unwrap()];
-        let order = OperatorCommand::Hold { nodes: nodes(), until: None };
-        let planned = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        let command = OperatorCommand::Hold { nodes: nodes(), until: None };
+        let prepared = command.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
         let hold = Hold { by: "bob".to_owned(), why: "noise".to_owned(), since: NOW, until: None };
         store.hold(&name("here"), &hold).unwrap();
         let lines = store.audit(100, None).unwrap().len();
-        let changed = planned.execute(&store, &signed).unwrap_err();
-        assert!(matches!(&changed, StoreError::StateChanged { what } if what == "here"), "{changed}");
+        let error = prepared.execute(&store, &origin).unwrap_err();
+        assert!(matches!(&error, StoreError::StateChanged { what } if what == "here"), "{error}");
         assert_eq!(store.audit(100, None).unwrap().len(), lines, "nothing was changed");
-        let now = order.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
-        assert!(now.changes[1].contains("already held by bob (noise)"), "{now:?}");
-        now.execute(&store, &signed).unwrap();
+        let current = command.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        assert!(current.changes[1].contains("already held by bob (noise)"), "{current:?}");
+        current.execute(&store, &origin).unwrap();
 
         let pause = OperatorCommand::Pause { pool: None, length: Some(Span::hours(1)) };
-        let planned = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
-        planned.execute(&store, &signed).unwrap();
+        let prepared = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();
+        prepared.execute(&store, &origin).unwrap();
         assert!(
-            matches!(planned.execute(&store, &signed), Err(StoreError::StateChanged { .. })),
+            matches!(prepared.execute(&store, &origin), Err(StoreError::StateChanged { .. })),
             "it is paused by now"
         );
         let again = pause.prepare(&facts(&store, &settings), &settings.catalogue).unwrap();

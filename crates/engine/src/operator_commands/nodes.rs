@@ -29,8 +29,8 @@ struct NodeOutcome {
 }
 
 impl NodeOutcome {
-    const fn unchanged(words: String) -> Self {
-        Self { text: words, writes: Vec::new() }
+    const fn unchanged(text: String) -> Self {
+        Self { text, writes: Vec::new() }
     }
 }
 
@@ -72,15 +72,15 @@ impl<'a> SelectedNodes<'a> {
     /// Collects the effect on each node. An error if there is none and the cluster lists none of the nodes.
     fn describe_each(
         &self,
-        fate: impl Fn(&NodeRecord, bool) -> NodeOutcome,
+        outcome: impl Fn(&NodeRecord, bool) -> NodeOutcome,
     ) -> Result<(Vec<String>, Vec<StoreWrite>), CommandError> {
         let (mut changes, mut writes) = (Vec::with_capacity(self.nodes.len()), Vec::new());
-        for (record, here) in &self.nodes {
-            let fate = fate(record, *here);
-            changes.push(format!("{}: {}", record.node.name, fate.text));
-            writes.extend(fate.writes);
+        for (record, listed) in &self.nodes {
+            let outcome = outcome(record, *listed);
+            changes.push(format!("{}: {}", record.node.name, outcome.text));
+            writes.extend(outcome.writes);
         }
-        if writes.is_empty() && !self.nodes.iter().any(|(_, here)| *here) {
+        if writes.is_empty() && !self.nodes.iter().any(|(_, listed)| *listed) {
             return Err(CommandError::Usage(format!("the cluster no longer lists {}", self.folded_names())));
         }
         Ok((changes, writes))
@@ -88,12 +88,12 @@ impl<'a> SelectedNodes<'a> {
 
     /// Returns the preconditions of the command.
     fn preconditions(&self) -> Vec<Precondition> {
-        let rests = |(record, _): &(&NodeRecord, bool)| Precondition::Node {
+        let precondition = |(record, _): &(&NodeRecord, bool)| Precondition::Node {
             node: record.node.name.clone(),
             life: record.state.clone(),
             hold: record.hold.clone(),
         };
-        self.nodes.iter().map(rests).collect()
+        self.nodes.iter().map(precondition).collect()
     }
 }
 
@@ -103,40 +103,40 @@ pub(super) fn test(
     selectors: &[Selector],
     tests: &[TestId],
 ) -> Result<PreparedCommand, CommandError> {
-    let meant = SelectedNodes::select(facts, selectors)?;
+    let selected = SelectedNodes::select(facts, selectors)?;
     let known = &facts.snapshot.tests;
-    let wanted = catalogue.expand(tests);
-    if let Some(several) = known.iter().find(|test| test.together && tests.contains(&test.id)) {
-        let text = format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", several.id, several.id);
+    let expanded = catalogue.expand(tests);
+    if let Some(multi_node) = known.iter().find(|test| test.together && tests.contains(&test.id)) {
+        let text = format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", multi_node.id, multi_node.id);
         return Err(CommandError::Usage(text));
     }
-    if let Some(unknown) = wanted.iter().find(|id| known.iter().all(|test| test.id != **id)) {
+    if let Some(unknown) = expanded.iter().find(|id| known.iter().all(|test| test.id != **id)) {
         let suites = catalogue.suites().keys().map(TestId::as_str);
         let known = known.iter().map(|test| test.id.as_str()).chain(suites).collect::<Vec<_>>().join(", ");
         return Err(CommandError::Unknown { what: "test or suite", name: unknown.to_string(), known });
     }
-    let which = match wanted.as_slice() {
+    let test_names = match expanded.as_slice() {
         [] => "all routine tests".to_owned(),
         some => some.iter().map(TestId::as_str).collect::<Vec<_>>().join(", "),
     };
-    let (changes, writes) = meant.describe_each(|record, here| {
-        let words = match (meant.hold_text(record), &record.state) {
-            _ if !here => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; not tested")),
-            (Some(held), _) => format!("{which}, after the hold ends: {held}"),
-            (None, NodeState::Repairing { .. }) => format!("{which}, after its repair"),
-            (None, _) => which.clone(),
+    let (changes, writes) = selected.describe_each(|record, listed| {
+        let text = match (selected.hold_text(record), &record.state) {
+            _ if !listed => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; not tested")),
+            (Some(held), _) => format!("{test_names}, after the hold ends: {held}"),
+            (None, NodeState::Repairing { .. }) => format!("{test_names}, after its repair"),
+            (None, _) => test_names.clone(),
         };
-        let asked = CommandKind::Test { node: record.node.name.clone(), tests: wanted.clone() };
-        NodeOutcome { text: words, writes: vec![StoreWrite::Request(asked)] }
+        let command = CommandKind::Test { node: record.node.name.clone(), tests: expanded.clone() };
+        NodeOutcome { text, writes: vec![StoreWrite::Request(command)] }
     })?;
     Ok(PreparedCommand {
-        plan: format!("Would request {which} on {} ({}).", meant.count_text(), meant.folded_names()),
+        plan: format!("Would request {test_names} on {} ({}).", selected.count_text(), selected.folded_names()),
         changes,
-        done: format!("Requested {which} on {}.", plural(writes.len(), "node")),
-        next: format!("`doctor why {}` shows when it runs", meant.example_name()),
+        done: format!("Requested {test_names} on {}.", plural(writes.len(), "node")),
+        next: format!("`doctor why {}` shows when it runs", selected.example_name()),
         writes,
-        preconditions: meant.preconditions(),
-        nodes: meant.node_names(),
+        preconditions: selected.preconditions(),
+        nodes: selected.node_names(),
     })
 }
 
@@ -147,41 +147,41 @@ pub(super) fn multi_node_test(
     selectors: &[Selector],
     name: Option<&str>,
 ) -> Result<PreparedCommand, CommandError> {
-    let meant = SelectedNodes::select(facts, selectors)?;
-    let several: Vec<&TestId> = facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
+    let selected = SelectedNodes::select(facts, selectors)?;
+    let candidates: Vec<&TestId> = facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
     let name = name.unwrap_or("collective");
-    let is_meant = |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|of| of.as_str() == name);
-    let Some(test) = several.iter().find(|id| is_meant(id)) else {
-        let known = several.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
+    let is_match = |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|base| base.as_str() == name);
+    let Some(test) = candidates.iter().find(|id| is_match(id)) else {
+        let known = candidates.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
         return Err(CommandError::Unknown { what: "test over several nodes", name: name.to_owned(), known });
     };
-    let Some(nodes) = NonEmpty::new(meant.node_names()).filter(|nodes| nodes.len() > 1) else {
-        let text = format!("{test} needs at least two nodes; `--nodes` names {}", meant.count_text());
+    let Some(nodes) = NonEmpty::new(selected.node_names()).filter(|nodes| nodes.len() > 1) else {
+        let text = format!("{test} needs at least two nodes; `--nodes` names {}", selected.count_text());
         return Err(CommandError::Usage(text));
     };
     if nodes.len() > MAX_TEST_NODES {
         return Err(CommandError::Usage(format!(
             "`--nodes` names {}; the limit is {MAX_TEST_NODES}",
-            meant.count_text()
+            selected.count_text()
         )));
     }
-    if let Some((gone, _)) = meant.nodes.iter().find(|(_, here)| !here) {
-        let text = format!("{} is {UNLISTED_TEXT}; {test} needs all of its nodes", gone.node.name);
+    if let Some((unlisted, _)) = selected.nodes.iter().find(|(_, listed)| !listed) {
+        let text = format!("{} is {UNLISTED_TEXT}; {test} needs all of its nodes", unlisted.node.name);
         return Err(CommandError::Usage(text));
     }
-    let mut changes = vec![format!("{}: {test}, one run", meant.folded_names())];
-    changes.extend(meant.nodes.iter().filter_map(|(record, _)| {
-        let held = meant.hold_text(record)?;
+    let mut changes = vec![format!("{}: {test}, one run", selected.folded_names())];
+    changes.extend(selected.nodes.iter().filter_map(|(record, _)| {
+        let held = selected.hold_text(record)?;
         Some(format!("{}: {held}; the run waits until the hold ends", record.node.name))
     }));
     Ok(PreparedCommand {
-        plan: format!("Would request one run of {test} over {} ({}).", meant.count_text(), meant.folded_names()),
+        plan: format!("Would request one run of {test} over {} ({}).", selected.count_text(), selected.folded_names()),
         changes,
-        done: format!("Requested one run of {test} over {}.", meant.count_text()),
+        done: format!("Requested one run of {test} over {}.", selected.count_text()),
         next: "`doctor audit` shows each trial and its result".to_owned(),
         writes: vec![StoreWrite::Request(CommandKind::Together { nodes, test: (*test).clone(), trials: Vec::new() })],
-        preconditions: meant.preconditions(),
-        nodes: meant.node_names(),
+        preconditions: selected.preconditions(),
+        nodes: selected.node_names(),
     })
 }
 
@@ -190,42 +190,42 @@ pub(super) fn hold(
     selectors: &[Selector],
     until: Option<Timestamp>,
 ) -> Result<PreparedCommand, CommandError> {
-    let meant = SelectedNodes::select(facts, selectors)?;
+    let selected = SelectedNodes::select(facts, selectors)?;
     let how_long =
         until.map_or_else(|| "until released".to_owned(), |until| format!("until {} UTC", format_time(until)));
-    let (changes, writes) = meant.describe_each(|record, here| {
-        let words = match (meant.hold_text(record), here) {
+    let (changes, writes) = selected.describe_each(|record, listed| {
+        let text = match (selected.hold_text(record), listed) {
             (Some(held), _) => format!("already {held}; this hold replaces it"),
             (None, false) => format!("{UNLISTED_TEXT}; held if it returns"),
             (None, true) => format!("{} -> held", record.state.as_str()),
         };
-        NodeOutcome { text: words, writes: vec![StoreWrite::Hold { node: record.node.name.clone(), until }] }
+        NodeOutcome { text, writes: vec![StoreWrite::Hold { node: record.node.name.clone(), until }] }
     })?;
     Ok(PreparedCommand {
-        plan: format!("Would hold {} ({}) {how_long}: no tests, no repairs.", meant.count_text(), meant.folded_names()),
+        plan: format!("Would hold {} ({}) {how_long}: no tests, no repairs.", selected.count_text(), selected.folded_names()),
         changes,
-        done: format!("Held {} {how_long}.", meant.count_text()),
-        next: format!("`doctor release {} --why …` when it is ready", meant.example_name()),
+        done: format!("Held {} {how_long}.", selected.count_text()),
+        next: format!("`doctor release {} --why …` when it is ready", selected.example_name()),
         writes,
-        preconditions: meant.preconditions(),
-        nodes: meant.node_names(),
+        preconditions: selected.preconditions(),
+        nodes: selected.node_names(),
     })
 }
 
 pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedCommand, CommandError> {
-    let meant = SelectedNodes::select(facts, selectors)?;
-    let (changes, writes) = meant.describe_each(|record, here| {
+    let selected = SelectedNodes::select(facts, selectors)?;
+    let (changes, writes) = selected.describe_each(|record, listed| {
         let name = &record.node.name;
         let end = record.hold.as_ref().map(|_| StoreWrite::Unhold(name.clone()));
-        let held = meant.hold_text(record).unwrap_or_else(|| record.state.as_str().to_owned());
-        if !here {
-            let after = if end.is_some() { "the hold ends" } else { "nothing changes" };
+        let held = selected.hold_text(record).unwrap_or_else(|| record.state.as_str().to_owned());
+        if !listed {
+            let effect = if end.is_some() { "the hold ends" } else { "nothing changes" };
             return NodeOutcome {
-                text: format!("{held}; {UNLISTED_TEXT}; {after}"),
+                text: format!("{held}; {UNLISTED_TEXT}; {effect}"),
                 writes: end.into_iter().collect(),
             };
         }
-        let after = match &record.state {
+        let effect = match &record.state {
             NodeState::InService | NodeState::Suspect if end.is_some() => "the hold ends",
             NodeState::InService | NodeState::Suspect if has_event_findings(record) => "its events are acknowledged",
             NodeState::InService | NodeState::Suspect => "nothing changes",
@@ -235,17 +235,17 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
                 "requalified, then returned to service"
             }
         };
-        let asked = StoreWrite::Request(CommandKind::Release { node: name.clone() });
-        NodeOutcome { text: format!("{held}; {after}"), writes: end.into_iter().chain([asked]).collect() }
+        let request = StoreWrite::Request(CommandKind::Release { node: name.clone() });
+        NodeOutcome { text: format!("{held}; {effect}"), writes: end.into_iter().chain([request]).collect() }
     })?;
     Ok(PreparedCommand {
-        plan: format!("Would release {} ({}).", meant.count_text(), meant.folded_names()),
+        plan: format!("Would release {} ({}).", selected.count_text(), selected.folded_names()),
         changes,
-        done: format!("Released {}.", meant.count_text()),
-        next: format!("`doctor why {}` shows its progress", meant.example_name()),
+        done: format!("Released {}.", selected.count_text()),
+        next: format!("`doctor why {}` shows its progress", selected.example_name()),
         writes,
-        preconditions: meant.preconditions(),
-        nodes: meant.node_names(),
+        preconditions: selected.preconditions(),
+        nodes: selected.node_names(),
     })
 }
 
@@ -256,36 +256,36 @@ fn has_event_findings(record: &NodeRecord) -> bool {
 }
 
 pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> Result<PreparedCommand, CommandError> {
-    let meant = SelectedNodes::select(facts, selectors)?;
+    let selected = SelectedNodes::select(facts, selectors)?;
     let work = if evict { "user work evicted" } else { "user work may finish" };
-    let (changes, writes) = meant.describe_each(|record, here| {
+    let (changes, writes) = selected.describe_each(|record, listed| {
         let then = format!("quarantined, {work}, then examined");
-        let life = record.state.as_str();
-        let words = match (meant.hold_text(record), &record.state) {
-            _ if !here => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; nothing changes")),
+        let state = record.state.as_str();
+        let text = match (selected.hold_text(record), &record.state) {
+            _ if !listed => return NodeOutcome::unchanged(format!("{UNLISTED_TEXT}; nothing changes")),
             (Some(held), _) => format!("{held}; after the hold: {then}"),
-            (None, NodeState::InService | NodeState::Suspect) => format!("{life} -> {then}"),
-            (None, NodeState::Held { .. }) => format!("{life}; after the hold: {then}"),
+            (None, NodeState::InService | NodeState::Suspect) => format!("{state} -> {then}"),
+            (None, NodeState::Held { .. }) => format!("{state}; after the hold: {then}"),
             (
                 None,
                 NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Proving { .. } | NodeState::Out,
             ) => {
-                return NodeOutcome::unchanged(format!("{life}: already out of service; nothing changes"));
+                return NodeOutcome::unchanged(format!("{state}: already out of service; nothing changes"));
             }
         };
-        let asked = CommandKind::Quarantine { node: record.node.name.clone(), evict };
-        NodeOutcome { text: words, writes: vec![StoreWrite::Request(asked)] }
+        let command = CommandKind::Quarantine { node: record.node.name.clone(), evict };
+        NodeOutcome { text, writes: vec![StoreWrite::Request(command)] }
     })?;
     Ok(PreparedCommand {
-        plan: format!("Would take {} out of service ({}).", meant.count_text(), meant.folded_names()),
+        plan: format!("Would take {} out of service ({}).", selected.count_text(), selected.folded_names()),
         changes,
         done: format!("Requested quarantine and examination of {}.", plural(writes.len(), "node")),
         next: format!(
             "`doctor why {0}` shows the advice; `doctor release {0} --why …` requalifies and returns it",
-            meant.example_name()
+            selected.example_name()
         ),
         writes,
-        preconditions: meant.preconditions(),
-        nodes: meant.node_names(),
+        preconditions: selected.preconditions(),
+        nodes: selected.node_names(),
     })
 }

@@ -38,19 +38,19 @@ const CATEGORIES: [(&str, &str); 26] = [
     ("collective*", "IBPerformance"),
 ];
 
-/// Builds the fields. `told` is the cloud instance as reported by the machine.
-pub(super) fn provider_fields(case: &Case, machine: Option<&HardwareRecord>, told: Option<&Value>) -> Value {
+/// Builds the fields. `cloud_instance` is the cloud instance as reported by the machine.
+pub(super) fn provider_fields(case: &Case, machine: Option<&HardwareRecord>, cloud_instance: Option<&Value>) -> Value {
     let worst = case.findings.iter().max_by_key(|finding| finding.severity);
     let described = machine.map(|machine| &machine.described);
     let physical_host = described.and_then(|hardware| hardware.physical_host.clone());
-    let words = worst.map_or_else(|| "taken out by an operator".to_owned(), |finding| finding.text.clone());
-    let instance = |cloud: &str| told.filter(|told| told["name"] == cloud).cloned().unwrap_or_default();
+    let description = worst.map_or_else(|| "taken out by an operator".to_owned(), |finding| finding.text.clone());
+    let instance = |cloud: &str| cloud_instance.filter(|cloud_instance| cloud_instance["name"] == cloud).cloned().unwrap_or_default();
     json!({
         "azure": {
             "instance": instance("azure"),
             "startDateTime": case.opened,
             "impactCategory": worst.map_or("Resource.Hpc.Unhealthy.ManualInvestigation".to_owned(), category),
-            "impactDescription": words,
+            "impactDescription": description,
             "additionalProperties": {
                 "PhysicalHostName": physical_host,
                 "SerialNumber": described.and_then(|hardware| hardware.board_serial.clone()),
@@ -61,14 +61,14 @@ pub(super) fn provider_fields(case: &Case, machine: Option<&HardwareRecord>, tol
             "node": case.node,
             "instance": instance("aws"),
             "physical_host": physical_host,
-            "reason": words,
+            "reason": description,
             "start": case.opened,
         },
         "gcp": {
             "node": case.node,
             "instance": instance("gcp"),
             "physical_host": physical_host,
-            "reason": words,
+            "reason": description,
             "start": case.opened,
         },
         "gpu_uuids": described.map(|hardware| hardware.gpu_uuids.clone()).unwrap_or_default(),
@@ -80,12 +80,12 @@ fn is_gpu(finding: &Finding) -> bool {
 }
 
 fn category(finding: &Finding) -> String {
-    let fits = |pattern: &str, word: &str| match pattern.strip_suffix('*') {
-        Some(beginning) => word.starts_with(beginning),
+    let is_match = |pattern: &str, word: &str| match pattern.strip_suffix('*') {
+        Some(prefix) => word.starts_with(prefix),
         None => word == pattern,
     };
     let names = [finding.reason.as_str(), finding.check.as_str()];
-    let known = CATEGORIES.iter().find(|(pattern, _)| names.iter().any(|name| fits(pattern, name)));
+    let known = CATEGORIES.iter().find(|(pattern, _)| names.iter().any(|name| is_match(pattern, name)));
     format!("Resource.Hpc.Unhealthy.{}", known.map_or("HpcGenericFailure", |(_, category)| category))
 }
 
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_has_azures_word_for_it() {
-        for (check, reason, wanted) in [
+    fn findings_map_to_azure_impact_categories() {
+        for (check, reason, expected) in [
             ("gpu-xid", "xid-79", "XID79FallenOffBus"),
             ("gpu-xid", "xid-95-reboot", "XID95UncontainedECCError"),
             ("gpu-xid", "xid-62", "UnhealthyGPUNvidiasmi"),
@@ -123,7 +123,7 @@ mod tests {
                 evidence: Evidence::Nothing,
                 confirm: 1,
             };
-            assert_eq!(category(&finding), format!("Resource.Hpc.Unhealthy.{wanted}"), "{check} {reason}");
+            assert_eq!(category(&finding), format!("Resource.Hpc.Unhealthy.{expected}"), "{check} {reason}");
         }
     }
 }

@@ -14,35 +14,35 @@ const ADAPTER: [(&str, &str); 2] = [("/fw_ver", "firmware"), ("/board_id", "boar
 
 /// Collects versions from documents, which must be sorted newest first. The format is that of `doctor-node report`.
 pub(super) fn read<'a>(documents: impl Iterator<Item = &'a Document>) -> Value {
-    let mut told = json!({});
+    let mut versions = json!({});
     let mut missing: Vec<&str> = CHECKS.to_vec();
     for document in documents {
         for evidence in &document.tests {
-            let Some(place) = missing.iter().position(|check| *check == evidence.test.as_str()) else { continue };
-            missing.remove(place);
-            evidence.probes.iter().for_each(|(_, output)| add(&mut told, output));
-            told["read"][evidence.test.as_str()] = json!({ "run": document.run, "at": evidence.ended });
+            let Some(index) = missing.iter().position(|check| *check == evidence.test.as_str()) else { continue };
+            missing.remove(index);
+            evidence.probes.iter().for_each(|(_, output)| add(&mut versions, output));
+            versions["read"][evidence.test.as_str()] = json!({ "run": document.run, "at": evidence.ended });
         }
         if missing.is_empty() {
             break;
         }
     }
-    told
+    versions
 }
 
-fn add(told: &mut Value, output: &ProbeOutput) {
+fn add(versions: &mut Value, output: &ProbeOutput) {
     match output {
-        ProbeOutput::Gpus(answer) => {
-            if let Ok(driver) = &answer.driver {
-                told["driver"] = json!({ "version": driver.version, "cuda": driver.cuda });
+        ProbeOutput::Gpus(result) => {
+            if let Ok(driver) = &result.driver {
+                versions["driver"] = json!({ "version": driver.version, "cuda": driver.cuda });
             }
-            told["gpus"] = answer.gpus.iter().map(gpu).collect();
+            versions["gpus"] = result.gpus.iter().map(gpu).collect();
         }
         ProbeOutput::Files(files) => {
             for FileText { path, text } in files {
-                let word = ADAPTER.iter().find(|(ending, _)| path.ends_with(ending));
-                let (Some((_, word)), Some(name), Ok(text)) = (word, path.rsplit('/').nth(1), text) else { continue };
-                told["adapters"][name][word] = text.trim().into();
+                let field = ADAPTER.iter().find(|(ending, _)| path.ends_with(ending));
+                let (Some((_, field)), Some(name), Ok(text)) = (field, path.rsplit('/').nth(1), text) else { continue };
+                versions["adapters"][name][field] = text.trim().into();
             }
         }
         _ => {}
@@ -55,23 +55,23 @@ fn gpu(gpu: &Gpu) -> Value {
 }
 
 /// Formats the versions for people, one line each.
-pub(super) fn lines(told: &Value) -> Vec<String> {
-    let word = |value: &Value| value.as_str().unwrap_or("not known").to_owned();
+pub(super) fn lines(versions: &Value) -> Vec<String> {
+    let text_of = |value: &Value| value.as_str().unwrap_or("not known").to_owned();
     let mut lines = Vec::new();
-    if told["driver"]["version"].is_string() {
-        lines.push(format!("- driver {}, CUDA {}", word(&told["driver"]["version"]), word(&told["driver"]["cuda"])));
+    if versions["driver"]["version"].is_string() {
+        lines.push(format!("- driver {}, CUDA {}", text_of(&versions["driver"]["version"]), text_of(&versions["driver"]["cuda"])));
     }
-    for gpu in told["gpus"].as_array().into_iter().flatten() {
+    for gpu in versions["gpus"].as_array().into_iter().flatten() {
         let [bus, name, vbios, inforom] =
-            ["bus", "name", "vbios_version", "inforom.image"].map(|field| word(&gpu[field]));
+            ["bus", "name", "vbios_version", "inforom.image"].map(|field| text_of(&gpu[field]));
         let serial = gpu["serial"].as_str().map_or_else(String::new, |serial| format!(", serial {serial}"));
         lines.push(format!("- GPU {bus}, {name}{serial}: VBIOS {vbios}, InfoROM {inforom}"));
     }
-    for (name, adapter) in told["adapters"].as_object().into_iter().flatten() {
-        lines.push(format!("- {name}: firmware {}, board {}", word(&adapter["firmware"]), word(&adapter["board"])));
+    for (name, adapter) in versions["adapters"].as_object().into_iter().flatten() {
+        lines.push(format!("- {name}: firmware {}, board {}", text_of(&adapter["firmware"]), text_of(&adapter["board"])));
     }
-    if let Some(bios) = told["system"]["bios"].as_str() {
-        lines.push(format!("- BIOS {bios} of {}", word(&told["system"]["bios_date"])));
+    if let Some(bios) = versions["system"]["bios"].as_str() {
+        lines.push(format!("- BIOS {bios} of {}", text_of(&versions["system"]["bios_date"])));
     }
     lines
 }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_evidence_of_each_check_tells_the_versions() {
+    fn versions_come_from_the_newest_evidence_of_each_check() {
         let gpus = |vbios: &str| {
             let fields = vec![
                 ("name".to_owned(), FieldValue::Text("NVIDIA H200".to_owned())),
@@ -125,16 +125,16 @@ mod tests {
             document(2, "gpu-versions", gpus("an older one")),
             document(1, "ib-firmware", files),
         ];
-        let told = read(documents.iter());
+        let versions = read(documents.iter());
         assert_eq!(
-            lines(&told),
+            lines(&versions),
             [
                 "- driver 570.124.06, CUDA not known",
                 "- GPU 0000:18:00.0, NVIDIA H200: VBIOS 96.00.A5.00.1A, InfoROM not known",
                 "- mlx5_0: firmware 28.39.1002, board not known",
             ]
         );
-        assert_eq!(told["read"]["ib-firmware"]["run"], RunId::from_number(1).to_string());
+        assert_eq!(versions["read"]["ib-firmware"]["run"], RunId::from_number(1).to_string());
         assert!(lines(&read([].iter())).is_empty());
     }
 }

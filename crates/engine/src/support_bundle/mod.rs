@@ -96,13 +96,13 @@ pub fn archive(
 }
 
 /// Returns the path of a case's archive: one for each escalation level.
-fn archive_path(share: &Share, case: CaseId, rung: RepairStep) -> PathBuf {
-    share.root().join("handoff").join(format!("{case}-{rung}.tar.gz"))
+fn archive_path(share: &Share, case: CaseId, repair_step: RepairStep) -> PathBuf {
+    share.root().join("handoff").join(format!("{case}-{repair_step}.tar.gz"))
 }
 
 /// Returns whether the archive for this escalation level was already saved.
-pub fn is_saved(share: &Share, case: CaseId, rung: RepairStep) -> bool {
-    archive_path(share, case, rung).exists()
+pub fn is_saved(share: &Share, case: CaseId, repair_step: RepairStep) -> bool {
+    archive_path(share, case, repair_step).exists()
 }
 
 /// Saves an archive of the case on the share, before a step destroys evidence.
@@ -113,10 +113,10 @@ pub fn save(
     store: &Store,
     share: &Share,
     case: CaseId,
-    rung: RepairStep,
+    repair_step: RepairStep,
     from_node: &NodeEvidence,
 ) -> Result<PathBuf, BundleError> {
-    let path = archive_path(share, case, rung);
+    let path = archive_path(share, case, repair_step);
     let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
     let failed = |source| BundleError::Write { path: path.clone(), source };
     fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;
@@ -131,7 +131,7 @@ pub fn remove_expired(share: &Share, before: Timestamp) {
         let name = entry.file_name();
         let case = name.to_str().and_then(|name| name.split_once('-')?.0.parse::<CaseId>().ok());
         if case.is_some_and(|case| case.born() < before) {
-            let _gone = fs::remove_file(entry.path());
+            let _result = fs::remove_file(entry.path());
         }
     }
 }
@@ -164,19 +164,19 @@ fn bundle_files(
     runs.truncate(MAX_RUNS);
     let mut documents = Vec::new();
     for run in &runs {
-        let kept = store.evidence(*run, node)?;
-        documents.extend(kept.and_then(|kept| Document::parse_stored(&kept.bytes).ok()));
+        let stored = store.evidence(*run, node)?;
+        documents.extend(stored.and_then(|stored| Document::parse_stored(&stored.bytes).ok()));
     }
-    let read = firmware::read(documents.iter());
-    let told = from_node.as_ref().ok().map(|report| &report.machine);
-    let summary = summary(case, &machines, from_node, &read);
+    let versions = firmware::read(documents.iter());
+    let machine_report = from_node.as_ref().ok().map(|report| &report.machine);
+    let summary = summary(case, &machines, from_node, &versions);
     let of_the_case = machines.iter().find(|machine| machine.of_the_case);
     let mut parts = vec![
         BundleFile { name: "summary.md".to_owned(), bytes: redact(&summary).into_owned().into_bytes() },
         json_file("case.json", case)?,
         json_file("machines.json", &machines)?,
-        json_file("firmware.json", told.unwrap_or(&read))?,
-        json_file("cloud.json", &cloud::provider_fields(case, of_the_case, told.map(|told| &told["cloud"])))?,
+        json_file("firmware.json", machine_report.unwrap_or(&versions))?,
+        json_file("cloud.json", &cloud::provider_fields(case, of_the_case, machine_report.map(|machine_report| &machine_report["cloud"])))?,
         json_file("history.json", &history)?,
         json_file("audit.json", &store.audit(500, Some(node))?)?,
     ];
@@ -186,9 +186,9 @@ fn bundle_files(
         let name = format!("node/{}", known.unwrap_or(&"file"));
         parts.push(BundleFile { name, bytes: file.bytes.clone() });
     }
-    let mut room = MAX_TOTAL_BYTES;
+    let mut remaining_bytes = MAX_TOTAL_BYTES;
     for run in runs {
-        add_run(store, share, case, run, &mut room, &mut parts)?;
+        add_run(store, share, case, run, &mut remaining_bytes, &mut parts)?;
     }
     Ok(parts)
 }
@@ -199,13 +199,13 @@ fn add_run(
     share: Option<&Share>,
     case: &Case,
     run: RunId,
-    room: &mut usize,
+    remaining_bytes: &mut usize,
     parts: &mut Vec<BundleFile>,
 ) -> Result<(), BundleError> {
     let mut add = |name: String, bytes: &[u8]| {
         let text = redact(&String::from_utf8_lossy(bytes)).into_owned().into_bytes();
-        if text.len() <= *room {
-            *room -= text.len();
+        if text.len() <= *remaining_bytes {
+            *remaining_bytes -= text.len();
             parts.push(BundleFile { name, bytes: text });
         }
     };
@@ -237,7 +237,7 @@ fn json_file(name: &str, value: &impl Serialize) -> Result<BundleFile, BundleErr
 }
 
 /// Returns a one-page summary: what is wrong with which machine, and what was tried.
-fn summary(case: &Case, machines: &[HardwareRecord], from_node: &NodeEvidence, read: &Value) -> String {
+fn summary(case: &Case, machines: &[HardwareRecord], from_node: &NodeEvidence, stored_versions: &Value) -> String {
     let mut lines = vec![format!("# Case {} on {}", case.id, case.node), String::new()];
     let state = match &case.state {
         CaseState::Open => "open".to_owned(),
@@ -257,13 +257,13 @@ fn summary(case: &Case, machines: &[HardwareRecord], from_node: &NodeEvidence, r
         lines.extend(gpu_uuids.iter().map(|uuid| format!("- GPU: {uuid}")));
     }
     lines.push("\n## Firmware\n".to_owned());
-    let versions = firmware::lines(from_node.as_ref().map_or(read, |report| &report.machine));
+    let versions = firmware::lines(from_node.as_ref().map_or(stored_versions, |report| &report.machine));
     lines.push(if versions.is_empty() { "Not known.".to_owned() } else { versions.join("\n") });
     lines.push("\n## nvidia-bug-report\n".to_owned());
     lines.push(match from_node {
         Ok(VendorReport { file: Some(file), machine }) => {
-            let said = machine["vendor_report"]["file"].as_str().unwrap_or(&file.name);
-            format!("It is in node/, as the vendor's tool wrote it: {said}.")
+            let file_name = machine["vendor_report"]["file"].as_str().unwrap_or(&file.name);
+            format!("It is in node/, as the vendor's tool wrote it: {file_name}.")
         }
         Ok(VendorReport { file: None, machine }) => {
             let why = machine["vendor_report"]["why_not"].as_str().unwrap_or("the node gives no reason");

@@ -23,7 +23,7 @@ pub(super) fn tar(folder: &str, parts: &[BundleFile], at: Timestamp) -> Vec<u8> 
 
 fn header(name: &str, size: usize, at: Timestamp) -> [u8; BLOCK] {
     let mut header = [0; BLOCK];
-    let mut put = |place: usize, bytes: &[u8]| header[place..place + bytes.len()].copy_from_slice(bytes);
+    let mut put = |offset: usize, bytes: &[u8]| header[offset..offset + bytes.len()].copy_from_slice(bytes);
     let mut end = name.len().min(NAME);
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -54,7 +54,7 @@ mod tests {
     use crate::gzip::gzip;
 
     #[test]
-    fn the_systems_tar_unpacks_it() {
+    fn the_archive_unpacks_with_the_system_tar() {
         let folder = tempfile::tempdir().unwrap();
         let part = |name: &str, bytes: &[u8]| BundleFile { name: name.to_owned(), bytes: bytes.to_vec() };
         let parts = [part("a.txt", b"one"), part("logs/empty", b""), part("logs/long", &[b'x'; 1500])];
