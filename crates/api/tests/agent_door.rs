@@ -172,7 +172,7 @@ fn an_agent_that_is_unknown_or_revoked_is_rejected_before_its_body_is_read() {
 }
 
 #[test]
-fn a_node_cannot_report_for_another() {
+fn no_node_speaks_for_another() {
     let mut fixture = Fixture::leading();
     assert!(fixture.expect("403", "n2", &signed(&report("n2", 1), "n1")).contains("the report is not signed by n2\n"));
     fixture.expect("403", "n2", &signed(&report("n1", 1), "n1"));

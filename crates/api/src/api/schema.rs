@@ -89,8 +89,8 @@ pub(super) fn duration() -> Value {
     json!({ "type": "string", "description": "a duration such as 90s, 5m, 1h 30m or 7d" })
 }
 
-pub(super) fn one_of(words: &[&str]) -> Value {
-    json!({ "type": "string", "enum": words })
+pub(super) fn one_of(values: &[&str]) -> Value {
+    json!({ "type": "string", "enum": values })
 }
 
 /// Any value; documented as text elsewhere.
@@ -98,16 +98,16 @@ pub(super) fn any_value() -> Value {
     json!({})
 }
 
-macro_rules! words {
+macro_rules! enum_schemas {
     ($($name:ident: $type:ty,)+) => {
         $(pub(super) fn $name() -> Value {
-            let words: Vec<&str> = <$type>::ALL.iter().map(|one| one.code()).collect();
-            one_of(&words)
+            let values: Vec<&str> = <$type>::ALL.iter().map(|one| one.code()).collect();
+            one_of(&values)
         })+
     };
 }
 
-words! {
+enum_schemas! {
     verdict: Verdict,
     severity: Severity,
     remedy: Remedy,

@@ -115,7 +115,7 @@ fn runs(scrape: &mut Scrape, store: &Store, status: &StatusView, now: Timestamp)
     }
     let day = now.minus(Span::days(1));
     for (outcome, count) in store.run_outcomes(day)? {
-        scrape.add("doctor_runs_last_day", &[outcome], whole(count));
+        scrape.add("doctor_runs_last_day", &[outcome], float_u64(count));
     }
     for rate in store.failure_rates(day)? {
         let verdicts = [
@@ -125,7 +125,7 @@ fn runs(scrape: &mut Scrape, store: &Store, status: &StatusView, now: Timestamp)
             ("not-applicable", rate.not_applicable),
         ];
         for (verdict, count) in verdicts {
-            scrape.add("doctor_results_last_day", &[rate.test.as_str(), verdict], whole(count));
+            scrape.add("doctor_results_last_day", &[rate.test.as_str(), verdict], float_u64(count));
         }
     }
     scrape.add("doctor_validation_node_seconds_today", &[], status.spent_today_hours * HOUR);
@@ -169,7 +169,7 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
         ("doctor_alert_messages_delivered_total", counters.alerts_delivered),
         ("doctor_alert_messages_lost_total", counters.alerts_lost),
     ] {
-        scrape.add(name, &[], whole(count));
+        scrape.add(name, &[], float_u64(count));
     }
     Ok(())
 }
@@ -177,18 +177,18 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 /// Adds metrics of this process: waiting messages by place, and span counters.
 pub(crate) fn add_process_metrics(scrape: &mut Scrape, waiting: &[(&str, u64)], traces: Option<&ExportCounts>) {
     for (location, count) in waiting {
-        scrape.add("doctor_spool_waiting", &[*location], whole(*count));
+        scrape.add("doctor_spool_waiting", &[*location], float_u64(*count));
     }
     if let Some(counts) = traces {
-        scrape.add("doctor_trace_spans_exported_total", &[], whole(counts.exported()));
-        scrape.add("doctor_trace_spans_dropped_total", &[], whole(counts.dropped()));
+        scrape.add("doctor_trace_spans_exported_total", &[], float_u64(counts.exported()));
+        scrape.add("doctor_trace_spans_dropped_total", &[], float_u64(counts.dropped()));
     }
 }
 
 fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     for (receiver, waiting) in store.pending_alerts()? {
-        scrape.add("doctor_alert_notes_waiting", &[&receiver], whole(waiting.notes));
-        scrape.add("doctor_alert_messages_waiting", &[&receiver], whole(waiting.messages));
+        scrape.add("doctor_alert_notes_waiting", &[&receiver], float_u64(waiting.notes));
+        scrape.add("doctor_alert_messages_waiting", &[&receiver], float_u64(waiting.messages));
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ fn float(count: usize) -> f64 {
     count as f64
 }
 
-fn whole(count: u64) -> f64 {
+fn float_u64(count: u64) -> f64 {
     count as f64
 }
 

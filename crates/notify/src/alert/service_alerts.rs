@@ -27,7 +27,7 @@ pub(super) struct ServiceAlerts {
     store: Store,
     clock: Arc<dyn Clock>,
     /// When a cycle last observed the cluster, and when we learnt of it: a simulated cluster has its own time.
-    seen: (Option<Timestamp>, Instant),
+    last_observed: (Option<Timestamp>, Instant),
     /// Total of rejected documents, sampled over the last ten minutes plus one earlier sample.
     rejected: VecDeque<(Instant, u64)>,
     cleaned_up: Option<Instant>,
@@ -36,8 +36,8 @@ pub(super) struct ServiceAlerts {
 
 impl ServiceAlerts {
     pub(super) fn new(settings: AlertSettings, store: Store, clock: Arc<dyn Clock>) -> Self {
-        let seen = (None, Instant::now());
-        Self { settings, store, clock, seen, rejected: VecDeque::new(), cleaned_up: None, last_error: None }
+        let last_observed = (None, Instant::now());
+        Self { settings, store, clock, last_observed, rejected: VecDeque::new(), cleaned_up: None, last_error: None }
     }
 
     /// Checks once and returns the delay until the next check.
@@ -75,10 +75,10 @@ impl ServiceAlerts {
     fn facts(&mut self) -> Result<ServiceFacts, StoreError> {
         let rejected = self.recent_rejections(Instant::now(), self.store.counters()?.documents_rejected);
         let observed_at = self.store.cluster_state_time()?;
-        if observed_at != self.seen.0 {
-            self.seen = (observed_at, Instant::now());
+        if observed_at != self.last_observed.0 {
+            self.last_observed = (observed_at, Instant::now());
         }
-        let unobserved_ms = i64::try_from(self.seen.1.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let unobserved_ms = i64::try_from(self.last_observed.1.elapsed().as_millis()).unwrap_or(i64::MAX);
         Ok(ServiceFacts {
             breaker: self.store.breaker()?,
             agents_silent: self.store.agent_silence_reported()?,
