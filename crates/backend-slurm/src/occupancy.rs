@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_node_that_answers_is_powered_up_unreserved_unplanned_and_idle_is_free() {
+    fn only_a_responding_powered_up_unreserved_unplanned_idle_node_is_free() {
         for free in ["IDLE", "IDLE+CLOUD", "IDLE+DYNAMIC_NORM", "IDLE+DYNAMIC_FUTURE", "IDLE+REBOOT_CANCEL"] {
             assert_eq!(plain(free), "free", "{free}");
         }
@@ -167,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asleep_or_to_come_is_not_touched_and_what_is_new_is_named() {
-        for (state, said) in [
+    fn powered_down_and_future_nodes_are_not_free_and_an_unrecognised_state_is_named() {
+        for (state, expected) in [
             ("IDLE+CLOUD+POWERED_DOWN", "unknown: it is powered down"),
             ("IDLE+POWERING_UP", "unknown: it is being powered up"),
             ("FUTURE", "unknown: defined for future use"),
@@ -183,7 +183,7 @@ mod tests {
             ("IDLE+MAINTENANCE+RESERVED", "busy: a reservation"),
             ("", "unknown: Slurm reports no state"),
         ] {
-            assert_eq!(plain(state), said, "{state}");
+            assert_eq!(plain(state), expected, "{state}");
         }
     }
 
@@ -200,22 +200,22 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_ours_do_not_make_a_node_busy_and_those_of_users_do() {
+    fn our_jobs_do_not_make_a_node_busy_and_user_jobs_do() {
         let node = |state: &str| SlurmNode { state: SlurmNodeState::parse(state), ..SlurmNode::default() };
         let ours = NodeContext { has_our_job: true, ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &ours), "free");
         assert_eq!(of(&node("ALLOCATED+COMPLETING"), &ours), "free");
-        let waits = NodeContext { our_job_pending: true, ..NodeContext::default() };
-        assert_eq!(of(&node("IDLE+PLANNED"), &waits), "free");
+        let pending = NodeContext { our_job_pending: true, ..NodeContext::default() };
+        assert_eq!(of(&node("IDLE+PLANNED"), &pending), "free");
         let users =
             NodeContext { has_our_job: true, users: vec!["job 12 of alice".to_owned()], ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &users), "busy: job 12 of alice");
-        let wanted = NodeContext {
+        let demanded = NodeContext {
             has_our_job: true,
             pending_job: Some("job 13 of bob, which waits for it".to_owned()),
             ..ours
         };
-        assert_eq!(of(&node("ALLOCATED"), &wanted), "busy: job 13 of bob, which waits for it");
+        assert_eq!(of(&node("ALLOCATED"), &demanded), "busy: job 13 of bob, which waits for it");
         let sheltered = NodeContext { our_reservation: ReservationKind::Run, ..NodeContext::default() };
         assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &sheltered), "free");
         let both = NodeContext { foreign_reservation: Some("monday".to_owned()), ..sheltered };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_about_to_be_powered_down_is_left_to_it() {
+    fn a_node_that_is_about_to_be_powered_down_is_not_free() {
         let node = SlurmNode { state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
         let around = |seconds: i64| NodeContext {
             suspend_at: Some(NOW.plus(Span::from_secs(seconds))),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_of_ours_leaves_a_node_free_for_us_and_a_foreign_one_does_not() {
+    fn our_drain_leaves_a_node_free_for_us_and_a_foreign_drain_does_not() {
         let node = |state: &str, reason: &str| SlurmNode {
             state: SlurmNodeState::parse(state),
             reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_sinfo_is_refused_by_name() {
+    fn the_grouped_output_of_sinfo_is_rejected() {
         for (path, bytes) in [
             sample!("24.11/sinfo.json"),
             sample!("24.11/sinfo-mix.json"),
