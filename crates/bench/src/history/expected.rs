@@ -35,10 +35,10 @@ impl Expected {
     pub(crate) fn compute() -> Result<Self> {
         let mut stands: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
         for row in GeneratedRow::all() {
-            let place = row.node as usize * GeneratedRow::TESTS.len() + row.test;
+            let index = row.node as usize * GeneratedRow::TESTS.len() + row.test;
             let verdict = GeneratedRow::OUTCOMES[row.outcome].verdict;
             let nothing = ExpectedLatest { record: TestRecord::NEVER, outcome: 0, run: row.run, conclusive: None };
-            let stand = stands[place].get_or_insert(nothing);
+            let stand = stands[index].get_or_insert(nothing);
             stand.record.add(verdict, row.at);
             stand.outcome = row.outcome;
             stand.run = row.run;
@@ -58,11 +58,11 @@ impl Expected {
             answer.len(),
             GeneratedRow::PAIRS
         );
-        for (place, (stand, row)) in self.latest.iter().zip(answer).enumerate() {
-            let node = u32::try_from(place / GeneratedRow::TESTS.len()).context("counting nodes")?;
+        for (index, (stand, row)) in self.latest.iter().zip(answer).enumerate() {
+            let node = u32::try_from(index / GeneratedRow::TESTS.len()).context("counting nodes")?;
             let expected = LatestRow {
                 node: GeneratedRow::name(node),
-                test: test(place % GeneratedRow::TESTS.len())?,
+                test: test(index % GeneratedRow::TESTS.len())?,
                 at: stand.record.attempt().context("a test has no generated result")?,
                 verdict: GeneratedRow::OUTCOMES[stand.outcome].verdict,
                 reason: reason(stand.outcome)?,
@@ -89,13 +89,13 @@ impl Expected {
             }
         }
         ensure!(answer.len() == counts.len(), "{} failure rates, expected {}", answer.len(), counts.len());
-        for (place, (row, counts)) in answer.iter().zip(counts).enumerate() {
+        for (index, (row, counts)) in answer.iter().zip(counts).enumerate() {
             let of = |verdict| {
                 let kinds = GeneratedRow::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
                 kinds.map(|(_, count)| count).sum()
             };
             let expected = FailureRate {
-                test: test(place)?,
+                test: test(index)?,
                 pass: of(Verdict::Pass),
                 fail: of(Verdict::Fail),
                 inconclusive: of(Verdict::Inconclusive),
@@ -129,8 +129,8 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
     Ok(())
 }
 
-fn test(place: usize) -> Result<TestId> {
-    Ok(TestId::new(GeneratedRow::TESTS[place])?)
+fn test(index: usize) -> Result<TestId> {
+    Ok(TestId::new(GeneratedRow::TESTS[index])?)
 }
 
 fn reason(outcome: usize) -> Result<ReasonCode> {
