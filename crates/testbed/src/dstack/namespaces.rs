@@ -47,13 +47,13 @@ impl Supervisor {
         children.split_whitespace().next()?.parse().ok()
     }
 
-    pub(super) fn command(&mut self, word: &str, number: u8) -> Result<(), DstackTestbedError> {
-        let gone = |source| DstackTestbedError::Program { program: "world.sh", source };
-        let input = self.child.stdin.as_mut().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-        writeln!(input, "{word} {number}").map_err(gone)?;
+    pub(super) fn command(&mut self, command: &str, number: u8) -> Result<(), DstackTestbedError> {
+        let program_error = |source| DstackTestbedError::Program { program: "world.sh", source };
+        let input = self.child.stdin.as_mut().ok_or_else(|| program_error(io::ErrorKind::BrokenPipe.into()))?;
+        writeln!(input, "{command} {number}").map_err(program_error)?;
         let mut done = String::new();
-        self.answers.read_line(&mut done).map_err(gone)?;
-        if done.trim() == format!("{word} {number}") {
+        self.answers.read_line(&mut done).map_err(program_error)?;
+        if done.trim() == format!("{command} {number}") {
             return Ok(());
         }
         Err(DstackTestbedError::Supervisor { said: last_lines(&self.log) })
