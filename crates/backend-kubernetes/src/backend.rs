@@ -58,7 +58,7 @@ impl KubernetesBackend {
 fn seen_node(
     node: &CachedNode,
     tenants: &[&PlacedPod],
-    wanted_by: Option<&str>,
+    demanded_by: Option<&str>,
     config: &KubernetesConfig,
     interner: &mut StringInterner,
 ) -> Option<ObservedNode> {
@@ -69,7 +69,7 @@ fn seen_node(
         node: Arc::new(Node {
             name: NodeName::try_from(Arc::clone(&node.metadata.name)).ok()?,
             pool: label(&config.pool_label).and_then(|pool| pool.try_into().ok()).unwrap_or_else(default_pool),
-            occupancy: occupancy(node, &node_marks, &pods_on_node, wanted_by, config),
+            occupancy: occupancy(node, &node_marks, &pods_on_node, demanded_by, config),
             marks: node_marks.marks,
             hardware: node.status.as_ref().map(|status| Arc::clone(&status.hardware)),
             sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),

@@ -53,7 +53,7 @@ impl InternedMap {
         self.lists().into_iter().flatten().map(|pair| (&*pair.0, &*pair.1))
     }
 
-    /// Keeps only the pairs whose name is wanted.
+    /// Retains only the pairs whose key matches the predicate.
     pub(super) fn filter_keys(self, predicate: impl Fn(&str) -> bool) -> Self {
         self.lists().into_iter().flatten().filter(|pair| predicate(&pair.0)).cloned().collect()
     }

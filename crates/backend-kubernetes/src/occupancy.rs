@@ -28,7 +28,7 @@ pub(super) fn occupancy(
     node: &CachedNode,
     node_marks: &NodeMarks,
     tenants: &[PodOnNode],
-    wanted_by: Option<&str>,
+    demanded_by: Option<&str>,
     config: &KubernetesConfig,
 ) -> Occupancy {
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
@@ -47,7 +47,7 @@ pub(super) fn occupancy(
         };
         return busy(by);
     }
-    if let Some(by) = wanted_by {
+    if let Some(by) = demanded_by {
         return busy(format!("pod {by}, which waits for it"));
     }
     if let Some(mark) = node_marks.marks.blocking_foreign_mark() {

@@ -1,6 +1,6 @@
 //! Takes results and logs from pods before they are deleted, where jobs and controller share no directory.
 //!
-//! A pod that ended by itself remains until its job is removed, and the next poll sees it. A pod that was told to end disappears
+//! A pod that ended by itself remains until its job is removed, and the next poll sees it. A pod that was deleted disappears
 //! as soon as it has ended; the watch of failed pods reports it in time. The result document is in the container's termination
 //! message, which outlives the node, or, if it is too long for that, in the log, which only the node has. What cannot be fetched
 //! in time is lost, and the run reports that.

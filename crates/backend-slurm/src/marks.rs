@@ -92,14 +92,14 @@ pub(super) fn marks(node: &SlurmNode, reservation: ReservationKind, config: &Slu
 }
 
 /// Returns the part of the note that still applies.
-pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig) -> Note {
+pub(super) fn valid_note(node: &SlurmNode, in_reservation: bool, config: &SlurmConfig) -> Note {
     let found = Note::read(node, config);
     let read = found.is_present();
     let mut note = found.into_note();
     let out = out_of_service(node, config);
     note.over &= out == OutOfService::Foreign;
     note.open &= out != OutOfService::Ours;
-    let holds = out == OutOfService::Ours || sheltered || note.over;
+    let holds = out == OutOfService::Ours || in_reservation || note.over;
     note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
     // A health hook without a controller drains with our reason and writes no note.
     if out == OutOfService::Ours && !note.keeps_out() {
@@ -107,7 +107,7 @@ pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig
         node.reason_text().clone_into(&mut note.why);
     }
     // A note preceded our reservation. If it is unreadable now, nothing permits giving the node to users.
-    if sheltered && out == OutOfService::No && !read {
+    if in_reservation && out == OutOfService::No && !read {
         note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: None });
     }
     note
@@ -156,14 +156,14 @@ const fn mark_of_change(what: &Change) -> Option<(MarkKind, bool)> {
 /// Builds the update for a change; `None` if it was made before, or does not concern marks.
 pub(super) fn update(
     node: &SlurmNode,
-    sheltered: bool,
+    in_reservation: bool,
     op: OpId,
     what: &Change,
     reason: Option<&ChangeReason>,
     config: &SlurmConfig,
 ) -> Result<Option<NodeUpdate>, FieldInUse> {
     let Some((kind, there)) = mark_of_change(what) else { return Ok(None) };
-    let mut note = valid_note(node, sheltered, config);
+    let mut note = valid_note(node, in_reservation, config);
     // One operation may remove several marks.
     if note.did.get(op, kind.code()).is_some() {
         return Ok(None);
@@ -260,7 +260,7 @@ mod tests {
     struct Cluster {
         node: SlurmNode,
         ids: IdSource,
-        sheltered: bool,
+        in_reservation: bool,
         config: SlurmConfig,
     }
 
@@ -270,7 +270,7 @@ mod tests {
             ids.set_time(Timestamp::from_secs(1_794_700_800));
             let node =
                 SlurmNode { name: "n1".to_owned(), state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
-            Self { node, ids, sheltered: false, config: SlurmConfig::default() }
+            Self { node, ids, in_reservation: false, config: SlurmConfig::default() }
         }
 
         fn write(&mut self, update: NodeUpdate) {
@@ -296,15 +296,15 @@ mod tests {
 
         fn apply(&mut self, what: &Change) -> OpId {
             let op = self.ids.op();
-            let node_update = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap().unwrap();
+            let node_update = update(&self.node, self.in_reservation, op, what, None, &self.config).unwrap().unwrap();
             self.write(node_update);
-            let again = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap();
+            let again = update(&self.node, self.in_reservation, op, what, None, &self.config).unwrap();
             assert_eq!(again, None, "it was done");
             op
         }
 
         fn marks(&self) -> Marks {
-            let reservation = if self.sheltered { ReservationKind::Run } else { ReservationKind::None };
+            let reservation = if self.in_reservation { ReservationKind::Run } else { ReservationKind::None };
             marks(&self.node, reservation, &self.config)
         }
 
@@ -372,7 +372,7 @@ mod tests {
         cluster.apply(&Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: Some(case) }));
         cluster.apply(&Change::Drain);
         let why = cluster.node.reason_text().to_owned();
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None, "it is closed");
         cluster.node.state = SlurmNodeState::parse("IDLE+MAINTENANCE+RESERVED");
         cluster.node.reason = None;
@@ -380,10 +380,10 @@ mod tests {
         let closing = closing_update(&cluster.node, &cluster.config).unwrap();
         assert_eq!((closing.state, &closing.reason), (Some(NewState::Drain), &Some(why)));
         cluster.write(closing);
-        cluster.sheltered = false;
+        cluster.in_reservation = false;
         assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
         // A node that is returned inside the reservation stays open when the reservation ends.
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         cluster.apply(&Change::Undrain);
         cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
         assert_eq!(closing_update(&cluster.node, &cluster.config), None);
@@ -399,7 +399,7 @@ mod tests {
         cluster.node.reason = None;
         let forgotten = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(forgotten);
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None);
         assert!(!cluster.has(MarkKind::Cordon));
     }
@@ -409,7 +409,7 @@ mod tests {
         let mut cluster = Cluster::new();
         let written = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(written);
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None, "users had it");
         for lost in ["", "mine", "{\"doctor\":7}", "{\"rack\":7}"] {
             lost.clone_into(&mut cluster.node.extra);

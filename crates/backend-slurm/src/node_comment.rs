@@ -143,7 +143,7 @@ impl Note {
             return Err(in_use());
         }
         let mut object = if before.is_empty() { Map::new() } else { object(before).ok_or_else(in_use)? };
-        // Serialising words cannot fail.
+        // Serialising strings cannot fail.
         let ours = serde_json::to_value(self).unwrap_or_default();
         match ours.as_object().is_some_and(Map::is_empty) {
             true => drop(object.remove(KEY)),

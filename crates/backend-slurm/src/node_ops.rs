@@ -1,8 +1,8 @@
 //! Node operations beyond marks: resetting GPUs, rebooting and replacing the machine.
 //!
 //! The caller repeats an operation with the same id until it is done. Each call first queries Slurm for the progress. Reboots and
-//! resets happen inside a reservation of ours (see `shelter`), because Slurm resumes a node after rebooting it, drained or not,
-//! and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
+//! resets happen inside a reservation of ours (see `maintenance_reservation`), because Slurm resumes a node after rebooting it,
+//! drained or not, and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -226,8 +226,8 @@ impl SlurmBackend {
     /// Handles a reset whose job exists. If its reservation is gone, the job would stay pending forever, on a node that was
     /// resumed inside it.
     fn reset_in_progress(&self, node: &NodeName, op: OpId, phase: Phase) -> BackendError {
-        let sheltered = |all: Vec<Reservation>| all.iter().any(|one| one.name == op_name(op));
-        match self.reservations(RESET).map(sheltered) {
+        let is_reserved = |all: Vec<Reservation>| all.iter().any(|one| one.name == op_name(op));
+        match self.reservations(RESET).map(is_reserved) {
             Ok(false) if phase == Phase::Pending => {
                 let ended = self.cancel_repair(RESET, &op_name(op)).and_then(|()| self.close(RESET, node));
                 match ended {

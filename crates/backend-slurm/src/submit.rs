@@ -66,10 +66,10 @@ impl SlurmBackend {
             self.prepare(request.run).map_err(|error| retryable_error(format!("the shared directory: {error}")))?;
         let policy = self.publish_policy().map_err(|error| retryable_error(format!("the policy for jobs: {error}")))?;
         // Slurm starts nothing on a drained node, and a reserved one accepts only jobs of its reservation.
-        let shelters = self.reservations(OPERATION)?;
+        let reservations = self.reservations(OPERATION)?;
         let ours = |one: &&Reservation| maintenance_reservation::reservation_kind(one).exists();
-        let sheltered = shelters.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
-        let closed = sheltered || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
+        let in_reservation = reservations.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
+        let closed = in_reservation || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
         if closed {
             self.reserve_and_resume(OPERATION, &name, &request.nodes)?;
         }

@@ -51,7 +51,7 @@ impl View<'_> {
         config: &SlurmConfig,
     ) -> (Vec<ObservedNode>, HashMap<NodeName, u64>) {
         let on_nodes = self.jobs_by_node();
-        let (reserved, sheltered) = self.reservations_by_node(now, config);
+        let (reserved, our_reservations) = self.reservations_by_node(now, config);
         let mut managed: Vec<(NodeName, &SlurmNode, NodeContext)> = self
             .nodes
             .iter()
@@ -63,7 +63,7 @@ impl View<'_> {
                         .get(&name)
                         .or_else(|| reserved.get(&all_nodes_key()))
                         .map(|one| (*one).to_owned()),
-                    our_reservation: sheltered.get(&name).copied().unwrap_or_default(),
+                    our_reservation: our_reservations.get(&name).copied().unwrap_or_default(),
                     suspend_at: self.cluster_config.power_saving.power_down_time(node, &self.cluster_config.partitions),
                     ..on_nodes.get(node.name.as_str()).map(NodeJobs::context).unwrap_or_default()
                 };
@@ -123,11 +123,11 @@ impl View<'_> {
         now: Timestamp,
         config: &SlurmConfig,
     ) -> (HashMap<NodeName, &str>, HashMap<NodeName, ReservationKind>) {
-        let (mut reserved, mut sheltered) = (HashMap::new(), HashMap::new());
+        let (mut reserved, mut our_reservations) = (HashMap::new(), HashMap::new());
         for reservation in self.reservations {
             let ours = maintenance_reservation::reservation_kind(reservation);
             if ours.exists() {
-                sheltered.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
+                our_reservations.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
                 continue;
             }
             let soon = reservation.start.is_none_or(|at| at.since(now) <= config.reservation_margin);
@@ -139,7 +139,7 @@ impl View<'_> {
                 }
             }
         }
-        (reserved, sheltered)
+        (reserved, our_reservations)
     }
 
     /// Marks the nodes that pending user work needs and could have without our jobs.

@@ -136,7 +136,7 @@ impl Server {
         Ok(self.url(name))
     }
 
-    /// Shuts the server down cleanly and copies its data directory to `kept`, which must not exist yet.
+    /// Shuts the server down cleanly and copies its data directory to `target`, which must not exist yet.
     ///
     /// # Errors
     /// Fails if the server does not stop or its files cannot be copied.

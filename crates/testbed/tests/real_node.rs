@@ -1,4 +1,4 @@
-//! A real node leaves nothing behind, even if its keeper is killed, and does not change the machine it runs on.
+//! A real node leaves nothing behind, even if its supervisor is killed, and does not change the machine it runs on.
 
 use std::{
     fs,

@@ -33,22 +33,22 @@ pub(crate) struct Expected {
 
 impl Expected {
     pub(crate) fn compute() -> Result<Self> {
-        let mut stands: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
+        let mut latest: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
         for row in GeneratedRow::all() {
             let index = row.node as usize * GeneratedRow::TESTS.len() + row.test;
             let verdict = GeneratedRow::OUTCOMES[row.outcome].verdict;
             let nothing = ExpectedLatest { record: TestRecord::NEVER, outcome: 0, run: row.run, conclusive: None };
-            let stand = stands[index].get_or_insert(nothing);
-            stand.record.add(verdict, row.at);
-            stand.outcome = row.outcome;
-            stand.run = row.run;
+            let result = latest[index].get_or_insert(nothing);
+            result.record.add(verdict, row.at);
+            result.outcome = row.outcome;
+            result.run = row.run;
             if verdict.is_conclusive() {
-                stand.conclusive = Some((row.outcome, row.at));
+                result.conclusive = Some((row.outcome, row.at));
             }
         }
-        let stands =
-            stands.into_iter().collect::<Option<Vec<ExpectedLatest>>>().context("a test has no generated row")?;
-        Ok(Self { latest: stands })
+        let latest =
+            latest.into_iter().collect::<Option<Vec<ExpectedLatest>>>().context("a test has no generated row")?;
+        Ok(Self { latest })
     }
 
     pub(crate) fn check_latest(&self, answer: &[LatestRow]) -> Result<()> {
@@ -58,17 +58,17 @@ impl Expected {
             answer.len(),
             GeneratedRow::PAIRS
         );
-        for (index, (stand, row)) in self.latest.iter().zip(answer).enumerate() {
+        for (index, (result, row)) in self.latest.iter().zip(answer).enumerate() {
             let node = u32::try_from(index / GeneratedRow::TESTS.len()).context("counting nodes")?;
             let expected = LatestRow {
                 node: GeneratedRow::name(node),
                 test: test(index % GeneratedRow::TESTS.len())?,
-                at: stand.record.attempt().context("a test has no generated result")?,
-                verdict: GeneratedRow::OUTCOMES[stand.outcome].verdict,
-                reason: reason(stand.outcome)?,
-                run: Some(stand.run),
-                conclusive: stand.conclusive.map(|(outcome, at)| (GeneratedRow::OUTCOMES[outcome].verdict, at)),
-                misses: stand.record.misses(),
+                at: result.record.attempt().context("a test has no generated result")?,
+                verdict: GeneratedRow::OUTCOMES[result.outcome].verdict,
+                reason: reason(result.outcome)?,
+                run: Some(result.run),
+                conclusive: result.conclusive.map(|(outcome, at)| (GeneratedRow::OUTCOMES[outcome].verdict, at)),
+                misses: result.record.misses(),
             };
             ensure!(*row == expected, "the latest result is {row:?}, expected {expected:?}");
         }

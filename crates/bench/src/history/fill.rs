@@ -150,17 +150,17 @@ fn fill_latest(database: &mut dyn Inside) -> Result<()> {
         "inconclusive_count",
     ];
     let expected = Expected::compute()?;
-    let mut rows = expected.latest.iter().enumerate().map(|(index, stand)| {
+    let mut rows = expected.latest.iter().enumerate().map(|(index, latest)| {
         vec![
             number(index / GeneratedRow::TESTS.len()),
             number(index % GeneratedRow::TESTS.len()),
-            stand.record.attempt().map(|at| at.millis()).into(),
-            number(stand.outcome),
-            stand.run.number().cast_signed().into(),
-            stand.record.settled().map(|at| at.millis()).into(),
-            stand.conclusive.map_or(Cell::Null, |(outcome, _)| number(outcome)),
-            stand.conclusive.map(|(_, at)| at.millis()).into(),
-            i64::from(stand.record.misses()).into(),
+            latest.record.attempt().map(|at| at.millis()).into(),
+            number(latest.outcome),
+            latest.run.number().cast_signed().into(),
+            latest.record.settled().map(|at| at.millis()).into(),
+            latest.conclusive.map_or(Cell::Null, |(outcome, _)| number(outcome)),
+            latest.conclusive.map(|(_, at)| at.millis()).into(),
+            i64::from(latest.record.misses()).into(),
         ]
     });
     database.append("latest_result", &columns, &mut rows)

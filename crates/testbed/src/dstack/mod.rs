@@ -67,7 +67,7 @@ pub struct Dstack {
     user: User,
     hosts: u8,
     supervisor: Mutex<Supervisor>,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     folder: TempDir,
 }
@@ -93,10 +93,10 @@ impl Dstack {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(DstackTestbedError::Socket)?;
         let address = listener.local_addr().map_err(DstackTestbedError::Socket)?;
         let admin = User { name: "admin".to_owned(), token: token() };
-        let keeper = start_supervisor(path, hosts, &programs, &listener, &admin)?;
+        let supervisor = start_supervisor(path, hosts, &programs, &listener, &admin)?;
         drop(listener);
         let user = User { name: "alice".to_owned(), token: String::new() };
-        let mut dstack = Self { at: address, admin, user, hosts, supervisor: Mutex::new(keeper), folder };
+        let mut dstack = Self { at: address, admin, user, hosts, supervisor: Mutex::new(supervisor), folder };
         dstack.set_up_project()?;
         Ok(dstack)
     }
@@ -292,7 +292,7 @@ impl Dstack {
     /// Cuts the link to a host: packets are lost and connections hang.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn disconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("cut", number)
     }
@@ -300,7 +300,7 @@ impl Dstack {
     /// Restores the link to a host.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn reconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("join", number)
     }
@@ -308,7 +308,7 @@ impl Dstack {
     /// Kills the runner of a host's newest job, and the job with it.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn kill_runner(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("lose", number)
     }

@@ -89,7 +89,7 @@ impl FakeAzure {
         fs::write(folder.path().join("keep.sh"), NAMESPACE_SCRIPT).map_err(failed)?;
         certificate(folder.path())?;
         let log = folder.path().join("keep.log");
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(folder.path().join("keep.sh"))
             .arg("keep")
             .arg(folder.path())
@@ -102,12 +102,12 @@ impl FakeAzure {
             .spawn()
             .map_err(failed)?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
-        let inner_pid = child_of(keeper.id()).and_then(child_of);
-        let mut azure = Self { supervisor: keeper, inner_pid: inner_pid.unwrap_or_default(), programs, folder };
+        let inner_pid = child_of(supervisor.id()).and_then(child_of);
+        let mut azure = Self { supervisor, inner_pid: inner_pid.unwrap_or_default(), programs, folder };
         if ready.trim() != "ready" || azure.inner_pid == 0 {
             azure.end();
             return Err(FakeAzureError::Failed(format!("the namespace exited at startup: {}", last_lines(&log))));
@@ -161,7 +161,7 @@ impl FakeAzure {
     }
 
     fn end(&mut self) {
-        // The end of its input tells the keeper to exit.
+        // The end of its input tells the supervisor to exit.
         drop(self.supervisor.stdin.take());
         drop(self.supervisor.wait());
     }

@@ -68,7 +68,7 @@ pub struct Slurm {
     programs: PathBuf,
     attached: Mutex<Option<AttachedProcess>>,
     namespaces: Namespaces,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     _folder: TempDir,
 }

@@ -107,7 +107,7 @@ impl Namespaces {
         fs::write(&script, NAMESPACE_SCRIPT).map_err(file_error("writing", &script))?;
         let log = folder.join("keeper.log");
         let errors = File::create(&log).map_err(file_error("creating", &log))?;
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(&script)
             .arg("keep")
             .arg(folder)
@@ -120,17 +120,17 @@ impl Namespaces {
             .spawn()
             .map_err(|source| SlurmTestbedError::Program { program: "bash".to_owned(), source })?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
         let first = ready.trim().strip_prefix("ready ").and_then(|pid| pid.parse().ok());
         let Some(first) = first else {
             let last_output = last_lines(&log);
-            let _ended = keeper.kill().and_then(|()| keeper.wait());
+            let _ended = supervisor.kill().and_then(|()| supervisor.wait());
             return Err(SlurmTestbedError::Supervisor { said: last_output });
         };
-        Ok(Self { folder: folder.to_owned(), init_pid: first, supervisor: keeper })
+        Ok(Self { folder: folder.to_owned(), init_pid: first, supervisor })
     }
 
     /// Returns the nsenter command to put before a program so that it runs inside.
@@ -216,7 +216,7 @@ fn is_gone(pid: u32) -> bool {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // The end of its input tells the keeper to clean up. It removes the files before it exits.
+        // The end of its input tells the supervisor to clean up. It removes the files before it exits.
         drop(self.supervisor.stdin.take());
         drop(self.supervisor.wait());
     }

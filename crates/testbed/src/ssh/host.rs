@@ -158,7 +158,7 @@ impl Host {
         self.write_file("boot_id", &format!("{}\n", self.boot_id()))?;
         let log = self.folder.join("keeper.log");
         let errors = File::create(&log).map_err(file_error("creating", &log))?;
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(self.folder.join("host.sh"))
             .arg("keep")
             .arg(&self.folder)
@@ -172,11 +172,11 @@ impl Host {
             .spawn()
             .map_err(|source| SshTestbedError::Program { program: "bash", source })?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
-        self.supervisor = Some(keeper);
+        self.supervisor = Some(supervisor);
         if ready.trim() != "ready" {
             self.stop();
             return Err(SshTestbedError::Supervisor { host: self.name.clone(), said: last_lines(&log) });
@@ -196,10 +196,10 @@ impl Host {
     /// Stops the host: connections are refused.
     pub fn stop(&mut self) {
         self.black_hole = None;
-        if let Some(mut keeper) = self.supervisor.take() {
-            // The end of its input tells the keeper to exit.
-            drop(keeper.stdin.take());
-            drop(keeper.wait());
+        if let Some(mut supervisor) = self.supervisor.take() {
+            // The end of its input tells the supervisor to exit.
+            drop(supervisor.stdin.take());
+            drop(supervisor.wait());
         }
     }
 

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! It needs root. Processes and mounts are in namespaces that end with the process that started the node, even if it is
-//! killed; a keeper outside (`node.sh`) removes the rest. Containers see the node's own /run, /var/lib and /var/log and
+//! killed; a supervisor outside (`node.sh`) removes the rest. Containers see the node's own /run, /var/lib and /var/log and
 //! this machine's files elsewhere, so a test's folder can be mounted under its own path.
 //!
 //! A link that only the two can reach connects node and control plane. The API server contacts the kubelet directly.
@@ -62,7 +62,7 @@ pub struct RealNode {
     plane: Arc<ControlPlane>,
     inner: Mutex<Supervisor>,
     proxy: TcpProxy,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     folder: TempDir,
 }
@@ -244,7 +244,7 @@ impl RealNode {
         self.folder.path().join("kubelet.log")
     }
 
-    /// Returns the id of the keeper process, which removes what no namespace contains.
+    /// Returns the id of the supervisor process, which removes what no namespace contains.
     pub fn supervisor_pid(&self) -> u32 {
         self.lock().process.id()
     }
@@ -312,7 +312,7 @@ impl Drop for RealNode {
 
 impl Supervisor {
     fn start(script: &Path, folder: &Path, programs: &Programs, name: &str) -> Result<Self, KubernetesTestbedError> {
-        let mut keeper = Command::new("bash")
+        let mut process = Command::new("bash")
             .arg(script)
             .arg("keep")
             .args([folder, &programs.kubelet])
@@ -320,21 +320,21 @@ impl Supervisor {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // A signal to this process's group must not reach the keeper.
+            // A signal to this process's group must not reach the supervisor.
             .process_group(0)
             .spawn()
             .map_err(|source| KubernetesTestbedError::Program { program: "bash".into(), source })?;
         let (sender, answers) = channel();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = process.stdout.take() {
             std::thread::spawn(move || {
                 BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
             });
         }
-        let orders = keeper.stdin.take();
-        Ok(Self { process: keeper, commands: orders, answers, output: String::new() })
+        let commands = process.stdin.take();
+        Ok(Self { process, commands, answers, output: String::new() })
     }
 
-    /// Returns the rest of the next line with this prefix. Other lines are kept in `said`.
+    /// Returns the rest of the next line with this prefix. Other lines are appended to `output`.
     fn read_reply(&mut self, begins: &str) -> Option<String> {
         loop {
             let line = self.answers.recv_timeout(PATIENCE).ok()?;
