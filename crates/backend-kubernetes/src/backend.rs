@@ -58,19 +58,19 @@ impl KubernetesBackend {
 fn seen_node(
     node: &CachedNode,
     tenants: &[&PlacedPod],
-    wanted_by: Option<&str>,
+    demanded_by: Option<&str>,
     config: &KubernetesConfig,
-    words: &mut StringInterner,
+    interner: &mut StringInterner,
 ) -> Option<ObservedNode> {
-    let standing = NodeMarks::from_node(node, config);
-    let on_it: Vec<PodOnNode> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
-    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| words.intern_str(value));
+    let node_marks = NodeMarks::from_node(node, config);
+    let pods_on_node: Vec<PodOnNode> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
+    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| interner.intern_str(value));
     Some(ObservedNode {
         node: Arc::new(Node {
             name: NodeName::try_from(Arc::clone(&node.metadata.name)).ok()?,
             pool: label(&config.pool_label).and_then(|pool| pool.try_into().ok()).unwrap_or_else(default_pool),
-            occupancy: occupancy(node, &standing, &on_it, wanted_by, config),
-            marks: standing.marks,
+            occupancy: occupancy(node, &node_marks, &pods_on_node, demanded_by, config),
+            marks: node_marks.marks,
             hardware: node.status.as_ref().map(|status| Arc::clone(&status.hardware)),
             sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),
             apart: None,
@@ -107,19 +107,19 @@ impl Backend for KubernetesBackend {
         let seen = self.watch_cache.read(LIST_TIMEOUT, |nodes, pods| {
             let mut tenants: HashMap<&str, Vec<&PlacedPod>> = HashMap::new();
             let mut waiting = Vec::new();
-            for kept in pods.values() {
-                match kept {
+            for cached in pods.values() {
+                match cached {
                     CachedPod::Placed(placed) => tenants.entry(&placed.node).or_default().push(placed),
                     CachedPod::Pending(pod) => waiting.push(&**pod),
                 }
             }
             let of = |name: &str| tenants.get(name).map_or(&[][..], Vec::as_slice);
-            let wanted =
+            let demanded =
                 if waiting.is_empty() { HashMap::new() } else { self.demanded_nodes(nodes, &tenants, waiting) };
-            let by = |name: &str| wanted.get(name).map(String::as_str);
-            let mut words = StringInterner::default();
+            let by = |name: &str| demanded.get(name).map(String::as_str);
+            let mut interner = StringInterner::default();
             let seen =
-                nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut words));
+                nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut interner));
             seen.collect()
         });
         let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NotAppliedRetry };
@@ -153,11 +153,11 @@ impl Backend for KubernetesBackend {
         }
         let jobs: HashMap<RunId, JobObject> =
             jobs.into_iter().filter_map(|job| Some((names::run_of(&job.metadata, &self.config)?, job))).collect();
-        let look = |run: &RunId| {
+        let observe = |run: &RunId| {
             let pods = of_run.get(run).map_or(&[][..], Vec::as_slice);
             jobs.get(run).map_or(ObservedJobState::Absent, |job| job::job_state(job, pods, *run, &self.config))
         };
-        let seen: Vec<ObservedJobState> = runs.iter().map(|run| self.failures.refine_end(*run, look(run))).collect();
+        let seen: Vec<ObservedJobState> = runs.iter().map(|run| self.failures.refine_end(*run, observe(run))).collect();
         self.recheck_ended_jobs(runs, &seen)?;
         let documents = runs.iter().map(|run| self.pod_results.documents(*run));
         Ok(seen.into_iter().zip(documents).map(|(seen, documents)| PolledJob { state: seen, documents }).collect())

@@ -70,10 +70,10 @@ impl KubernetesBackend {
         let (config, watched) = (Arc::new(config), Arc::new(WatchCache::new()));
         runtime.spawn(watch::watch_nodes(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
         runtime.spawn(watch::watch_pods(client.clone(), Arc::clone(&config), Arc::clone(&watched)));
-        let (failures, carried) = (Arc::new(Failures::default()), Arc::new(PodResults::default()));
-        let (to, nodes, along) = (Arc::clone(&failures), Arc::clone(&watched), Arc::clone(&carried));
+        let (failures, pod_results) = (Arc::new(Failures::default()), Arc::new(PodResults::default()));
+        let (to, nodes, along) = (Arc::clone(&failures), Arc::clone(&watched), Arc::clone(&pod_results));
         runtime.spawn(failures::watch_failures(client.clone(), Arc::clone(&config), to, nodes, along));
-        Ok(Self { config, client, watch_cache: watched, failures, pod_results: carried, templates, runtime })
+        Ok(Self { config, client, watch_cache: watched, failures, pod_results, templates, runtime })
     }
 
     /// Returns the reviewer of this cluster's tokens.

@@ -36,14 +36,14 @@ impl KubernetesBackend {
         }
         self.pod_results.retain_runs(&runs.iter().copied().collect());
         let began = Instant::now();
-        for errand in pods.filter_map(|pod| self.pod_results.take_from(pod, &self.config)) {
+        for log_fetch in pods.filter_map(|pod| self.pod_results.take_from(pod, &self.config)) {
             let left = POLL_TIMEOUT.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return;
             }
-            let fetched = fetch(&self.client, &self.config, &self.pod_results, &errand);
+            let fetched = fetch(&self.client, &self.config, &self.pod_results, &log_fetch);
             if let Err(failed) = self.request_within("fetch the log of a job", left.min(LOG_TIMEOUT), fetched) {
-                tracing::warn!(run = %errand.run, pod = errand.pod, error = %failed.error, "job log not fetched");
+                tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, error = %failed.error, "job log not fetched");
             }
         }
     }

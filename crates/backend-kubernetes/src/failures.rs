@@ -78,22 +78,22 @@ impl Failures {
     /// # Errors
     /// If the watch has been broken for longer than [`MAX_BACKOFF`].
     pub(super) fn since(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, String> {
-        let mut inside = self.lock();
-        if let Some((began, why)) = &inside.down_since
+        let mut state = self.lock();
+        if let Some((began, why)) = &state.down_since
             && began.elapsed() > MAX_BACKOFF
         {
             return Err(format!("the watch of failed pods has been down for {} s: {why}", began.elapsed().as_secs()));
         }
-        inside.reported.retain(|(told, _)| *told >= since);
-        Ok(inside.reported.iter().map(|(_, failure)| failure.clone()).collect())
+        state.reported.retain(|(reported_at, _)| *reported_at >= since);
+        Ok(state.reported.iter().map(|(_, failure)| failure.clone()).collect())
     }
 
     fn record(&self, failure: ObservedJobFailure, now: Timestamp) {
-        let mut inside = self.lock();
-        if inside.reported.len() >= MAX_FAILURES {
-            inside.reported.pop_front();
+        let mut state = self.lock();
+        if state.reported.len() >= MAX_FAILURES {
+            state.reported.pop_front();
         }
-        inside.reported.push_back((now, failure));
+        state.reported.push_back((now, failure));
     }
 
     /// Records a run whose pod ended with its node. The pod may be gone by the next poll.
@@ -104,12 +104,12 @@ impl Failures {
         let Some(run) = names::run_of(&pod.metadata, config).filter(|_| died_with_its_node(pod, is_ready)) else {
             return;
         };
-        let mut inside = self.lock();
-        if !inside.runs_lost_with_node.contains(&run) {
-            if inside.runs_lost_with_node.len() >= MAX_NODE_DEATHS {
-                inside.runs_lost_with_node.pop_front();
+        let mut state = self.lock();
+        if !state.runs_lost_with_node.contains(&run) {
+            if state.runs_lost_with_node.len() >= MAX_NODE_DEATHS {
+                state.runs_lost_with_node.pop_front();
             }
-            inside.runs_lost_with_node.push_back(run);
+            state.runs_lost_with_node.push_back(run);
         }
     }
 
@@ -138,12 +138,12 @@ pub(super) async fn watch_failures(
     config: Arc<KubernetesConfig>,
     failures: Arc<Failures>,
     watched: Arc<WatchCache>,
-    carried: Arc<PodResults>,
+    pod_results: Arc<PodResults>,
 ) {
     let to =
-        FailureSink { client: &client, config: &config, failures: &failures, watched: &watched, carried: &carried };
+        FailureSink { client: &client, config: &config, failures: &failures, watched: &watched, pod_results: &pod_results };
     let mut version = None;
-    let mut pace = WatchBackoff(MIN_BACKOFF);
+    let mut backoff = WatchBackoff(MIN_BACKOFF);
     loop {
         let began = Instant::now();
         let ended = watch(&to, &mut version).await;
@@ -154,7 +154,7 @@ pub(super) async fn watch_failures(
             }
             failures.set_down(error.to_string());
         }
-        tokio::time::sleep(pace.wait_after(began.elapsed(), ended.is_err())).await;
+        tokio::time::sleep(backoff.wait_after(began.elapsed(), ended.is_err())).await;
     }
 }
 
@@ -162,16 +162,16 @@ pub(super) async fn watch_failures(
 struct WatchBackoff(Duration);
 
 impl WatchBackoff {
-    fn wait_after(&mut self, lasted: Duration, broke: bool) -> Duration {
+    fn wait_after(&mut self, lasted: Duration, failed: bool) -> Duration {
         if lasted > Duration::from_secs(WATCH_SECONDS.into()) / 2 {
             self.0 = MIN_BACKOFF;
         }
-        if !broke && lasted >= IMMEDIATE {
+        if !failed && lasted >= IMMEDIATE {
             return Duration::ZERO;
         }
-        let wait = self.0;
-        self.0 = (wait * 2).min(MAX_BACKOFF);
-        wait
+        let delay = self.0;
+        self.0 = (delay * 2).min(MAX_BACKOFF);
+        delay
     }
 }
 
@@ -181,7 +181,7 @@ struct FailureSink<'a> {
     config: &'a Arc<KubernetesConfig>,
     failures: &'a Failures,
     watched: &'a WatchCache,
-    carried: &'a Arc<PodResults>,
+    pod_results: &'a Arc<PodResults>,
 }
 
 impl FailureSink<'_> {
@@ -201,13 +201,13 @@ impl FailureSink<'_> {
 
     /// Fetches the log in a task of its own: the pod may soon be gone, and the watch must not wait.
     fn fetch_log(&self, pod: &PodObject) {
-        let Some(errand) = self.carried.take_from(pod, self.config) else { return };
-        let (client, config, carried) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.carried));
+        let Some(log_fetch) = self.pod_results.take_from(pod, self.config) else { return };
+        let (client, config, pod_results) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.pod_results));
         tokio::spawn(async move {
             let fetched =
-                tokio::time::timeout(LOG_TIMEOUT, result_transport::fetch(&client, &config, &carried, &errand)).await;
+                tokio::time::timeout(LOG_TIMEOUT, result_transport::fetch(&client, &config, &pod_results, &log_fetch)).await;
             if let Ok(Err(error)) = fetched {
-                tracing::debug!(%error, ?errand, "log of a terminated job not fetched");
+                tracing::debug!(%error, ?log_fetch, "log of a terminated job not fetched");
             }
         });
     }
@@ -276,8 +276,8 @@ fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option
 /// node also removes pods; that is a disruption, and the node has not died.
 fn died_with_its_node(pod: &PodObject, is_ready: impl Fn() -> bool) -> bool {
     let conditions = pod.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let taken = conditions.iter().find(|condition| condition.matches("DisruptionTarget", "True"));
-    match taken.map(|taken| taken.reason.as_str()) {
+    let disruption = conditions.iter().find(|condition| condition.matches("DisruptionTarget", "True"));
+    match disruption.map(|disruption| disruption.reason.as_str()) {
         Some("DeletionByPodGC") => true,
         Some("DeletionByTaintManager") => !is_ready(),
         _ => false,
@@ -310,7 +310,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
     /// A pod from the API server of Kubernetes 1.34, shortened by hand.
-    fn told(change: impl FnOnce(&mut Value)) -> Option<ObservedJobFailure> {
+    fn failure_of(change: impl FnOnce(&mut Value)) -> Option<ObservedJobFailure> {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "train-0", "namespace": "team", "uid": "pod-uid", "ownerReferences": [
@@ -326,36 +326,36 @@ mod tests {
     }
 
     #[test]
-    fn a_user_pod_that_failed_is_told_with_its_job_its_namespace_and_how_it_ended() {
-        let failed = told(|_| {}).unwrap();
+    fn a_failed_user_pod_is_reported_with_its_job_its_namespace_and_its_failure_kind() {
+        let failed = failure_of(|_| {}).unwrap();
         let work = &failed.job;
         assert_eq!((work.id.as_str(), work.owner.as_str(), work.name.as_str()), ("job-uid", "team", "team/train-0"));
         assert_eq!((failed.nodes[0].as_str(), work.at), ("gpu-1", "2026-11-15T07:30:00Z".parse().unwrap()));
         assert_eq!(work.how, JobFailureKind::Exit { code: 1 });
-        let alone = told(|pod| pod["metadata"]["ownerReferences"] = json!([])).unwrap();
-        assert_eq!(alone.job.id.as_str(), "pod-uid");
+        let unowned = failure_of(|pod| pod["metadata"]["ownerReferences"] = json!([])).unwrap();
+        assert_eq!(unowned.job.id.as_str(), "pod-uid");
     }
 
     #[test]
-    fn how_it_ended_is_read_from_its_containers() {
-        let how = |end: Value| {
-            told(|pod| pod["status"]["containerStatuses"][0]["state"]["terminated"] = end).unwrap().job.how
+    fn the_failure_kind_is_read_from_the_container_statuses() {
+        let failure_kind = |terminated: Value| {
+            failure_of(|pod| pod["status"]["containerStatuses"][0]["state"]["terminated"] = terminated).unwrap().job.how
         };
-        assert_eq!(how(json!({ "exitCode": 137, "reason": "OOMKilled" })), JobFailureKind::OutOfMemory);
-        assert_eq!(how(json!({ "exitCode": 139, "reason": "Error" })), JobFailureKind::Signal { number: 11 });
-        assert_eq!(how(json!({ "exitCode": 255, "signal": 7 })), JobFailureKind::Signal { number: 7 });
-        assert_eq!(how(json!({ "exitCode": 128, "reason": "StartError" })), JobFailureKind::Exit { code: 128 });
-        let refused = told(|pod| {
+        assert_eq!(failure_kind(json!({ "exitCode": 137, "reason": "OOMKilled" })), JobFailureKind::OutOfMemory);
+        assert_eq!(failure_kind(json!({ "exitCode": 139, "reason": "Error" })), JobFailureKind::Signal { number: 11 });
+        assert_eq!(failure_kind(json!({ "exitCode": 255, "signal": 7 })), JobFailureKind::Signal { number: 7 });
+        assert_eq!(failure_kind(json!({ "exitCode": 128, "reason": "StartError" })), JobFailureKind::Exit { code: 128 });
+        let not_admitted = failure_of(|pod| {
             pod["status"] = json!({ "phase": "Failed", "reason": "UnexpectedAdmissionError",
                 "message": "Allocate failed due to no healthy devices present" });
         });
-        let refused = refused.unwrap().job;
-        assert_eq!((refused.how, refused.at), (JobFailureKind::Untold, NOW));
+        let not_admitted = not_admitted.unwrap().job;
+        assert_eq!((not_admitted.how, not_admitted.at), (JobFailureKind::Untold, NOW));
     }
 
     #[test]
-    fn what_was_taken_away_is_ours_or_takes_no_gpus_has_not_failed() {
-        for (place, value) in [
+    fn disrupted_pods_our_own_pods_and_pods_without_gpus_are_not_reported_as_failed() {
+        for (pointer, value) in [
             ("/status/phase", json!("Succeeded")),
             (
                 "/status/conditions",
@@ -365,30 +365,30 @@ mod tests {
             ("/spec/containers/0/resources", json!({})),
             ("/spec", json!({ "containers": [{ "resources": { "limits": { "nvidia.com/gpu": "8" } } }] })),
         ] {
-            assert_eq!(told(|pod| *pod.pointer_mut(place).unwrap() = value.clone()), None, "{place}");
+            assert_eq!(failure_of(|pod| *pod.pointer_mut(pointer).unwrap() = value.clone()), None, "{pointer}");
         }
         for reason in ["Evicted", "OutOfnvidia.com/gpu", "DeadlineExceeded", "NodeShutdown"] {
-            assert_eq!(told(|pod| pod["status"]["reason"] = json!(reason)), None, "{reason}");
+            assert_eq!(failure_of(|pod| pod["status"]["reason"] = json!(reason)), None, "{reason}");
         }
-        assert_eq!(told(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T07:29:00Z")), None);
+        assert_eq!(failure_of(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T07:29:00Z")), None);
     }
 
     #[test]
-    fn a_watch_that_breaks_or_ends_at_once_is_begun_anew_ever_later() {
+    fn a_watch_that_fails_or_ends_at_once_is_restarted_with_increasing_backoff() {
         let (at_once, lasted) = (Duration::from_millis(2), Duration::from_secs(WATCH_SECONDS.into()));
-        let mut pace = WatchBackoff(MIN_BACKOFF);
-        assert_eq!(pace.wait_after(lasted, false), Duration::ZERO, "it ended normally");
+        let mut backoff = WatchBackoff(MIN_BACKOFF);
+        assert_eq!(backoff.wait_after(lasted, false), Duration::ZERO, "it ended normally");
         assert_eq!(
-            [false, true, false].map(|broke| pace.wait_after(at_once, broke)),
+            [false, true, false].map(|failed| backoff.wait_after(at_once, failed)),
             [1, 2, 4].map(|n| MIN_BACKOFF * n)
         );
-        let longest = (0..10).map(|_| pace.wait_after(at_once, false)).max();
+        let longest = (0..10).map(|_| backoff.wait_after(at_once, false)).max();
         assert_eq!(longest, Some(MAX_BACKOFF));
-        assert_eq!(pace.wait_after(lasted, true), MIN_BACKOFF, "it had worked");
+        assert_eq!(backoff.wait_after(lasted, true), MIN_BACKOFF, "it had worked");
     }
 
     #[test]
-    fn a_pod_dies_with_its_node_and_not_by_a_taint_on_a_node_that_is_well() {
+    fn a_pod_is_lost_with_its_node_but_not_by_a_taint_on_a_ready_node() {
         let died = |reason: &str, ready: bool| {
             let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": {}, "status": {
                 "phase": "Failed", "conditions": [{ "type": "DisruptionTarget", "status": "True", "reason": reason }] } });
@@ -399,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_held_until_it_is_old_and_no_more_than_so_much_of_it() {
+    fn failures_are_retained_until_they_are_old_and_their_number_is_bounded() {
         let failures = Failures::default();
-        let failed = told(|_| {}).unwrap();
+        let failed = failure_of(|_| {}).unwrap();
         for second in 0..=MAX_FAILURES {
             failures.record(failed.clone(), Timestamp::from_secs(second.try_into().unwrap()));
         }

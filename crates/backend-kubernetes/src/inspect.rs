@@ -46,35 +46,35 @@ pub fn inspect(config: &KubernetesConfig) -> Inspection {
     let template = TemplateFile::open(config).ok().map(|templates| templates.current(config));
     let image = template.as_ref().and_then(|template| template.image()).unwrap_or(&config.image).to_owned();
     let config = &KubernetesConfig { image, ..config.clone() };
-    let unreached = |text: String| {
+    let unreachable_report = |text: String| {
         let remedy = "check that `kubeconfig` and `context` name the right cluster, and that its API server is reachable from here";
         Inspection { findings: vec![InspectionItem::bad("cluster", text, remedy)], ..Inspection::default() }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return unreached(error.to_string()),
+        Err(error) => return unreachable_report(error.to_string()),
     };
     runtime.block_on(async {
         let client = match connect(config).await {
             Ok(client) => client,
-            Err(error) => return unreached(error),
+            Err(error) => return unreachable_report(error),
         };
-        let mut asker = Inspector { config, client, inspection: Inspection::default() };
-        match asker.with_timeout(asker.client.apiserver_version()).await {
+        let mut inspector = Inspector { config, client, inspection: Inspection::default() };
+        match inspector.with_timeout(inspector.client.apiserver_version()).await {
             Ok(version) => {
-                asker.add(InspectionItem::good("cluster", format!("Kubernetes {} answers", version.git_version)));
+                inspector.add(InspectionItem::good("cluster", format!("Kubernetes {} answers", version.git_version)));
             }
-            Err(error) => return unreached(error),
+            Err(error) => return unreachable_report(error),
         }
-        asker.account().await;
-        asker.rights().await;
-        asker.namespace().await;
-        asker.share().await;
-        asker.priority_class().await;
-        asker.policy_map().await;
-        asker.nodes().await;
-        asker.agent_pods().await;
-        asker.inspection
+        inspector.account().await;
+        inspector.rights().await;
+        inspector.namespace().await;
+        inspector.share().await;
+        inspector.priority_class().await;
+        inspector.policy_map().await;
+        inspector.nodes().await;
+        inspector.agent_pods().await;
+        inspector.inspection
     })
 }
 
@@ -96,8 +96,8 @@ impl Inspector<'_> {
         self.inspection.findings.push(found);
     }
 
-    async fn with_timeout<T>(&self, asked: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
-        match tokio::time::timeout(REQUEST_TIMEOUT, asked).await {
+    async fn with_timeout<T>(&self, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+        match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
             Ok(answer) => answer.map_err(|error| match error {
                 kube::Error::Api(status) => status.message,
                 other => other.to_string(),
@@ -122,8 +122,8 @@ impl Inspector<'_> {
     /// Reports the user of these requests, whose permissions the other findings describe.
     async fn account(&mut self) {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client.clone());
-        let asked = self.with_timeout(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
-        let name = asked.map(|review| {
+        let response = self.with_timeout(reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
+        let name = response.map(|review| {
             review.status.and_then(|status| status.user_info).and_then(|user| user.username).unwrap_or_default()
         });
         let service = format!("system:serviceaccount:{}:{ACCOUNT}", self.config.namespace);
@@ -169,12 +169,12 @@ impl Inspector<'_> {
     }
 
     fn not_granted(&self, right: &Permission) -> String {
-        let place = if right.namespaced {
+        let scope = if right.namespaced {
             format!("in the namespace {}", self.config.namespace)
         } else {
             "in the whole cluster".to_owned()
         };
-        format!("not granted {place}")
+        format!("not granted {scope}")
     }
 
     async fn namespace(&mut self) {
@@ -385,8 +385,8 @@ impl NodeSurvey {
 }
 
 /// Nodes report the full name: `docker.io/library/x:1` for `x:1`.
-fn is_image(on_node: &str, wanted: &str) -> bool {
-    on_node == wanted || on_node.strip_suffix(wanted).is_some_and(|before| before.ends_with('/'))
+fn is_image(on_node: &str, image: &str) -> bool {
+    on_node == image || on_node.strip_suffix(image).is_some_and(|before| before.ends_with('/'))
 }
 
 #[cfg(test)]
@@ -403,14 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_good_when_it_is_bound_and_every_node_can_mount_it() {
+    fn a_volume_claim_is_good_when_it_is_bound_and_every_node_can_mount_it() {
         assert_eq!(claim("Bound", "ReadWriteMany"), InspectionStatus::Good);
         assert_eq!(claim("Pending", "ReadWriteMany"), InspectionStatus::Bad);
         assert_eq!(claim("Bound", "ReadWriteOnce"), InspectionStatus::Bad);
     }
 
     #[test]
-    fn nodes_without_gpus_and_images_on_no_node_are_told_apart_from_good_ones() {
+    fn nodes_without_gpus_and_images_absent_from_all_nodes_are_reported() {
         let node = |name: &str, gpus: &str, image: &str| -> DynamicObject {
             serde_json::from_value(json!({
                 "apiVersion": "v1", "kind": "Node", "spec": {},
@@ -422,20 +422,20 @@ mod tests {
             }))
             .unwrap()
         };
-        let standings = |nodes: Vec<DynamicObject>| {
+        let statuses = |nodes: Vec<DynamicObject>| {
             let config = KubernetesConfig { image: "doctor:1".to_owned(), ..KubernetesConfig::default() };
             let mut seen = NodeSurvey::default();
             nodes.into_iter().for_each(|node| seen.add(node, &config));
             seen.findings(&config).into_iter().map(|one| (one.what, one.standing)).collect::<Vec<_>>()
         };
         let (good, bad, unknown) = (InspectionStatus::Good, InspectionStatus::Bad, InspectionStatus::Unknown);
-        assert_eq!(standings(vec![]), [("GPU nodes".to_owned(), bad), ("image".to_owned(), unknown)]);
+        assert_eq!(statuses(vec![]), [("GPU nodes".to_owned(), bad), ("image".to_owned(), unknown)]);
         assert_eq!(
-            standings(vec![node("a", "8", "doctor:1"), node("b", "0", "notdoctor:1")]),
+            statuses(vec![node("a", "8", "doctor:1"), node("b", "0", "notdoctor:1")]),
             [("GPU nodes".to_owned(), good), ("device plugin".to_owned(), bad), ("image".to_owned(), good)]
         );
         assert_eq!(
-            standings(vec![node("a", "8", "xdoctor:1")]),
+            statuses(vec![node("a", "8", "xdoctor:1")]),
             [("GPU nodes".to_owned(), good), ("image".to_owned(), unknown)]
         );
     }

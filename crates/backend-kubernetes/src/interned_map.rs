@@ -36,8 +36,8 @@ impl InternedMap {
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.lists().into_iter().find_map(|list| {
-            let place = list.binary_search_by(|pair| (*pair.0).cmp(name)).ok()?;
-            Some(&*list[place].1)
+            let index = list.binary_search_by(|pair| (*pair.0).cmp(name)).ok()?;
+            Some(&*list[index].1)
         })
     }
 
@@ -53,9 +53,9 @@ impl InternedMap {
         self.lists().into_iter().flatten().map(|pair| (&*pair.0, &*pair.1))
     }
 
-    /// Keeps only the pairs whose name is wanted.
-    pub(super) fn filter_keys(self, wanted: impl Fn(&str) -> bool) -> Self {
-        self.lists().into_iter().flatten().filter(|pair| wanted(&pair.0)).cloned().collect()
+    /// Retains only the pairs whose key matches the predicate.
+    pub(super) fn filter_keys(self, predicate: impl Fn(&str) -> bool) -> Self {
+        self.lists().into_iter().flatten().filter(|pair| predicate(&pair.0)).cloned().collect()
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_found_by_name_and_written_as_it_was() {
+    fn a_map_is_searched_by_key_and_serialized_unchanged() {
         let text = json!({ "b": "2", "a": "1", "c": "" });
         let pairs = read(text.clone());
         assert_eq!((pairs.get("a"), pairs.get("c"), pairs.get("d")), (Some("1"), Some(""), None));
@@ -248,17 +248,17 @@ mod tests {
     #[test]
     fn equal_pairs_are_stored_once_and_dropped_when_unused() {
         let mut shared = MapInterner::default();
-        let mut kept: Vec<InternedMap> = Vec::new();
+        let mut maps: Vec<InternedMap> = Vec::new();
         for number in 0..3 {
             let mut pairs = read(json!({ "zone": "a", "name": format!("n{number}") }));
             shared.intern(&mut pairs);
-            kept.push(pairs);
+            maps.push(pairs);
         }
         let zone = |pairs: &InternedMap| {
             let all = pairs.lists().into_iter().flatten();
             all.filter(|pair| &*pair.0 == "zone").map(Arc::clone).next().unwrap()
         };
-        assert!(Arc::ptr_eq(&zone(&kept[0]), &zone(&kept[2])));
+        assert!(Arc::ptr_eq(&zone(&maps[0]), &zone(&maps[2])));
         assert_eq!(shared.pairs.values.len(), 4);
         for number in 0..10_000 {
             shared.intern(&mut read(json!({ "moment": number.to_string() })));
@@ -270,12 +270,12 @@ mod tests {
         }
         let left = (shared.pairs.values.len(), shared.lists.values.len(), shared.value_counts.len());
         assert!(left.0 < 2_200 && left.1 < 2_200 && left.2 < 2_200, "{left:?}");
-        shared.intern(&mut kept[1]);
-        assert_eq!(kept[1].get("name"), Some("n1"));
+        shared.intern(&mut maps[1]);
+        assert_eq!(maps[1].get("name"), Some("n1"));
     }
 
     #[test]
-    fn nodes_of_one_kind_have_one_list_and_their_own_names() {
+    fn similar_nodes_share_one_list_and_keep_their_own_names() {
         let mut shared = MapInterner::default();
         let node = |number: usize| {
             read(

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_was_deleted_is_a_lost_job_and_not_a_failed_one() {
+    fn a_deleted_pod_makes_the_job_lost_not_failed() {
         let condition = json!({ "type": "Failed", "status": "True", "reason": "BackoffLimitExceeded" });
         let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "j" }, "spec": {},
             "status": { "conditions": [condition] } });

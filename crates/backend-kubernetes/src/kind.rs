@@ -85,8 +85,8 @@ mod with_client {
 
     pub(super) fn open(config: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
         let backend = KubernetesBackend::open(config.clone())?;
-        let voucher = Some((backend.token_reviewer(), config.agents.remember));
-        Ok(OpenedCluster { backend: Arc::new(backend), clock: Arc::new(SystemClock), token_reviewer: voucher })
+        let token_reviewer = Some((backend.token_reviewer(), config.agents.remember));
+        Ok(OpenedCluster { backend: Arc::new(backend), clock: Arc::new(SystemClock), token_reviewer })
     }
 }
 

@@ -171,13 +171,13 @@ pub(super) fn patch(node: &CachedNode, op: OpId, what: &Change, config: &Kuberne
 
     let mut marks = recorded_marks(node, config);
     let (mut spec, mut labels) = (Map::new(), Map::new());
-    let borne = has_mark(node, kind, config);
-    let had = marks.iter().position(|mark| mark.kind == kind).map(|place| marks.remove(place)).filter(|_| borne);
+    let marked = has_mark(node, kind, config);
+    let had = marks.iter().position(|mark| mark.kind == kind).map(|index| marks.remove(index)).filter(|_| marked);
     match our_taint(kind, config) {
         Some(ours) => {
             // A taint that looks like ours but is not in our annotation is foreign.
-            let goes = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
-            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !goes(taint)).collect();
+            let is_removed = |taint: &Taint| (there || had.is_some()) && is_same(taint, &ours);
+            let mut taints: Vec<&Taint> = node.spec.taints.iter().filter(|taint| !is_removed(taint)).collect();
             taints.extend((there && config.write.taint).then_some(&ours));
             spec.insert("taints".to_owned(), json!(taints));
         }
@@ -216,7 +216,7 @@ mod tests {
         KubernetesConfig::default()
     }
 
-    fn bare() -> Value {
+    fn unmarked_node() -> Value {
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n", "resourceVersion": "1" }, "spec": {} })
     }
 
@@ -282,8 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_of_ours_comes_and_goes_and_leaves_nothing_but_what_was_done() {
-        let mut cluster = Cluster::new(bare());
+    fn our_marks_are_set_and_removed_and_only_the_recorded_operations_remain() {
+        let mut cluster = Cluster::new(unmarked_node());
         for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
             cluster.apply(&Change::Mark(mark(kind)));
             assert!(cluster.marks().has_ours(kind));
@@ -305,8 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_cordon_stays_when_ours_ends() {
-        let mut node = bare();
+    fn a_foreign_cordon_remains_when_ours_is_removed() {
+        let mut node = unmarked_node();
         node["spec"] = json!({ "unschedulable": true, "taints": [{ "key": "team", "effect": "NoSchedule" }] });
         node["metadata"]["managedFields"] = cordoned_by("kubectl-cordon");
         let mut cluster = Cluster::new(node);
@@ -323,8 +323,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_took_away_is_not_ours_any_more() {
-        let mut cluster = Cluster::new(bare());
+    fn a_mark_that_an_operator_removed_is_no_longer_ours() {
+        let mut cluster = Cluster::new(unmarked_node());
         cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
         cluster.apply(&Change::Drain);
         cluster.node["spec"] = json!({});
@@ -345,8 +345,8 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_takes_several_marks_away() {
-        let mut cluster = Cluster::new(bare());
+    fn one_operation_removes_several_marks() {
+        let mut cluster = Cluster::new(unmarked_node());
         cluster.apply(&Change::Mark(mark(MarkKind::Unhealthy)));
         cluster.apply(&Change::Mark(mark(MarkKind::Maintenance)));
         let op = cluster.ids.op();
@@ -358,8 +358,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_changes_are_remembered() {
-        let mut cluster = Cluster::new(bare());
+    fn only_the_latest_operations_are_recorded() {
+        let mut cluster = Cluster::new(unmarked_node());
         for _ in 0..20 {
             cluster.apply(&Change::Drain);
             cluster.apply(&Change::Undrain);

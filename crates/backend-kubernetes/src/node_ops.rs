@@ -110,8 +110,8 @@ impl KubernetesBackend {
             Err(KubeRequestError { code: Some(404), .. }) => None,
             Err(failed) => return Err(failed.into()),
         };
-        let noted = marks::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config);
-        let before = job.as_ref().and_then(|job| repair::boot_id_before(job, &self.config)).or(noted.clone());
+        let recorded = marks::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config);
+        let before = job.as_ref().and_then(|job| repair::boot_id_before(job, &self.config)).or(recorded.clone());
         if what == Repair::Reboot && !boot.is_empty() && before.as_ref().is_some_and(|before| *before != boot) {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl KubernetesBackend {
             Some(RepairStage::Running) => Err(in_progress_error(operation, "the repair job is running".to_owned())),
             None => {
                 self.require_no_pods(operation, node, what == Repair::Reset)?;
-                if noted.is_none() {
+                if recorded.is_none() {
                     self.record_op(operation, node, op, &boot)?;
                     self.record_event(&now, if what == Repair::Reset { &Change::Reset } else { &Change::Reboot });
                 }
@@ -189,7 +189,7 @@ impl KubernetesBackend {
         if is_ready(&now) {
             self.require_no_pods(operation, node, false)?;
         }
-        let told = hook_values(&now, node, op);
+        let params = hook_values(&now, node, op);
         match &self.config.replace {
             Replace::None => {
                 return Err(permanent_error(
@@ -198,9 +198,9 @@ impl KubernetesBackend {
                 ));
             }
             Replace::DeleteNode => return self.delete_node(operation, &now),
-            Replace::Aws => site_command::run(operation, &Replace::aws_command(), &told, HOOK_LIMIT)?,
-            Replace::Command(words) => site_command::run(operation, words, &told, HOOK_LIMIT)?,
-            Replace::Webhook(hook) => call_webhook(operation, hook, &told)?,
+            Replace::Aws => site_command::run(operation, &Replace::aws_command(), &params, HOOK_LIMIT)?,
+            Replace::Command(args) => site_command::run(operation, args, &params, HOOK_LIMIT)?,
+            Replace::Webhook(hook) => call_webhook(operation, hook, &params)?,
         }
         self.record_event(&now, &Change::Replace);
         // If this fails, the caller repeats the operation, and the cloud reports that the machine is already gone.
@@ -245,9 +245,9 @@ impl KubernetesBackend {
     }
 }
 
-fn call_webhook(operation: &'static str, hook: &Webhook, told: &HookParams<'_>) -> Result<(), BackendError> {
+fn call_webhook(operation: &'static str, hook: &Webhook, params: &HookParams<'_>) -> Result<(), BackendError> {
     let body: serde_json::Map<String, Value> =
-        told.values.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        params.values.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     let token = match &hook.token_variable {
         Some(name) => Some(
             std::env::var(name)
@@ -305,19 +305,19 @@ mod tests {
     use doctor_core::ids::IdSource;
 
     #[test]
-    fn a_hook_learns_what_the_provider_calls_the_machine() {
-        let told_of = |provider: &str| {
+    fn a_hook_receives_the_instance_zone_and_region_from_the_provider_id() {
+        let parts_of = |provider: &str| {
             let node: ApiNode = serde_json::from_value(json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" }, "spec": { "providerID": provider } }))
             .unwrap();
-            let told = hook_values(&node, &NodeName::new("n").unwrap(), IdSource::new(1).op());
-            let word = |name: &str| told.values.iter().find(|(known, _)| *known == name).unwrap().1.clone();
-            (word("instance"), word("zone"), word("region"))
+            let params = hook_values(&node, &NodeName::new("n").unwrap(), IdSource::new(1).op());
+            let value = |name: &str| params.values.iter().find(|(known, _)| *known == name).unwrap().1.clone();
+            (value("instance"), value("zone"), value("region"))
         };
         let of = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
-        assert_eq!(told_of("aws:///us-east-1a/i-0abc"), of("i-0abc", "us-east-1a", "us-east-1"));
-        assert_eq!(told_of("gce://proj/europe-west4-a/n1"), of("n1", "europe-west4-a", "europe-west4"));
-        assert_eq!(told_of("kind://docker/kind/worker"), of("worker", "kind", ""));
-        assert_eq!(told_of(""), of("", "", ""));
+        assert_eq!(parts_of("aws:///us-east-1a/i-0abc"), of("i-0abc", "us-east-1a", "us-east-1"));
+        assert_eq!(parts_of("gce://proj/europe-west4-a/n1"), of("n1", "europe-west4-a", "europe-west4"));
+        assert_eq!(parts_of("kind://docker/kind/worker"), of("worker", "kind", ""));
+        assert_eq!(parts_of(""), of("", "", ""));
     }
 }

@@ -131,16 +131,16 @@ impl CachedNode {
 }
 
 impl From<ApiNode> for CachedNode {
-    fn from(told: ApiNode) -> Self {
-        let ApiNode { metadata, spec, status, .. } = told;
+    fn from(node: ApiNode) -> Self {
+        let ApiNode { metadata, spec, status, .. } = node;
         let spec = CachedNodeSpec {
             unschedulable: spec.unschedulable,
             cordon_is_ours: is_our_cordon(metadata.managed_fields.as_deref().unwrap_or_default()),
             taints: spec.taints.into(),
         };
         let status = status.map(|NodeStatus { capacity, allocatable, conditions, node_info }| {
-            let told = |text: String| Some(text).filter(|text| !text.is_empty());
-            let (physical_host, boot_id) = (told(node_info.system_uuid), told(node_info.boot_id));
+            let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
+            let (physical_host, boot_id) = (non_empty(node_info.system_uuid), non_empty(node_info.boot_id));
             let hardware = Arc::new(Hardware { physical_host, boot_id, ..Hardware::default() });
             CachedNodeStatus { capacity, allocatable, ready: Ready::from_conditions(conditions), hardware }
         });

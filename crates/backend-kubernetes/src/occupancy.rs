@@ -26,9 +26,9 @@ pub(super) struct PodOnNode {
 /// Returns `Free` only if all evidence agrees.
 pub(super) fn occupancy(
     node: &CachedNode,
-    standing: &NodeMarks,
+    node_marks: &NodeMarks,
     tenants: &[PodOnNode],
-    wanted_by: Option<&str>,
+    demanded_by: Option<&str>,
     config: &KubernetesConfig,
 ) -> Occupancy {
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
@@ -47,10 +47,10 @@ pub(super) fn occupancy(
         };
         return busy(by);
     }
-    if let Some(by) = wanted_by {
+    if let Some(by) = demanded_by {
         return busy(format!("pod {by}, which waits for it"));
     }
-    if let Some(mark) = standing.marks.blocking_foreign_mark() {
+    if let Some(mark) = node_marks.marks.blocking_foreign_mark() {
         return busy(format!("kept out of service by {}: {}", mark.by, mark.text));
     }
     let expected = expected_gpus(node, config);
@@ -66,8 +66,8 @@ pub(super) fn occupancy(
 /// Returns how many GPUs the node should have: by its label, or by its capacity.
 pub(super) fn expected_gpus(node: &CachedNode, config: &KubernetesConfig) -> u64 {
     let label = node.metadata.labels.get(&config.gpu_count_label);
-    let told = label.and_then(|count| count.parse().ok()).unwrap_or(0);
-    told.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
+    let label_count = label.and_then(|count| count.parse().ok()).unwrap_or(0);
+    label_count.max(node.status.as_ref().map_or(0, |status| gpus(&status.capacity, 1, config)))
 }
 
 /// Returns whether the node is one to manage.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_a_pod_are_counted_as_the_scheduler_counts_them() {
+    fn the_gpus_of_a_pod_are_counted_as_the_scheduler_counts_them() {
         let pod = |text: Value| serde_json::from_value::<PodSpec>(text).unwrap();
         let takes = |count: u32| json!({ "resources": { "limits": { "nvidia.com/gpu": count.to_string() } } });
         let stays = |count: u32| json!({ "restartPolicy": "Always", "resources": { "requests": { "nvidia.com/gpu": count.to_string() } } });

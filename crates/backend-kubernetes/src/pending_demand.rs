@@ -32,12 +32,12 @@ pub(super) struct PendingPod {
 /// Returns `None` if the pod does not wait for a node, or requests no GPU.
 pub(super) fn pending_pod(pod: &PodObject, config: &KubernetesConfig) -> Option<PendingPod> {
     let status = pod.status.as_ref()?;
-    let no_place = |one: &Condition| {
+    let unschedulable = |one: &Condition| {
         one.matches("PodScheduled", "False") && matches!(one.reason.as_str(), "Unschedulable" | "Undetermined")
     };
-    let waits = status.phase == "Pending" && pod.spec.node_name.is_none() && status.nominated_node_name.is_none();
-    let going = pod.metadata.deletion_timestamp.is_some();
-    if !waits || going || !status.conditions.iter().any(no_place) || !uses_gpus(&pod.spec, config) {
+    let is_pending = status.phase == "Pending" && pod.spec.node_name.is_none() && status.nominated_node_name.is_none();
+    let terminating = pod.metadata.deletion_timestamp.is_some();
+    if !is_pending || terminating || !status.conditions.iter().any(unschedulable) || !uses_gpus(&pod.spec, config) {
         return None;
     }
     // Which devices satisfy a claim is decided elsewhere.
@@ -71,12 +71,12 @@ fn resource_requests(pod: &PodSpec) -> Vec<(String, f64)> {
     names.sort_unstable();
     names.dedup();
     let amount = |amounts: &Quantities, name: &str| amounts.get(name).and_then(quantity);
-    let taken = |name: &str| {
+    let requested = |name: &str| {
         let of =
             |one: &Container| amount(&one.resources.requests, name).or_else(|| amount(&one.resources.limits, name));
         pod_request(pod, |one| of(one).unwrap_or(0.0), amount(&pod.overhead, name).unwrap_or(0.0), |a, b| a + b)
     };
-    names.into_iter().map(|name| (name.to_owned(), taken(name))).collect()
+    names.into_iter().map(|name| (name.to_owned(), requested(name))).collect()
 }
 
 /// Parses a Kubernetes quantity: `8`, `500m`, `1.5Gi`, `2e3`. `None`: it has another form.
@@ -117,21 +117,21 @@ pub(super) fn demanded_nodes(
 ) -> HashMap<String, String> {
     waiting.sort_by(|a, b| (a.created_millis, &a.name).cmp(&(b.created_millis, &b.name)));
     let mut left: Vec<HashMap<&str, f64>> = offers.iter().map(|offer| allocatable(offer.node)).collect();
-    let mut wanted = HashMap::new();
+    let mut demanded = HashMap::new();
     for pod in waiting {
-        let place = |ours: bool| {
-            let mut places = (0..offers.len()).filter(|place| offers[*place].has_our_job == ours);
-            places.find(|place| fits(pod, offers[*place].node, &left[*place], config))
+        let find_offer = |ours: bool| {
+            let mut candidates = (0..offers.len()).filter(|index| offers[*index].has_our_job == ours);
+            candidates.find(|index| fits(pod, offers[*index].node, &left[*index], config))
         };
-        let Some(place) = place(false).or_else(|| place(true)) else { continue };
+        let Some(index) = find_offer(false).or_else(|| find_offer(true)) else { continue };
         for (name, amount) in &pod.requests {
-            if let Some(there) = left[place].get_mut(name.as_str()) {
-                *there -= amount;
+            if let Some(available) = left[index].get_mut(name.as_str()) {
+                *available -= amount;
             }
         }
-        wanted.entry(offers[place].node.name().to_owned()).or_insert_with(|| pod.name.clone());
+        demanded.entry(offers[index].node.name().to_owned()).or_insert_with(|| pod.name.clone());
     }
-    wanted
+    demanded
 }
 
 fn allocatable(node: &CachedNode) -> HashMap<&str, f64> {
@@ -158,8 +158,8 @@ fn fits(pod: &PendingPod, node: &CachedNode, left: &HashMap<&str, f64>, config: 
 fn matches_term(term: &NodeTerm, node: &CachedNode) -> bool {
     let labels = |name: &str| node.metadata.labels.get(name);
     let fields = |name: &str| (name == "metadata.name").then(|| node.name());
-    let asks = !term.match_expressions.is_empty() || !term.match_fields.is_empty();
-    asks && term.match_expressions.iter().all(|one| matches_requirement(one, labels(&one.key)))
+    let has_requirements = !term.match_expressions.is_empty() || !term.match_fields.is_empty();
+    has_requirements && term.match_expressions.iter().all(|one| matches_requirement(one, labels(&one.key)))
         && term.match_fields.iter().all(|one| matches_requirement(one, fields(&one.key)))
 }
 
@@ -219,7 +219,7 @@ mod tests {
         pending_pod(&serde_json::from_value(pod).unwrap(), &config())
     }
 
-    fn asked(nodes: &[(&CachedNode, bool)], pods: &[PendingPod]) -> Vec<String> {
+    fn demands(nodes: &[(&CachedNode, bool)], pods: &[PendingPod]) -> Vec<String> {
         let offers: Vec<CandidateNode<'_>> =
             nodes.iter().map(|(node, ours)| CandidateNode { node, has_our_job: *ours }).collect();
         let found = demanded_nodes(&offers, pods.iter().collect(), &config());
@@ -229,19 +229,19 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_a_job_of_ours_is_asked_for_only_if_no_other_would_do() {
+    fn a_node_with_our_job_is_demanded_only_if_no_other_node_fits() {
         let (a, b) = (node("a", |_| {}), node("b", |_| {}));
         let one = pod("train", 8, |_| {}).unwrap();
-        assert_eq!(asked(&[(&a, true), (&b, true)], std::slice::from_ref(&one)), ["a by team/train"]);
-        assert_eq!(asked(&[(&a, true), (&b, false)], std::slice::from_ref(&one)), ["b by team/train"]);
+        assert_eq!(demands(&[(&a, true), (&b, true)], std::slice::from_ref(&one)), ["a by team/train"]);
+        assert_eq!(demands(&[(&a, true), (&b, false)], std::slice::from_ref(&one)), ["b by team/train"]);
         let two = pod("other", 8, |_| {}).unwrap();
-        assert_eq!(asked(&[(&a, true), (&b, false)], &[one, two]), ["a by team/train", "b by team/other"]);
+        assert_eq!(demands(&[(&a, true), (&b, false)], &[one, two]), ["a by team/train", "b by team/other"]);
         let small = |name: &str| pod(name, 4, |_| {}).unwrap();
-        assert_eq!(asked(&[(&a, true), (&b, true)], &[small("x"), small("y")]), ["a by team/x"], "both fit on one");
+        assert_eq!(demands(&[(&a, true), (&b, true)], &[small("x"), small("y")]), ["a by team/x"], "both fit on one");
     }
 
     #[test]
-    fn only_a_pod_that_its_scheduler_found_no_place_for_waits() {
+    fn only_an_unschedulable_pod_is_pending() {
         assert!(pod("p", 0, |_| {}).is_none(), "it takes no GPU");
         assert!(pod("p", 8, |pod| pod["status"]["conditions"][0]["reason"] = json!("SchedulingGated")).is_none());
         assert!(pod("p", 8, |pod| pod["status"]["conditions"] = json!([])).is_none(), "not yet tried");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_fit_is_not_freed_for() {
+    fn a_node_is_not_demanded_by_a_pod_that_would_not_fit() {
         let plain = node("a", |_| {});
         let tainted =
             node("a", |node| node["spec"]["taints"] = json!([{ "key": "team", "value": "x", "effect": "NoSchedule" }]));
@@ -267,7 +267,7 @@ mod tests {
             })
         };
         let tolerant = |toleration: Value| pod("p", 8, |pod| pod["spec"]["tolerations"] = json!([toleration]));
-        for (node, waiting, wanted) in [
+        for (node, waiting, expected) in [
             (&plain, pod("p", 8, |_| {}), true),
             (&plain, pod("p", 9, |_| {}), false),
             (
@@ -296,12 +296,12 @@ mod tests {
             (&cordoned, pod("p", 8, |_| {}), false),
         ] {
             let waiting = waiting.unwrap();
-            assert_eq!(!asked(&[(node, true)], std::slice::from_ref(&waiting)).is_empty(), wanted, "{waiting:?}");
+            assert_eq!(!demands(&[(node, true)], std::slice::from_ref(&waiting)).is_empty(), expected, "{waiting:?}");
         }
     }
 
     #[test]
-    fn amounts_are_read_as_kubernetes_writes_them() {
+    fn quantities_are_parsed_as_kubernetes_writes_them() {
         for (text, number) in [("8", 8.0), ("500m", 0.5), ("1.5Gi", 1_610_612_736.0), ("2k", 2000.0), ("2e3", 2000.0)] {
             assert_eq!(quantity(text), Some(number), "{text}");
         }

@@ -166,13 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn user_work_goes_what_belongs_to_the_node_stays_and_what_would_be_lost_is_left_to_a_person() {
+    fn user_pods_are_evicted_node_pods_stay_and_unowned_pods_are_left_to_an_operator() {
         let config = KubernetesConfig::default();
-        let eager = KubernetesConfig { evict_unowned: true, ..KubernetesConfig::default() };
-        let bare = |pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([]);
+        let evicting = KubernetesConfig { evict_unowned: true, ..KubernetesConfig::default() };
+        let unowned = |pod: &mut Value| pod["metadata"]["ownerReferences"] = json!([]);
         assert_eq!(eviction_class(&pod(|_| {}), &config), EvictionClass::Evictable);
-        assert_eq!(eviction_class(&pod(bare), &config), EvictionClass::Unowned);
-        assert_eq!(eviction_class(&pod(bare), &eager), EvictionClass::Evictable);
+        assert_eq!(eviction_class(&pod(unowned), &config), EvictionClass::Unowned);
+        assert_eq!(eviction_class(&pod(unowned), &evicting), EvictionClass::Evictable);
         let daemon = pod(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet"));
         assert_eq!(eviction_class(&daemon, &config), EvictionClass::Exempt);
         let mirror = pod(|pod| pod["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "x" }));
@@ -183,8 +183,8 @@ mod tests {
                 EvictionClass::Exempt
             );
         }
-        let going = pod(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T20:00:00Z"));
-        assert_eq!(eviction_class(&going, &config), EvictionClass::Terminating);
+        let terminating = pod(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T20:00:00Z"));
+        assert_eq!(eviction_class(&terminating, &config), EvictionClass::Terminating);
         let ours = |namespace: &str| {
             pod(|pod| {
                 pod["metadata"]["namespace"] = json!(namespace);

@@ -1,6 +1,6 @@
 //! Takes results and logs from pods before they are deleted, where jobs and controller share no directory.
 //!
-//! A pod that ended by itself remains until its job is removed, and the next poll sees it. A pod that was told to end disappears
+//! A pod that ended by itself remains until its job is removed, and the next poll sees it. A pod that was deleted disappears
 //! as soon as it has ended; the watch of failed pods reports it in time. The result document is in the container's termination
 //! message, which outlives the node, or, if it is too long for that, in the log, which only the node has. What cannot be fetched
 //! in time is lost, and the run reports that.
@@ -73,7 +73,7 @@ impl PodResults {
         if all.len() >= MAX_PODS && !all.contains_key(&key) {
             return None;
         }
-        let parcel = all.entry(key).or_insert_with(|| {
+        let entry = all.entry(key).or_insert_with(|| {
             let (document, in_log) = match result_transport::parse_termination_message(&end.message) {
                 Ok(TerminationMessage::Document(document)) => (Some(document), None),
                 Ok(TerminationMessage::InLog { lines }) => (None, Some(lines)),
@@ -84,21 +84,21 @@ impl PodResults {
             };
             PodResult { node, document, log_lines: in_log, log: LogState::Pending }
         });
-        let errand = LogFetch { run, pod: pod.name_any(), log_lines: parcel.log_lines };
-        (parcel.log == LogState::Pending || parcel.log_lines.is_some()).then_some(errand)
+        let log_fetch = LogFetch { run, pod: pod.name_any(), log_lines: entry.log_lines };
+        (entry.log == LogState::Pending || entry.log_lines.is_some()).then_some(log_fetch)
     }
 
-    fn store(&self, errand: &LogFetch, fetched: FetchedLog) {
+    fn store(&self, log_fetch: &LogFetch, fetched: FetchedLog) {
         let mut all = self.lock();
-        let Some(parcel) = all.get_mut(&(errand.run, errand.pod.clone())) else { return };
+        let Some(entry) = all.get_mut(&(log_fetch.run, log_fetch.pod.clone())) else { return };
         match fetched {
             FetchedLog::Log { document, text } => {
                 if document.is_some() {
-                    (parcel.document, parcel.log_lines) = (document, None);
+                    (entry.document, entry.log_lines) = (document, None);
                 }
-                parcel.log = LogState::Fetched(text);
+                entry.log = LogState::Fetched(text);
             }
-            FetchedLog::Gone => (parcel.log, parcel.log_lines) = (LogState::Gone, None),
+            FetchedLog::Gone => (entry.log, entry.log_lines) = (LogState::Gone, None),
         }
     }
 
@@ -113,12 +113,12 @@ impl PodResults {
     }
 
     pub(super) fn documents(&self, run: RunId) -> Vec<Vec<u8>> {
-        self.for_run(run, |parcel| parcel.document.clone())
+        self.for_run(run, |entry| entry.document.clone())
     }
 
     pub(super) fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
-        self.for_run(run, |parcel| match &parcel.log {
-            LogState::Fetched(text) => Some((parcel.node.clone(), text.clone())),
+        self.for_run(run, |entry| match &entry.log {
+            LogState::Fetched(text) => Some((entry.node.clone(), text.clone())),
             LogState::Pending | LogState::Gone => None,
         })
     }
@@ -151,24 +151,24 @@ fn container_end(pod: &PodObject) -> Option<&Terminated> {
 pub(super) async fn fetch(
     client: &Client,
     config: &KubernetesConfig,
-    carried: &PodResults,
-    errand: &LogFetch,
+    pod_results: &PodResults,
+    log_fetch: &LogFetch,
 ) -> kube::Result<()> {
-    let fetched = match fetch_document_and_log(client, config, errand).await {
+    let fetched = match fetch_document_and_log(client, config, log_fetch).await {
         Err(kube::Error::Api(status)) if status.code == 404 => FetchedLog::Gone,
         other => other?,
     };
-    carried.store(errand, fetched);
+    pod_results.store(log_fetch, fetched);
     Ok(())
 }
 
 async fn fetch_document_and_log(
     client: &Client,
     config: &KubernetesConfig,
-    errand: &LogFetch,
+    log_fetch: &LogFetch,
 ) -> kube::Result<FetchedLog> {
     let ask = |lines: usize, bytes: usize| {
-        let (namespace, pod) = (&config.namespace, &errand.pod);
+        let (namespace, pod) = (&config.namespace, &log_fetch.pod);
         let path = format!(
             "/api/v1/namespaces/{namespace}/pods/{pod}/log?container={}&tailLines={lines}&limitBytes={bytes}",
             names::CONTAINER
@@ -180,11 +180,11 @@ async fn fetch_document_and_log(
     };
     let mut document = None;
     // Request only the end, so that earlier output does not exceed the limit.
-    if let Some(lines) = errand.log_lines {
+    if let Some(lines) = log_fetch.log_lines {
         let lines = lines + LINES_AFTER_DOCUMENT;
         match result_transport::extract_from_log(&ask(lines, lines * LINE_BYTES).await?) {
             Ok(found) => document = Some(found),
-            Err(why) => tracing::warn!(run = %errand.run, pod = errand.pod, %why, "result missing from the job log"),
+            Err(why) => tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, %why, "result missing from the job log"),
         }
     }
     let text = ask(LOG_LINES, LOG_BYTES).await?;
@@ -221,41 +221,41 @@ mod tests {
     }
 
     #[test]
-    fn a_document_in_the_message_is_there_at_once_and_its_log_is_fetched_once() {
-        let carried = PodResults::default();
+    fn a_document_in_the_termination_message_is_available_at_once_and_the_log_is_fetched_once() {
+        let pod_results = PodResults::default();
         let message = PackedDocument::pack(b"a document").unwrap().to_termination_message();
-        let errand = carried.take_from(&pod("p", &message), &config()).unwrap();
-        assert_eq!((carried.documents(run()), errand.log_lines), (vec![b"a document".to_vec()], None));
-        carried.store(&errand, FetchedLog::Log { document: None, text: "job: done\n".to_owned() });
-        assert_eq!(carried.take_from(&pod("p", &message), &config()), None, "nothing is left to fetch");
-        assert_eq!(carried.logs(run()), [(NodeName::new("gpu-1").unwrap(), "job: done\n".to_owned())]);
-        assert_eq!(carried.documents(run()).len(), 1, "it is still returned");
-        carried.retain_runs(&BTreeSet::new());
-        assert!(carried.documents(run()).is_empty() && carried.logs(run()).is_empty());
+        let log_fetch = pod_results.take_from(&pod("p", &message), &config()).unwrap();
+        assert_eq!((pod_results.documents(run()), log_fetch.log_lines), (vec![b"a document".to_vec()], None));
+        pod_results.store(&log_fetch, FetchedLog::Log { document: None, text: "job: done\n".to_owned() });
+        assert_eq!(pod_results.take_from(&pod("p", &message), &config()), None, "nothing is left to fetch");
+        assert_eq!(pod_results.logs(run()), [(NodeName::new("gpu-1").unwrap(), "job: done\n".to_owned())]);
+        assert_eq!(pod_results.documents(run()).len(), 1, "it is still returned");
+        pod_results.retain_runs(&BTreeSet::new());
+        assert!(pod_results.documents(run()).is_empty() && pod_results.logs(run()).is_empty());
     }
 
     #[test]
     fn a_long_document_is_fetched_from_the_log_until_it_is_complete_or_lost() {
-        let carried = PodResults::default();
-        let errand = carried.take_from(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
-        assert_eq!((carried.documents(run()), errand.log_lines), (Vec::new(), Some(9)));
-        carried.store(&errand, FetchedLog::Log { document: None, text: String::new() });
-        let again = carried.take_from(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
-        assert_eq!(again, errand, "a truncated log is fetched again");
-        carried.store(&again, FetchedLog::Log { document: Some(b"long".to_vec()), text: String::new() });
-        assert_eq!(carried.documents(run()), [b"long".to_vec()]);
-        let other = carried.take_from(&pod("q", "doctor-in-log-1 9"), &config()).unwrap();
-        carried.store(&other, FetchedLog::Gone);
-        assert_eq!(carried.take_from(&pod("q", "doctor-in-log-1 9"), &config()), None);
-        assert_eq!(carried.documents(run()).len(), 1, "one of the two pods has a result");
+        let pod_results = PodResults::default();
+        let log_fetch = pod_results.take_from(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
+        assert_eq!((pod_results.documents(run()), log_fetch.log_lines), (Vec::new(), Some(9)));
+        pod_results.store(&log_fetch, FetchedLog::Log { document: None, text: String::new() });
+        let again = pod_results.take_from(&pod("p", "doctor-in-log-1 9"), &config()).unwrap();
+        assert_eq!(again, log_fetch, "a truncated log is fetched again");
+        pod_results.store(&again, FetchedLog::Log { document: Some(b"long".to_vec()), text: String::new() });
+        assert_eq!(pod_results.documents(run()), [b"long".to_vec()]);
+        let other = pod_results.take_from(&pod("q", "doctor-in-log-1 9"), &config()).unwrap();
+        pod_results.store(&other, FetchedLog::Gone);
+        assert_eq!(pod_results.take_from(&pod("q", "doctor-in-log-1 9"), &config()), None);
+        assert_eq!(pod_results.documents(run()).len(), 1, "one of the two pods has a result");
     }
 
     #[test]
-    fn a_job_that_left_no_whole_message_brings_no_document() {
+    fn a_job_without_a_complete_message_has_no_document() {
         for message in ["", "OOMKilled", "doctor-carried-1 7VtLb9s"] {
-            let carried = PodResults::default();
-            carried.take_from(&pod("p", message), &config());
-            assert!(carried.documents(run()).is_empty(), "{message}");
+            let pod_results = PodResults::default();
+            pod_results.take_from(&pod("p", message), &config());
+            assert!(pod_results.documents(run()).is_empty(), "{message}");
         }
         let running = serde_json::from_value::<PodObject>(json!({
             "apiVersion": "v1", "kind": "Pod",

@@ -31,18 +31,18 @@ impl KubernetesBackend {
                 self.watch_cache.read(LIST_TIMEOUT, |nodes, _| nodes.get(name.as_str()).cloned()).map_err(again)?;
             let node = found.ok_or_else(|| refuse(format!("there is no node {name} with GPUs in this cluster")))?;
             let allocatable = node.status.iter().flat_map(|status| status.allocatable.iter());
-            let its: Quantities = allocatable
+            let node_gpus: Quantities = allocatable
                 .filter(|(name, amount)| is_gpu(name, &self.config) && parse_whole(amount) != Some(0))
                 .collect();
-            if its.is_empty() {
+            if node_gpus.is_empty() {
                 return Err(again(format!("no GPU of {name} is allocatable now")));
             }
             cordoned_by_us &= NodeMarks::from_node(&node, &self.config).marks.has_ours(MarkKind::Cordon);
             match &gpus {
-                Some(first) if *first != its => {
+                Some(first) if *first != node_gpus => {
                     return Err(refuse(format!("the GPUs of {name} differ from those of {}", request.nodes.first())));
                 }
-                _ => gpus = Some(its),
+                _ => gpus = Some(node_gpus),
             }
         }
         Ok((gpus.unwrap_or_default(), cordoned_by_us))
@@ -52,13 +52,13 @@ impl KubernetesBackend {
     /// until it is submitted again or cancelled.
     pub(super) fn create_object(&self, kind: &ApiResource, what: serde_json::Value) -> Result<(), BackendError> {
         let operation = "submit";
-        let made: DynamicObject = serde_json::from_value(what).map_err(|error| BackendError {
+        let object: DynamicObject = serde_json::from_value(what).map_err(|error| BackendError {
             operation,
             text: error.to_string(),
             effect: Effect::NotAppliedPermanent,
         })?;
         let api: Api<DynamicObject> = self.jobs(kind);
-        match self.request(operation, api.create(&post_params(), &made)) {
+        match self.request(operation, api.create(&post_params(), &object)) {
             Ok(_) | Err(KubeRequestError { already_exists: true, .. }) => Ok(()),
             Err(KubeRequestError { error, .. }) => Err(BackendError { effect: Effect::Unknown, ..error }),
         }
@@ -77,13 +77,13 @@ impl KubernetesBackend {
         let (gpus, cordoned_by_us) = self.gpus_for(request)?;
         let template = self.templates.current(&self.config);
         let manifest = job::manifest(request, &gpus, cordoned_by_us, &template, &self.config);
-        let made: DynamicObject = serde_json::from_value(manifest).map_err(|error| BackendError {
+        let object: DynamicObject = serde_json::from_value(manifest).map_err(|error| BackendError {
             operation,
             text: error.to_string(),
             effect: Effect::NotAppliedPermanent,
         })?;
         let api: Api<DynamicObject> = self.jobs(&self.run_resource());
-        let job = match self.request(operation, api.create(&post_params(), &made)) {
+        let job = match self.request(operation, api.create(&post_params(), &object)) {
             Ok(job) => job,
             // It exists from an earlier attempt.
             Err(failed) if failed.already_exists => {
@@ -104,8 +104,8 @@ impl KubernetesBackend {
         match self.config.run_as {
             RunAs::Job => self.list("poll", &job_resource()),
             RunAs::Volcano(_) => {
-                let told: Vec<VolcanoJob> = self.list("poll", &volcano::job_resource())?;
-                Ok(told.into_iter().map(volcano::to_job).collect())
+                let jobs: Vec<VolcanoJob> = self.list("poll", &volcano::job_resource())?;
+                Ok(jobs.into_iter().map(volcano::to_job).collect())
             }
         }
     }

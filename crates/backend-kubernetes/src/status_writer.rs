@@ -81,19 +81,19 @@ impl KubernetesBackend {
 }
 
 fn patch(what: &RenderedStatus, config: &KubernetesConfig) -> Value {
-    let shown = &what.status;
+    let node_status = &what.status;
     let or_nothing = |there: bool, value: Value| if there { value } else { Value::Null };
     let mut labels = serde_json::Map::new();
     if config.write.label {
-        labels.insert(config.prefixed("status"), json!(shown.status.code()));
-        labels.insert(config.prefixed("severity"), json!(shown.severity.map(|severity| severity.code())));
+        labels.insert(config.prefixed("status"), json!(node_status.status.code()));
+        labels.insert(config.prefixed("severity"), json!(node_status.severity.map(|severity| severity.code())));
     }
     let mut annotations = serde_json::Map::new();
     annotations.insert(config.prefixed(STATUS_NUMBER), json!(format!("{:016x}.{}", what.hash, settings_code(config))));
     if config.write.annotation {
         annotations.insert(config.prefixed("results"), json!(what.text));
-        let advice = shown.advice.map(|advice| advice.code());
-        let result = json!({ "recommendation": advice, "case": shown.case, "findings": shown.findings });
+        let advice = node_status.advice.map(|advice| advice.code());
+        let result = json!({ "recommendation": advice, "case": node_status.case, "findings": node_status.findings });
         annotations
             .insert(config.prefixed("quarantine-result"), or_nothing(advice.is_some(), json!(result.to_string())));
     }
@@ -117,31 +117,31 @@ const fn condition_status(status: NodeHealth) -> &'static str {
     }
 }
 
-fn condition_reason(shown: &NodeStatus) -> String {
+fn condition_reason(node_status: &NodeStatus) -> String {
     // A condition's reason must be a single CamelCase word.
-    let reason = shown.findings.first().map_or(shown.status.code(), |worst| worst.reason.as_str());
+    let reason = node_status.findings.first().map_or(node_status.status.code(), |worst| worst.reason.as_str());
     let words = reason.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()
 }
 
-fn condition(kind: &str, shown: &NodeStatus, now: Timestamp) -> Value {
+fn condition(kind: &str, node_status: &NodeStatus, now: Timestamp) -> Value {
     let now = now.to_string();
-    let message = shown.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
+    let message = node_status.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
     json!({
-        "type": kind, "status": condition_status(shown.status), "reason": condition_reason(shown), "message": message,
+        "type": kind, "status": condition_status(node_status.status), "reason": condition_reason(node_status), "message": message,
         "lastTransitionTime": now, "lastHeartbeatTime": now,
     })
 }
 
-fn has_condition(node: &ApiNode, kind: &str, shown: &NodeStatus) -> bool {
+fn has_condition(node: &ApiNode, kind: &str, node_status: &NodeStatus) -> bool {
     let conditions = node.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let (status, reason) = (condition_status(shown.status), condition_reason(shown));
+    let (status, reason) = (condition_status(node_status.status), condition_reason(node_status));
     conditions.iter().any(|known| known.matches(kind, status) && known.reason == reason)
 }
 
 fn event(node: &ApiNode, change: &Change, now: Timestamp) -> Value {
     let name = node.name_any();
-    let (reason, kind, words) = match change {
+    let (reason, kind, summary) = match change {
         Change::Mark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceBegan", "Normal", "is being tested"),
         Change::Mark(_) => ("MarkedUnhealthy", "Warning", "is marked unhealthy and gets no new pods"),
         Change::Unmark(mark) if mark.kind == MarkKind::Maintenance => ("MaintenanceEnded", "Normal", "has been tested"),
@@ -163,7 +163,7 @@ fn event(node: &ApiNode, change: &Change, now: Timestamp) -> Value {
         "apiVersion": "v1", "kind": "Event",
         "metadata": { "generateName": format!("{name}.doctor."), "namespace": "default" },
         "involvedObject": { "apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid() },
-        "reason": reason, "type": kind, "message": format!("{name} {words}{case}: `doctor why {name}`"),
+        "reason": reason, "type": kind, "message": format!("{name} {summary}{case}: `doctor why {name}`"),
         "source": { "component": FIELD_MANAGER }, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
     })
 }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_stays_below_what_is_promised() {
+    fn an_annotation_stays_below_the_documented_size() {
         let patch = patch(&RenderedStatus::new(much()), &KubernetesConfig::default());
         let annotations = patch["metadata"]["annotations"].as_object().unwrap();
         for (name, value) in annotations {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_switched_off_is_not_written_and_what_is_over_is_taken_away() {
+    fn disabled_outputs_are_not_written_and_obsolete_values_are_removed() {
         let well =
             NodeStatus { advice: None, severity: None, findings: Vec::new(), status: NodeHealth::Pass, ..much() };
         let mut config = KubernetesConfig::default();
@@ -233,10 +233,10 @@ mod tests {
     #[test]
     fn a_condition_is_written_once() {
         let bad = much();
-        let made = condition("AcceleratorHealthy", &bad, Timestamp::from_secs(1_794_700_800));
-        assert_eq!((&made["status"], &made["reason"]), (&json!("False"), &json!("AReasonThatIsQuiteLong")));
+        let written = condition("AcceleratorHealthy", &bad, Timestamp::from_secs(1_794_700_800));
+        assert_eq!((&written["status"], &written["reason"]), (&json!("False"), &json!("AReasonThatIsQuiteLong")));
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" }, "spec": {},
-            "status": { "conditions": [made] } });
+            "status": { "conditions": [written] } });
         let node: ApiNode = serde_json::from_value(node).unwrap();
         assert!(has_condition(&node, "AcceleratorHealthy", &bad));
         assert!(!has_condition(&node, "AcceleratorHealthy", &NodeStatus { status: NodeHealth::Unknown, ..bad }));

@@ -139,10 +139,10 @@ struct TemplateChecker<'a> {
 
 impl TemplateChecker<'_> {
     fn check_kind(self, tree: &Located<YamlNode>) -> Result<(), TomlError> {
-        for (key, wanted) in [("apiVersion", "batch/v1"), ("kind", "Job")] {
+        for (key, expected) in [("apiVersion", "batch/v1"), ("kind", "Job")] {
             let found = tree.value.get(key);
-            if found.and_then(|found| found.value.text()) != Some(wanted) {
-                let message = format!("a template is a Job: expected `{key}: {wanted}`");
+            if found.and_then(|found| found.value.text()) != Some(expected) {
+                let message = format!("a template is a Job: expected `{key}: {expected}`");
                 return Err(error_at(self.text, found.unwrap_or(tree), message));
             }
         }
@@ -153,14 +153,14 @@ impl TemplateChecker<'_> {
     fn check_known_fields<'a>(
         self,
         tree: &'a Located<YamlNode>,
-        taken: &Value,
+        accepted: &Value,
         path: &mut Vec<&'a str>,
     ) -> Result<(), TomlError> {
         for (key, value) in tree.value.entries() {
             if value.value == YamlNode::Null {
                 continue;
             }
-            let Some(taken) = taken.get(&key.value) else {
+            let Some(accepted) = accepted.get(&key.value) else {
                 let message = format!(
                     "Kubernetes has no field `{}` here: `kubectl explain {}` names those that it has",
                     key.value,
@@ -169,11 +169,11 @@ impl TemplateChecker<'_> {
                 return Err(error_at(self.text, key, message));
             };
             path.push(&key.value);
-            self.check_known_fields(value, taken, path)?;
+            self.check_known_fields(value, accepted, path)?;
             path.pop();
         }
-        for (place, item) in tree.value.items().iter().enumerate() {
-            self.check_known_fields(item, taken.get(place).unwrap_or(&Value::Null), path)?;
+        for (index, item) in tree.value.items().iter().enumerate() {
+            self.check_known_fields(item, accepted.get(index).unwrap_or(&Value::Null), path)?;
         }
         Ok(())
     }
@@ -233,9 +233,9 @@ impl TemplateChecker<'_> {
 
     fn check_containers(self, pod: &Located<YamlNode>) -> Result<(), TomlError> {
         let all = |kind: &str| pod.value.get(kind).map_or(&[][..], |list| list.value.items());
-        for (place, container) in all("containers").iter().enumerate() {
+        for (index, container) in all("containers").iter().enumerate() {
             match name_of(container) {
-                Some((_, CONTAINER)) if place == 0 => {}
+                Some((_, CONTAINER)) if index == 0 => {}
                 Some((name, CONTAINER)) => {
                     return Err(error_at(self.text, name, "duplicate container name"));
                 }
@@ -384,15 +384,15 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_template_is_good_and_has_a_dev_shm_of_memory() {
+    fn the_built_in_template_is_valid_and_mounts_dev_shm_from_memory() {
         let template = read(STANDARD_TEMPLATE).unwrap();
-        let made = template.fill(json!({}), json!({}));
-        assert_eq!(made["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]["medium"], "Memory");
+        let job = template.fill(json!({}), json!({}));
+        assert_eq!(job["spec"]["template"]["spec"]["volumes"][0]["emptyDir"]["medium"], "Memory");
         assert_eq!(template.image(), None);
     }
 
     #[test]
-    fn what_is_ours_is_laid_over_and_everything_else_stays() {
+    fn our_fields_are_merged_over_the_template_and_its_other_fields_stay() {
         let text = "apiVersion: batch/v1\nkind: Job\nmetadata: { annotations: { team: ml }, labels: { containers: many } }\nspec:\n  \
             template:\n    spec:\n      hostNetwork: true\n      containers:\n      - name: doctor-node\n        image: ours:1\n        \
             env: [{ name: NCCL_DEBUG, value: 1 }]\n        resources: { limits: { rdma/hca: 8 } }\n";
@@ -402,30 +402,30 @@ mod tests {
             container(json!({ "name": "doctor-node", "command": ["doctor-node", "job"], "env": [{ "name": "KEY" }],
             "resources": { "limits": { "nvidia.com/gpu": "8" } } }));
         ours["metadata"] = json!({ "labels": { "run": "1" } });
-        let made = read(text).unwrap().fill(usual, ours);
-        let wanted = json!({ "name": "doctor-node", "image": "ours:1", "imagePullPolicy": "Always", "command": ["doctor-node", "job"],
+        let filled = read(text).unwrap().fill(usual, ours);
+        let expected = json!({ "name": "doctor-node", "image": "ours:1", "imagePullPolicy": "Always", "command": ["doctor-node", "job"],
             "env": [{ "name": "NCCL_DEBUG", "value": "1" }, { "name": "KEY" }],
             "resources": { "limits": { "rdma/hca": "8", "nvidia.com/gpu": "8" } } });
-        assert_eq!(made["spec"]["template"]["spec"]["containers"], json!([wanted]));
-        assert_eq!(made["spec"]["template"]["spec"]["hostNetwork"], true);
-        assert_eq!(made["metadata"]["annotations"], json!({ "team": "ml" }));
-        assert_eq!(made["metadata"]["labels"], json!({ "run": "1", "containers": "many" }));
+        assert_eq!(filled["spec"]["template"]["spec"]["containers"], json!([expected]));
+        assert_eq!(filled["spec"]["template"]["spec"]["hostNetwork"], true);
+        assert_eq!(filled["metadata"]["annotations"], json!({ "team": "ml" }));
+        assert_eq!(filled["metadata"]["labels"], json!({ "run": "1", "containers": "many" }));
     }
 
     #[test]
-    fn a_template_that_names_no_container_gets_ours() {
+    fn a_template_without_containers_gets_our_container() {
         let usual = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "doctor-node" }] } } } });
-        let made = read(&pod("hostPID: true")).unwrap().fill(usual, json!({}));
-        assert_eq!(made["spec"]["template"]["spec"]["containers"][0]["name"], "doctor-node");
+        let filled = read(&pod("hostPID: true")).unwrap().fill(usual, json!({}));
+        assert_eq!(filled["spec"]["template"]["spec"]["containers"][0]["name"], "doctor-node");
     }
 
     #[test]
-    fn a_mistake_is_shown_with_line_column_and_what_is_accepted() {
+    fn a_template_error_names_the_line_the_column_and_the_accepted_values() {
         let container = |lines: &str| {
             let lines: String = lines.lines().map(|line| format!("  {line}\n")).collect();
             pod(&format!("containers:\n- name: doctor-node\n{lines}"))
         };
-        let mut missed = Vec::new();
+        let mut mismatches = Vec::new();
         for (text, line, column, part) in [
             ("spec: [".to_owned(), 1, 7, "unclosed bracket '['\n"),
             ("kind: Job\n".to_owned(), 1, 1, "expected `apiVersion: batch/v1`"),
@@ -471,23 +471,23 @@ mod tests {
         ] {
             let error = read(&text).unwrap_err();
             if (error.line(), error.column()) != (Some(line), Some(column)) || !error.to_string().contains(part) {
-                missed.push(format!("expected {part:?} in line {line}, column {column}: {error}"));
+                mismatches.push(format!("expected {part:?} in line {line}, column {column}: {error}"));
             }
         }
-        assert!(missed.is_empty(), "{}", missed.join("\n\n"));
+        assert!(mismatches.is_empty(), "{}", mismatches.join("\n\n"));
     }
 
     #[test]
-    fn a_changed_file_is_followed_and_a_bad_change_keeps_the_last_good_one() {
+    fn a_changed_file_is_reloaded_and_an_invalid_change_keeps_the_last_valid_template() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("job.yaml");
         let image = |image: &str| pod(&format!("containers:\n- name: doctor-node\n  image: {image}"));
         fs::write(&path, image("a:1")).unwrap();
         let config = KubernetesConfig { template: Some(path.clone()), ..KubernetesConfig::default() };
         let templates = TemplateFile::open(&config).unwrap();
-        for (text, wanted) in [(image("b:2"), "b:2"), (pod("nodeName: gpu-1"), "b:2"), (image("c:3"), "c:3")] {
+        for (text, expected) in [(image("b:2"), "b:2"), (pod("nodeName: gpu-1"), "b:2"), (image("c:3"), "c:3")] {
             fs::write(&path, text).unwrap();
-            assert_eq!(templates.current(&config).image(), Some(wanted));
+            assert_eq!(templates.current(&config).image(), Some(expected));
         }
         fs::remove_file(&path).unwrap();
         assert_eq!(templates.current(&config).image(), Some("c:3"));

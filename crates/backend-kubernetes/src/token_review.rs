@@ -35,7 +35,7 @@ impl KubernetesTokenReviewer {
 impl TokenReviewer for KubernetesTokenReviewer {
     fn review(&self, token: String) -> ReviewFuture {
         let (client, config) = (self.client.clone(), Arc::clone(&self.config));
-        let asked = self.runtime.spawn(async move {
+        let task = self.runtime.spawn(async move {
             let audiences = Some(vec![config.agents.audience.clone()]);
             let review =
                 TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
@@ -44,7 +44,7 @@ impl TokenReviewer for KubernetesTokenReviewer {
             let answer = answer.map_err(|error| TokenReviewError::Unavailable(error.to_string()))?;
             node_of_token(&answer.status.unwrap_or_default(), &config)
         });
-        Box::pin(async move { asked.await.map_err(|error| TokenReviewError::Unavailable(error.to_string()))? })
+        Box::pin(async move { task.await.map_err(|error| TokenReviewError::Unavailable(error.to_string()))? })
     }
 }
 
@@ -60,9 +60,9 @@ fn node_of_token(answer: &TokenReviewStatus, config: &KubernetesConfig) -> Resul
         return refuse(format!("it was not issued for the audience `{audience}`"));
     }
     let user = answer.user.as_ref();
-    let (name, wanted) = (user.and_then(|user| user.username.as_deref()).unwrap_or_default(), config.agent_user());
-    if name != wanted {
-        return refuse(format!("its account is `{name}`, expected `{wanted}`"));
+    let (name, expected) = (user.and_then(|user| user.username.as_deref()).unwrap_or_default(), config.agent_user());
+    if name != expected {
+        return refuse(format!("its account is `{name}`, expected `{expected}`"));
     }
     let none = BTreeMap::new();
     let extra = user.and_then(|user| user.extra.as_ref()).unwrap_or(&none);
@@ -108,7 +108,7 @@ mod tests {
         })
     }
 
-    fn judged(answer: Value) -> Result<String, String> {
+    fn review_of(answer: Value) -> Result<String, String> {
         let status = serde_json::from_value(answer).unwrap();
         match node_of_token(&status, &KubernetesConfig::default()) {
             Ok(node) => Ok(node.to_string()),
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_the_agents_account_speaks_for_the_node_of_its_pod() {
-        assert_eq!(judged(answer()), Ok("gpu-1".to_owned()));
+    fn a_token_of_the_agent_account_identifies_the_node_of_its_pod() {
+        assert_eq!(review_of(answer()), Ok("gpu-1".to_owned()));
     }
 
     #[test]
-    fn every_other_token_is_refused_with_its_reason() {
+    fn every_other_token_is_rejected_with_its_reason() {
         let extra = |key: &str| format!("/user/extra/authentication.kubernetes.io~1{key}");
         for (answer, reason) in [
             (json!({ "error": "token has been invalidated" }), "token has been invalidated"),
@@ -146,7 +146,7 @@ mod tests {
             (without(&extra("node-name"), json!(["gpu-1", "gpu-2"])), "does not report the node"),
             (without(&extra("node-name"), json!(["gpu 1"])), "is invalid"),
         ] {
-            let refused = judged(answer.clone()).unwrap_err();
+            let refused = review_of(answer.clone()).unwrap_err();
             assert!(refused.contains(reason), "{refused}: {answer}");
         }
     }

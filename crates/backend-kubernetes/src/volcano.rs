@@ -92,8 +92,8 @@ pub(super) fn terminate_command(name: &str, namespace: &str, uid: &str) -> Value
 }
 
 /// Converts the state of a Volcano job into that of a Kubernetes Job.
-pub(super) fn to_job(told: VolcanoJob) -> JobObject {
-    let status = told.status.unwrap_or_default();
+pub(super) fn to_job(job: VolcanoJob) -> JobObject {
+    let status = job.status.unwrap_or_default();
     let at = status.state.last_transition_time;
     let condition = |kind: &str, reason: &str| Condition {
         kind: kind.to_owned(),
@@ -116,8 +116,8 @@ pub(super) fn to_job(told: VolcanoJob) -> JobObject {
     let ran = status.conditions.iter().find(|reached| reached.status == "Running");
     let start_time = ran.and_then(|reached| reached.last_transition_time);
     JobObject {
-        types: told.types,
-        metadata: told.metadata,
+        types: job.types,
+        metadata: job.metadata,
         spec: JobSpec::default(),
         status: Some(JobStatus { conditions, start_time, failed: status.failed }),
     }
@@ -138,7 +138,7 @@ mod tests {
     fn seen(phase: &str, cancelled: bool) -> ObservedJobState {
         let config = KubernetesConfig::default();
         let annotations = if cancelled { json!({ config.prefixed("cancelled"): "now" }) } else { json!({}) };
-        let told = json!({
+        let job = json!({
             "apiVersion": VERSION, "kind": "Job",
             "metadata": { "name": "doctor-x", "creationTimestamp": "2026-11-15T10:00:00Z", "annotations": annotations },
             "spec": { "minAvailable": 1 },
@@ -147,12 +147,12 @@ mod tests {
                 "conditions": [{ "status": "Running", "lastTransitionTime": "2026-11-15T10:01:00Z" }],
             },
         });
-        let told: VolcanoJob = serde_json::from_value(told).unwrap();
-        job::job_state(&to_job(told), &[], IdSource::new(1).run(), &config)
+        let job: VolcanoJob = serde_json::from_value(job).unwrap();
+        job::job_state(&to_job(job), &[], IdSource::new(1).run(), &config)
     }
 
     #[test]
-    fn every_phase_has_its_meaning_and_an_unknown_one_is_no_end() {
+    fn each_phase_maps_to_a_job_state_and_an_unknown_phase_is_not_an_end() {
         for (phase, cancelled, end) in [
             ("Completed", false, JobEnd::Exited),
             ("Failed", false, JobEnd::Lost),
@@ -172,20 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_stays_what_it_is_and_what_volcano_has_no_field_for_is_left_out() {
+    fn the_pod_template_is_unchanged_and_fields_unknown_to_volcano_are_omitted() {
         let volcano = Volcano { queue: Some("gpu".to_owned()), ..Volcano::default() };
         let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "doctor-x" }, "spec": {
             "backoffLimit": 0, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 5, "podFailurePolicy": {},
             "template": { "metadata": { "labels": { "a": "b" } }, "spec": { "priorityClassName": "low", "containers": [1] } } } });
-        let made = manifest(job, &volcano);
-        assert_eq!(made["apiVersion"], VERSION);
-        let mut keys: Vec<&String> = made["spec"].as_object().unwrap().keys().collect();
+        let volcano_job = manifest(job, &volcano);
+        assert_eq!(volcano_job["apiVersion"], VERSION);
+        let mut keys: Vec<&String> = volcano_job["spec"].as_object().unwrap().keys().collect();
         keys.sort();
         let known =
             ["maxRetry", "minAvailable", "plugins", "policies", "priorityClassName", "queue", "schedulerName", "tasks"];
         assert_eq!(keys, [&known[..], &["ttlSecondsAfterFinished"]].concat());
         assert_eq!(
-            made["spec"]["tasks"][0]["template"],
+            volcano_job["spec"]["tasks"][0]["template"],
             json!({ "metadata": { "labels": { "a": "b" } }, "spec": {
             "priorityClassName": "low", "containers": [1], "schedulerName": "volcano", "activeDeadlineSeconds": 60 } })
         );

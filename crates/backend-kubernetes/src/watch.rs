@@ -136,18 +136,18 @@ impl WatchCache {
     /// Why the state of the cluster is unknown.
     pub(super) fn read<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         read: impl FnOnce(&HashMap<Arc<str>, Box<CachedNode>>, &HashMap<Arc<str>, CachedPod>) -> T,
     ) -> Result<T, String> {
-        let broken = |inside: &mut CacheState| inside.nodes.stale_since.is_some() || inside.pods.stale_since.is_some();
-        let (inside, _) =
-            self.changed.wait_timeout_while(self.lock(), patience, broken).unwrap_or_else(PoisonError::into_inner);
-        for (what, broken) in [("nodes", &inside.nodes.stale_since), ("pods", &inside.pods.stale_since)] {
+        let broken = |state: &mut CacheState| state.nodes.stale_since.is_some() || state.pods.stale_since.is_some();
+        let (state, _) =
+            self.changed.wait_timeout_while(self.lock(), timeout, broken).unwrap_or_else(PoisonError::into_inner);
+        for (what, broken) in [("nodes", &state.nodes.stale_since), ("pods", &state.pods.stale_since)] {
             if let Some((since, why)) = broken {
                 return Err(format!("the watch of {what} has been down for {} s: {why}", since.elapsed().as_secs()));
             }
         }
-        Ok(read(&inside.nodes.items, &inside.pods.items))
+        Ok(read(&state.nodes.items, &state.pods.items))
     }
 
     /// Returns a node, if it is known.
@@ -156,15 +156,15 @@ impl WatchCache {
     }
 
     /// Reads a node, if it is known.
-    pub(super) fn with_node<T>(&self, name: &str, look: impl FnOnce(&CachedNode) -> T) -> Option<T> {
-        self.lock().nodes.items.get(name).map(|node| look(node))
+    pub(super) fn with_node<T>(&self, name: &str, read: impl FnOnce(&CachedNode) -> T) -> Option<T> {
+        self.lock().nodes.items.get(name).map(|node| read(node))
     }
 
     /// Stores a node that we have just written, before the watch delivers it, including in a list that is being received: state
     /// from before our write does not replace it.
     pub(super) fn store_written(&self, node: &CachedNode) {
-        let mut inside = self.lock();
-        let CacheState { nodes, .. } = &mut *inside;
+        let mut state = self.lock();
+        let CacheState { nodes, .. } = &mut *state;
         for items in [Some(&mut nodes.items), nodes.listing.as_mut()].into_iter().flatten() {
             // A missing node was deleted meanwhile, or is not managed.
             if let Some(known) = items.get_mut(node.name())
@@ -193,11 +193,11 @@ pub(super) async fn watch_nodes(client: Client, config: Arc<KubernetesConfig>, w
     let mut settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
     settings.label_selector.clone_from(&config.node_selector);
     let mut shared = NodeInterners::default();
-    let keep = |node: ApiNode| {
+    let to_cached = |node: ApiNode| {
         let node = CachedNode::from(node).interned(&mut shared, &config.prefix);
         (Arc::clone(&node.metadata.name), Some(node).filter(|node| has_gpus(node, &config)).map(Box::new))
     };
-    watch_kind("nodes", api, settings, keep, |change| watched.update(|inside| change(&mut inside.nodes))).await;
+    watch_kind("nodes", api, settings, to_cached, |change| watched.update(|state| change(&mut state.nodes))).await;
 }
 
 /// Follows the pods until the process ends.
@@ -205,13 +205,13 @@ pub(super) async fn watch_pods(client: Client, config: Arc<KubernetesConfig>, wa
     let api: Api<PodObject> = Api::all_with(client, &pod_resource());
     let settings = watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE).fields(ACTIVE_PODS);
     let mut nodes: Interner<str> = Interner::default();
-    let keep = |pod: PodObject| {
+    let to_cached = |pod: PodObject| {
         let name = key(&pod);
-        let waits = || pending_demand::pending_pod(&pod, &config).map(|waiting| CachedPod::Pending(Box::new(waiting)));
-        let kept = placed_pod(&pod, &name, &mut nodes, &config).map(CachedPod::Placed).or_else(waits);
-        (name, kept)
+        let pending = || pending_demand::pending_pod(&pod, &config).map(|waiting| CachedPod::Pending(Box::new(waiting)));
+        let cached = placed_pod(&pod, &name, &mut nodes, &config).map(CachedPod::Placed).or_else(pending);
+        (name, cached)
     };
-    watch_kind("pods", api, settings, keep, |change| watched.update(|inside| change(&mut inside.pods))).await;
+    watch_kind("pods", api, settings, to_cached, |change| watched.update(|state| change(&mut state.pods))).await;
 }
 
 fn key(pod: &PodObject) -> Arc<str> {
@@ -233,9 +233,9 @@ fn placed_pod(
     }
     let bound = pod.spec.node_name.clone();
     let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone());
-    let meant = || pod.annotations().get(&config.prefixed("node")).filter(|_| ours).cloned();
+    let intended = || pod.annotations().get(&config.prefixed("node")).filter(|_| ours).cloned();
     let is_nominated = bound.is_none();
-    let node = nodes.intern(bound.or(nominated).or_else(meant)?.into());
+    let node = nodes.intern(bound.or(nominated).or_else(intended)?.into());
     let tenant = PodOnNode { name: Arc::clone(name), uses_gpus, nominated: is_nominated, ours };
     Some(PlacedPod { node, tenant, run: run.filter(|_| ours) })
 }
@@ -250,12 +250,12 @@ async fn watch_kind<K, T>(
     name: &'static str,
     api: Api<K>,
     settings: watcher::Config,
-    mut keep: impl FnMut(K) -> (Arc<str>, Option<T>),
+    mut to_cached: impl FnMut(K) -> (Arc<str>, Option<T>),
     change: impl Fn(&mut dyn FnMut(&mut ObjectCache<T>)),
 ) where
     K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    let mut wait = MIN_BACKOFF;
+    let mut backoff = MIN_BACKOFF;
     let mut streams = true;
     'list: loop {
         let (mut listed, mut is_listing) = (None, false);
@@ -275,7 +275,7 @@ async fn watch_kind<K, T>(
                     change(&mut |kind| kind.listing = Some(HashMap::new()));
                 }
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    let (key, item) = keep(object);
+                    let (key, item) = to_cached(object);
                     let mut item = Some((key, item));
                     change(&mut |kind| {
                         if let Some((key, item)) = item.take() {
@@ -284,7 +284,7 @@ async fn watch_kind<K, T>(
                     });
                 }
                 Ok(Event::Delete(object)) => {
-                    let (key, _) = keep(object);
+                    let (key, _) = to_cached(object);
                     change(&mut |kind| kind.apply(key.clone(), None));
                 }
                 Ok(Event::InitDone) => {
@@ -309,9 +309,9 @@ async fn watch_kind<K, T>(
         // Reset the delay only after a stable watch: a kind that can be listed but not watched would otherwise be listed
         // continuously.
         if listed.is_some_and(|at: Instant| at.elapsed() > MAX_BACKOFF) {
-            wait = MIN_BACKOFF;
+            backoff = MIN_BACKOFF;
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(MAX_BACKOFF);
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }

@@ -52,8 +52,8 @@ pub(super) fn call(
         300..=407 | 409..=499 => Effect::NotAppliedPermanent,
         _ => Effect::Unknown,
     };
-    let said: String = answer.read_prefix(MAX_RESPONSE_BYTES).chars().take(MAX_QUOTED_CHARS).collect();
-    Err(fail(format!("{server} answered with {status}: {said}"), effect))
+    let reply: String = answer.read_prefix(MAX_RESPONSE_BYTES).chars().take(MAX_QUOTED_CHARS).collect();
+    Err(fail(format!("{server} answered with {status}: {reply}"), effect))
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_url_is_refused_with_an_example() {
+    fn an_invalid_url_is_rejected_with_an_example() {
         for bad in ["", "hooks.example.com/x", "ftp://x/y", "http://", "https:///replace", "a b"] {
             assert!(check(bad).unwrap_err().contains("such as https://"), "{bad}");
         }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_answers_says_whether_to_call_again() {
+    fn the_response_status_determines_whether_the_call_is_retried() {
         use Effect::{NotAppliedPermanent, NotAppliedRetry, Unknown};
         use std::{
             io::{Read as _, Write as _},
@@ -82,12 +82,12 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let (mut stream, _) = listener.accept().unwrap();
-                    let (mut asked, mut part) = (String::new(), [0; 4096]);
-                    while !asked.ends_with("\r\n\r\n{}") {
+                    let (mut request, mut part) = (String::new(), [0; 4096]);
+                    while !request.ends_with("\r\n\r\n{}") {
                         let count = stream.read(&mut part).unwrap();
-                        asked += &String::from_utf8_lossy(&part[..count]);
+                        request += &String::from_utf8_lossy(&part[..count]);
                     }
-                    assert!(asked.contains("authorization: Bearer secret\r\n"), "{asked}");
+                    assert!(request.contains("authorization: Bearer secret\r\n"), "{request}");
                     write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 4\r\n\r\nwhy?").unwrap();
                 });
                 call("replace", &url, Some("secret"), &serde_json::json!({}), long)

@@ -79,8 +79,8 @@ impl Cluster {
             if let Some(run) = run {
                 *counts.lock().unwrap().entry(run.clone()).or_default() += 1;
             }
-            let told = pod.spec.as_ref().and_then(|spec| spec.containers.first()).and_then(|one| one.command.clone());
-            match told.is_some_and(|command| command.iter().any(|word| word == "short")) {
+            let args = pod.spec.as_ref().and_then(|spec| spec.containers.first()).and_then(|one| one.command.clone());
+            match args.is_some_and(|command| command.iter().any(|word| word == "short")) {
                 true => PodBehavior::RunFor { lasts: Duration::from_millis(300), then: Exit::code(0) },
                 false => PodBehavior::RunUntilEnded,
             }
@@ -140,9 +140,9 @@ impl Cluster {
 }
 
 /// Waits until the condition holds.
-fn until(what: &str, mut so: impl FnMut() -> bool) {
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !so() {
+    while !condition() {
         assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -183,8 +183,8 @@ struct RealBed<'a> {
 }
 
 impl RealBed<'_> {
-    fn wait(&self, what: &str, so: impl Fn(&Node) -> bool) {
-        until(what, || so(&seen(self.backend, self.node)));
+    fn wait(&self, what: &str, condition: impl Fn(&Node) -> bool) {
+        until(what, || condition(&seen(self.backend, self.node)));
     }
 
     fn user(&self) -> String {
@@ -201,11 +201,11 @@ impl Testbed for RealBed<'_> {
         NodeName::new(self.node).unwrap()
     }
 
-    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, _: &NodeName, occupancy: TestOccupancy) {
         let cluster = self.cluster;
-        cluster.kubelet.set_ready(self.node, wanted != TestOccupancy::Unknown).unwrap();
+        cluster.kubelet.set_ready(self.node, occupancy != TestOccupancy::Unknown).unwrap();
         cluster.delete(&format!("/api/v1/namespaces/default/pods/{}", self.user()));
-        match wanted {
+        match occupancy {
             TestOccupancy::Busy => {
                 cluster.user_pod(&self.user(), self.node);
                 self.wait("the node to be busy", |node| matches!(node.occupancy, Occupancy::Busy { .. }));
@@ -256,12 +256,12 @@ impl Testbed for RealBed<'_> {
 fn the_contract_is_kept_on_a_real_control_plane() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
-    let bed = RealBed { cluster, backend: &backend, node: "gpu-1" };
-    assert_eq!(contract::violations(&backend, &bed), []);
+    let testbed = RealBed { cluster, backend: &backend, node: "gpu-1" };
+    assert_eq!(contract::violations(&backend, &testbed), []);
 }
 
 #[test]
-fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
+fn a_user_pod_preempts_our_job() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let run = ids(2).run();
@@ -284,7 +284,7 @@ fn a_user_pod_takes_the_node_from_our_job_by_the_schedulers_own_preemption() {
 }
 
 #[test]
-fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
+fn a_node_is_reported_as_demanded_when_a_waiting_user_pod_may_not_preempt() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     cluster.plane.create(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
@@ -315,7 +315,7 @@ fn a_node_that_a_user_pod_waits_for_is_wanted_where_the_pod_may_not_preempt() {
 }
 
 #[test]
-fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() {
+fn foreign_marks_are_respected_and_our_marks_end_when_an_operator_removes_them() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let mut ids = ids(3);
@@ -363,7 +363,7 @@ fn marks_of_others_are_respected_and_our_own_end_where_an_operator_ended_them() 
 }
 
 #[test]
-fn a_key_is_a_secret_that_goes_with_its_job() {
+fn a_run_key_is_a_secret_that_is_deleted_with_its_job() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let run = ids(4).run();
@@ -386,22 +386,22 @@ fn a_key_is_a_secret_that_goes_with_its_job() {
 
 /// Has its own control plane, because stopping the API server would break the other tests.
 #[test]
-fn while_the_api_server_is_away_nothing_is_said_of_nodes_and_afterwards_nothing_is_doubled() {
+fn while_the_api_server_is_down_no_snapshot_is_returned_and_afterwards_no_job_is_duplicated() {
     let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };
     let backend = cluster.backend();
     assert!(seen(&backend, "gpu-1").occupancy.is_free());
     let run = ids(5).run();
-    let wanted = request(run, "gpu-1", "endless");
-    let job = backend.submit(&wanted).unwrap();
+    let job_request = request(run, "gpu-1", "endless");
+    let job = backend.submit(&job_request).unwrap();
     until("the job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     cluster.plane.kill_apiserver().unwrap();
     until("the outage to be noticed", || backend.snapshot().is_err());
     assert_eq!(backend.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);
     assert!(backend.poll(&[run]).is_err());
-    assert_ne!(backend.submit(&wanted).unwrap_err().effect, Effect::NotAppliedPermanent);
+    assert_ne!(backend.submit(&job_request).unwrap_err().effect, Effect::NotAppliedPermanent);
     cluster.plane.restart_apiserver().unwrap();
     until("the node to be seen again", || backend.snapshot().is_ok_and(|nodes| nodes.len() == 1));
-    assert_eq!(backend.submit(&wanted).unwrap(), job);
+    assert_eq!(backend.submit(&job_request).unwrap(), job);
     assert!(matches!(polled(&backend, run), ObservedJobState::Running { .. }));
     assert_eq!(cluster.started.lock().unwrap().values().sum::<usize>(), 1);
 }

@@ -43,7 +43,7 @@ mod tests {
     use doctor_core::time::Span;
 
     #[test]
-    fn accounting_is_asked_now_and_then_and_seldom_while_it_does_not_answer_and_nothing_is_left_out() {
+    fn accounting_is_queried_at_an_interval_with_backoff_after_failures_and_no_period_is_skipped() {
         let mut accounting = AccountingSchedule::default();
         let (begun, since) = (Instant::now(), Timestamp::from_secs(1_794_700_800));
         assert_eq!(accounting.due(since, begun), Some(since));

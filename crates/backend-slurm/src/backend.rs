@@ -29,7 +29,7 @@ impl SlurmBackend {
         &self,
         node: &NodeName,
         change: &NodeOp,
-        ground: Option<&ChangeReason>,
+        reason: Option<&ChangeReason>,
     ) -> Result<(), BackendError> {
         let operation = "change the node";
         let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
@@ -42,18 +42,18 @@ impl SlurmBackend {
             .filter(|one| one.holds(node))
             .map(maintenance_reservation::reservation_kind)
             .find(|kind| kind.exists());
-        let shelter = held.unwrap_or_default();
-        let update = marks::update(now, shelter.exists(), change.op, &change.what, ground, &self.config);
-        if let Some(update) = update.map_err(|taken| refuse(taken.to_string()))? {
+        let reservation = held.unwrap_or_default();
+        let update = marks::update(now, reservation.exists(), change.op, &change.what, reason, &self.config);
+        if let Some(update) = update.map_err(|in_use| refuse(in_use.to_string()))? {
             self.write(operation, &now.name, &update)?;
         }
         match &change.what {
             // Even if the change is recorded: a controller may have been killed between the two steps.
-            Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && shelter.exists() => {
+            Change::Unmark(mark) if mark.kind == MarkKind::Maintenance && reservation.exists() => {
                 self.end_our_reservations(operation, node)
             }
             // The planner has moved on and does not repeat the abandoned repair, so its reservation is removed here.
-            _ if shelter == ReservationKind::Repair => self.end_abandoned_repairs(operation, node),
+            _ if reservation == ReservationKind::Repair => self.end_abandoned_repairs(operation, node),
             _ => Ok(()),
         }
     }
@@ -62,13 +62,13 @@ impl SlurmBackend {
         &self,
         node: &NodeName,
         change: &NodeOp,
-        ground: Option<&ChangeReason>,
+        reason: Option<&ChangeReason>,
     ) -> Result<(), BackendError> {
         match change.what {
             Change::Mark(_) | Change::Unmark(_) | Change::Drain | Change::Undrain => {
-                self.change_marks(node, change, ground)
+                self.change_marks(node, change, reason)
             }
-            Change::Reboot => self.reboot(node, change.op, ground),
+            Change::Reboot => self.reboot(node, change.op, reason),
             Change::Reset => self.reset(node, change.op),
             Change::Replace => self.replace(node, change.op),
             Change::Evict => Err(BackendError {
@@ -101,11 +101,11 @@ impl Backend for SlurmBackend {
         let nodes = self.nodes()?;
         let jobs = self.jobs("read the queue", &[])?;
         let reservations = self.reservations("read the reservations")?;
-        let site = self.cluster_config()?;
+        let cluster_config = self.cluster_config()?;
         let view =
-            View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &site, user: self.user };
-        let (seen, shown) = view.seen_nodes(SystemClock.now(), &self.config);
-        *self.status_numbers.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+            View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: self.user };
+        let (seen, status_numbers) = view.seen_nodes(SystemClock.now(), &self.config);
+        *self.status_numbers.lock().unwrap_or_else(PoisonError::into_inner) = status_numbers;
         Ok(seen)
     }
 
@@ -124,7 +124,7 @@ impl Backend for SlurmBackend {
                 of_run.entry(run).or_default().push(job);
             }
         }
-        let look = |run: &RunId| {
+        let observe = |run: &RunId| {
             let known = of_run.get(run).and_then(|jobs| job::job_state(*run, jobs));
             // Slurm purges a job soon after its end; the claims on the shared directory remain.
             known.unwrap_or_else(|| {
@@ -134,12 +134,12 @@ impl Backend for SlurmBackend {
                 )
             })
         };
-        Ok(runs.iter().map(|run| PolledJob { state: look(run), documents: Vec::new() }).collect())
+        Ok(runs.iter().map(|run| PolledJob { state: observe(run), documents: Vec::new() }).collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
-        let words = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
-        match self.programs.run("cancel", "scancel", &words, "", Access::Write) {
+        let args = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
+        match self.programs.run("cancel", "scancel", &args, "", Access::Write) {
             Err(error) if error.text.contains("already completing or completed") => Ok(()),
             // Whether or not it took effect, the caller should repeat it.
             Err(error) => Err(BackendError { effect: Effect::Unknown, ..error }),
@@ -151,8 +151,8 @@ impl Backend for SlurmBackend {
         self.apply_change(node, change, None)
     }
 
-    fn apply_with_reason(&self, node: &NodeName, change: &NodeOp, ground: &ChangeReason) -> Result<(), BackendError> {
-        self.apply_change(node, change, Some(ground))
+    fn apply_with_reason(&self, node: &NodeName, change: &NodeOp, reason: &ChangeReason) -> Result<(), BackendError> {
+        self.apply_change(node, change, Some(reason))
     }
 
     fn status_writer(&self) -> Option<&dyn StatusWriter> {

@@ -122,8 +122,8 @@ impl SlurmBackend {
         })?;
         let token = format!("{:016x}", u64::from_le_bytes(token));
         let format = format!("--format={}", queue::format(&token));
-        let words = [&["--noheader", "--all", &format][..], options].concat();
-        Ok(queue::parse(&self.programs.read(operation, "squeue", &words)?, &token))
+        let args = [&["--noheader", "--all", &format][..], options].concat();
+        Ok(queue::parse(&self.programs.read(operation, "squeue", &args)?, &token))
     }
 
     /// Lists our jobs in any state, as long as Slurm has not purged them.
@@ -142,10 +142,10 @@ impl SlurmBackend {
     pub(super) fn cluster_config(&self) -> Result<ClusterConfig, BackendError> {
         let operation = "read the partitions";
         let mut known = self.cluster_config.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, site)) = known.as_ref().filter(|(at, _)| at.elapsed() < CONFIG_CACHE_TIME) {
-            return Ok(site.clone());
+        if let Some((_, cluster_config)) = known.as_ref().filter(|(at, _)| at.elapsed() < CONFIG_CACHE_TIME) {
+            return Ok(cluster_config.clone());
         }
-        let site = ClusterConfig {
+        let cluster_config = ClusterConfig {
             partitions: cluster_config::partitions(&self.programs.read(
                 operation,
                 "scontrol",
@@ -157,8 +157,8 @@ impl SlurmBackend {
                 &["show", "config"],
             )?),
         };
-        *known = Some((Instant::now(), site.clone()));
-        Ok(site)
+        *known = Some((Instant::now(), cluster_config.clone()));
+        Ok(cluster_config)
     }
 
     /// Updates a node in one command. A node to be set down is drained first: Slurm may resume one that is only down when its
@@ -172,13 +172,13 @@ impl SlurmBackend {
     }
 
     fn write_once(&self, operation: &'static str, node: &str, update: &NodeUpdate) -> Result<(), BackendError> {
-        let mut words = vec!["update".to_owned(), format!("nodename={node}")];
-        words.extend(update.state.map(|state| format!("state={}", state.word())));
-        words.extend(update.reason.as_ref().map(|reason| format!("reason={reason}")));
-        words.extend(update.field.as_ref().map(|field| format!("{}={field}", self.config.notes.key())));
-        if words.len() == 2 {
+        let mut args = vec!["update".to_owned(), format!("nodename={node}")];
+        args.extend(update.state.map(|state| format!("state={}", state.word())));
+        args.extend(update.reason.as_ref().map(|reason| format!("reason={reason}")));
+        args.extend(update.field.as_ref().map(|field| format!("{}={field}", self.config.notes.key())));
+        if args.len() == 2 {
             return Ok(());
         }
-        self.programs.run(operation, "scontrol", &words, "", Access::Write).map(drop)
+        self.programs.run(operation, "scontrol", &args, "", Access::Write).map(drop)
     }
 }

@@ -111,13 +111,13 @@ pub(super) fn power_saving(text: &str) -> PowerSaving {
     let mut found = PowerSaving::default();
     for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
         let (key, value) = (key.trim(), value.trim());
-        let said = !is_null(value);
+        let is_set = !is_null(value);
         match key {
-            "SuspendProgram" => found.enabled = said,
+            "SuspendProgram" => found.enabled = is_set,
             "SuspendTime" => found.after = parse_suspend(value).and_then(SuspendAfter::span),
             // `node1:2` spares any two of them: that guarantees nothing for a single node.
-            "SuspendExcNodes" if said => found.excluded_nodes = hostlist::parse(value).unwrap_or_default(),
-            "SuspendExcParts" if said => found.excluded_partitions = value.split(',').map(str::to_owned).collect(),
+            "SuspendExcNodes" if is_set => found.excluded_nodes = hostlist::parse(value).unwrap_or_default(),
+            "SuspendExcParts" if is_set => found.excluded_partitions = value.split(',').map(str::to_owned).collect(),
             _ => {}
         }
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_say_whether_they_are_up_and_how_long_jobs_may_run() {
+    fn partitions_are_parsed_with_their_state_and_time_limit() {
         assert!(KEYS.is_sorted());
         let found = partitions(PARTITIONS);
         assert_eq!((found["gpu"].up, found["gpu"].max_time), (true, None));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_powered_down_after_its_partitions_time_unless_it_is_spared() {
+    fn a_node_is_powered_down_after_the_suspend_time_of_its_partition_unless_it_is_excluded() {
         let (saving, found) = (power_saving(CONFIG), partitions(PARTITIONS));
         let moment = |node: SlurmNode| saving.power_down_time(&node, &found).map(Timestamp::secs);
         assert_eq!(moment(node("node1", &["gpu"])), Some(1600));

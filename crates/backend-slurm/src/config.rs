@@ -210,8 +210,8 @@ impl SlurmConfig {
         if let Some(rest) = self.rest.as_ref().filter(|rest| !is_word(&rest.version, ".")) {
             return Err(SlurmConfigError::RestVersion(rest.version.clone()));
         }
-        let kept = |word: &&String| RESERVED_ARGUMENTS.contains(&word.split('=').next().unwrap_or_default());
-        match self.job.arguments.iter().find(kept) {
+        let is_reserved = |word: &&String| RESERVED_ARGUMENTS.contains(&word.split('=').next().unwrap_or_default());
+        match self.job.arguments.iter().find(is_reserved) {
             Some(word) => Err(SlurmConfigError::Argument(word.clone())),
             None => Ok(()),
         }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_has_to_be_set_and_a_slip_of_the_pen_is_named() {
+    fn every_setting_is_optional_and_an_unknown_setting_is_named() {
         assert_eq!(toml::from_str::<SlurmConfig>("").unwrap(), SlurmConfig::default());
         let error = toml::from_str::<SlurmConfig>("prefiks = \"x\"\n").unwrap_err().to_string();
         assert!(error.contains("unknown field `prefiks`") && error.contains("line 1"), "{error}");
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_a_run_or_hide_our_hand_is_refused() {
+    fn invalid_settings_and_reserved_arguments_are_rejected() {
         let bad = |text: &str| toml::from_str::<SlurmConfig>(text).unwrap().check().unwrap_err().to_string();
         assert!(bad("prefix = \"\"\n").contains("such as `doctor:`"));
         assert!(bad("prefix = \"doctor\"\n").contains("ends in a colon"));

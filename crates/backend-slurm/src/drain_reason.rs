@@ -9,14 +9,14 @@ use super::config::SlurmConfig;
 const MAX_REASON_CHARS: usize = 240;
 
 /// Formats `doctor: code text [case]`.
-pub(super) fn drain_reason(case: Option<CaseId>, ground: Option<&ChangeReason>, config: &SlurmConfig) -> String {
-    let words = match ground {
+pub(super) fn drain_reason(case: Option<CaseId>, reason: Option<&ChangeReason>, config: &SlurmConfig) -> String {
+    let summary = match reason {
         Some(ChangeReason { code, text, .. }) if text.is_empty() => code.clone(),
         Some(ChangeReason { code, text, .. }) => format!("{code} {text}"),
         None => "unhealthy".to_owned(),
     };
     // Slurm prints the reason in one line, and strips quotes at its ends.
-    let plain: String = words
+    let plain: String = summary
         .chars()
         .map(|c| {
             if c.is_control() {
@@ -29,7 +29,7 @@ pub(super) fn drain_reason(case: Option<CaseId>, ground: Option<&ChangeReason>, 
         })
         .collect();
     let short: String = plain.trim().chars().take(MAX_REASON_CHARS).collect();
-    let case = case.or_else(|| ground.and_then(|ground| ground.case));
+    let case = case.or_else(|| reason.and_then(|reason| reason.case));
     let case = case.map_or_else(String::new, |case| format!(" [{case}]"));
     format!("{} {short}{case}", config.prefix)
 }
@@ -45,15 +45,15 @@ mod tests {
     use doctor_core::ids::IdSource;
 
     #[test]
-    fn the_reason_says_what_was_found_in_one_line() {
+    fn the_drain_reason_is_one_line_with_code_text_and_case() {
         let mut ids = IdSource::new(9);
-        let ground =
+        let reason =
             ChangeReason { case: Some(ids.case()), code: "xid-79".to_owned(), text: "GPU \"3\"\nfell off".to_owned() };
         let config = SlurmConfig::default();
-        let words = drain_reason(None, Some(&ground), &config);
-        assert_eq!(words, format!("doctor: xid-79 GPU '3' fell off [{}]", ground.case.unwrap()));
-        assert_eq!(case_in(&words), ground.case);
-        let long = ChangeReason { text: "x".repeat(5000), ..ground };
+        let text = drain_reason(None, Some(&reason), &config);
+        assert_eq!(text, format!("doctor: xid-79 GPU '3' fell off [{}]", reason.case.unwrap()));
+        assert_eq!(case_in(&text), reason.case);
+        let long = ChangeReason { text: "x".repeat(5000), ..reason };
         assert!(drain_reason(None, Some(&long), &config).len() < 300);
     }
 }

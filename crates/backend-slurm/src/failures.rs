@@ -78,15 +78,15 @@ impl SlurmBackend {
         let (common, states) = (["--noheader", "--parsable2", &start], format!("--state={FAILED_STATES}"));
         let full = [&common[..], &["--allocations", "--endtime=now", &states]].concat();
         let short = [&common[..], &["--completion"]].concat();
-        let ask = |words: &[&str], who: &str, format: &str| {
-            self.programs.read(OPERATION, "sacct", &[words, &[who, format]].concat())
+        let query = |args: &[&str], who: &str, format: &str| {
+            self.programs.read(OPERATION, "sacct", &[args, &[who, format]].concat())
         };
         let begun = Instant::now();
         let failed = |number: &str| format!("--format={number},User,State,End,NodeList,ExitCode");
-        let (words, number, listed) = match ask(&full, "--allusers", &failed("JobIDRaw")) {
+        let (args, number, listed) = match query(&full, "--allusers", &failed("JobIDRaw")) {
             // If it hung, the other query would hang too.
             Err(error) if begun.elapsed() >= self.config.deadline.to_std() => return Err(error),
-            Err(_) => (&short, "JobID", ask(&short, "--allusers", &failed("JobID"))?),
+            Err(_) => (&short, "JobID", query(&short, "--allusers", &failed("JobID"))?),
             Ok(listed) => (&full, "JobIDRaw", listed),
         };
         let found = parse(&listed);
@@ -95,7 +95,7 @@ impl SlurmBackend {
         }
         // For our own user only: names chosen by other users could look like lines of this table.
         let ours =
-            parse_our_jobs(&ask(words, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
+            parse_our_jobs(&query(args, &format!("--user={}", self.user), &format!("--format={number},JobName"))?);
         Ok(found.into_iter().filter(|failure| !ours.contains(&failure.number)).collect())
     }
 }
@@ -162,13 +162,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_jobs_are_known_by_their_names() {
+    fn our_own_jobs_are_recognized_by_their_names() {
         let ours = parse_our_jobs("7|doctor-R1\n8|train|doctor-\n9|doctor-O2\nnonsense\n");
         assert_eq!(ours, HashSet::from(["7".to_owned(), "9".to_owned()]));
     }
 
     #[test]
-    fn what_failed_is_told_with_how_and_where_and_what_was_ended_is_not() {
+    fn failed_jobs_are_reported_with_kind_and_nodes_and_cancelled_jobs_are_not() {
         let text = "3|alice|FAILED|2026-11-15T23:15:41|node3|768|\n\
                     4|bob|FAILED|2026-11-15T23:15:41|node[3-4]|11|\n\
                     5|bob|NODE_FAIL|2026-11-15T23:15:41|node4|0|\n\

@@ -10,11 +10,11 @@ pub fn free(texts: [&str; 5], token: &str) -> Vec<String> {
     let [nodes, jobs, reservations, partitions, config] = texts;
     let nodes = nodes::parse(nodes).unwrap_or_default();
     let (jobs, reservations) = (queue::parse(jobs, token), reservations::parse(reservations));
-    let site = ClusterConfig {
+    let cluster_config = ClusterConfig {
         partitions: cluster_config::partitions(partitions),
         power_saving: cluster_config::power_saving(config),
     };
-    let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &site, user: 0 };
+    let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: 0 };
     let settings = SlurmConfig { gpus_only: false, ..SlurmConfig::default() };
     let (seen, _) = view.seen_nodes(Timestamp::from_secs(1_794_703_000), &settings);
     let free = seen.iter().filter(|seen| seen.node.occupancy == Occupancy::Free);

@@ -24,10 +24,10 @@ pub fn inspect(config: &SlurmConfig, share: &Path) -> Vec<InspectionItem> {
     let mut found = vec![inspect_programs(&programs)];
     match programs.read("read Slurm's configuration", "scontrol", &["show", "config"]) {
         Ok(text) => {
-            let told = SlurmSettings::parse(&text);
-            found.push(InspectionItem::good("slurmctld", format!("answers; Slurm {}", told.version())));
-            found.push(inspect_rights(&programs, &told));
-            found.extend(told.inspect(config, share_latency(share)));
+            let settings = SlurmSettings::parse(&text);
+            found.push(InspectionItem::good("slurmctld", format!("answers; Slurm {}", settings.version())));
+            found.push(inspect_rights(&programs, &settings));
+            found.extend(settings.inspect(config, share_latency(share)));
         }
         Err(error) => found.push(InspectionItem::bad(
             "slurmctld",
@@ -54,21 +54,21 @@ fn inspect_programs(programs: &Programs) -> InspectionItem {
 }
 
 /// Root, SlurmUser and, with accounting, operators may drain nodes.
-fn inspect_rights(programs: &Programs, told: &SlurmSettings) -> InspectionItem {
+fn inspect_rights(programs: &Programs, settings: &SlurmSettings) -> InspectionItem {
     const WHAT: &str = "rights";
-    let me = rustix::process::geteuid().as_raw();
-    if me == 0 || told.slurm_user() == Some(me) {
+    let uid = rustix::process::geteuid().as_raw();
+    if uid == 0 || settings.slurm_user() == Some(uid) {
         return InspectionItem::good(WHAT, "this user may drain nodes and reserve them");
     }
     let remedy = "run the service as root or as Slurm's SlurmUser; with accounting: sacctmgr modify user NAME set adminlevel=Operator";
     let user = std::env::var("USER").unwrap_or_default();
-    let asked = ["--noheader", "--parsable2", "show", "user", &user, "format=adminlevel"];
-    match programs.read("read this user's rights", "sacctmgr", &asked) {
+    let args = ["--noheader", "--parsable2", "show", "user", &user, "format=adminlevel"];
+    match programs.read("read this user's rights", "sacctmgr", &args) {
         Ok(level) if ["Operator", "Administrator"].contains(&level.trim()) => {
             InspectionItem::good(WHAT, format!("{user} is {} of this Slurm", level.trim()))
         }
         Ok(_) => InspectionItem::bad(WHAT, format!("{user} is not an operator of this Slurm"), remedy),
-        Err(error) => InspectionItem::unknown(WHAT, format!("the rights of user {me} are unknown: {}", error.text))
+        Err(error) => InspectionItem::unknown(WHAT, format!("the rights of user {uid} are unknown: {}", error.text))
             .with_remedy(remedy),
     }
 }

@@ -53,21 +53,21 @@ pub(super) struct Placement<'a> {
 pub(super) fn arguments(
     name: &str,
     comment: &str,
-    place: &Placement<'_>,
+    placement: &Placement<'_>,
     limit: Span,
     output: &Path,
     config: &SlurmConfig,
 ) -> Vec<String> {
     let job = &config.job;
-    let nodes = place.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
+    let nodes = placement.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
     // The job ends itself at its limit; the controller ends one that did not, and Slurm is the backstop for both.
     let minutes = (limit.secs() + job.grace.secs()) / 60 + 2;
-    let mut words = vec![
+    let mut args = vec![
         "--parsable".to_owned(),
         format!("--job-name={name}"),
         format!("--comment={comment}"),
         format!("--nodelist={nodes}"),
-        format!("--nodes={}", place.nodes.len()),
+        format!("--nodes={}", placement.nodes.len()),
         "--ntasks-per-node=1".to_owned(),
         "--exclusive".to_owned(),
         "--mem=0".to_owned(),
@@ -80,19 +80,19 @@ pub(super) fn arguments(
         // The service's working directory may not exist on the node.
         "--chdir=/".to_owned(),
     ];
-    if job.gres && place.gpus > 0 {
-        words.push(format!("--gres=gpu:{}", place.gpus));
+    if job.gres && placement.gpus > 0 {
+        args.push(format!("--gres=gpu:{}", placement.gpus));
     }
     for (option, value) in [
-        ("partition", place.partition),
+        ("partition", placement.partition),
         ("account", job.account.as_deref()),
         ("qos", job.qos.as_deref()),
-        ("reservation", place.reservation),
+        ("reservation", placement.reservation),
     ] {
-        words.extend(value.map(|value| format!("--{option}={value}")));
+        args.extend(value.map(|value| format!("--{option}={value}")));
     }
-    words.extend(job.arguments.iter().cloned());
-    words
+    args.extend(job.arguments.iter().cloned());
+    args
 }
 
 /// Paths on the nodes.
@@ -110,11 +110,11 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
     lines.push(format!("export DOCTOR_RUN_KEY={}", job.key.to_hex()));
     let parts = || job.outputs.iter().map(|output| (&output.node, quoted(&command(job, output, paths, config))));
     match &*job.outputs {
-        [_] => lines.extend(parts().map(|(_, words)| format!("exec {words}"))),
+        [_] => lines.extend(parts().map(|(_, command_line)| format!("exec {command_line}"))),
         many => {
             // Slurm provides ranks and names; the secret proves that a peer belongs to the same run.
             lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous_secret()));
-            let arms: Vec<String> = parts().map(|(node, words)| format!("{node}) exec {words} ;;")).collect();
+            let arms: Vec<String> = parts().map(|(node, command_line)| format!("{node}) exec {command_line} ;;")).collect();
             let each = format!("case \"$SLURMD_NODENAME\" in\n{}\nesac", arms.join("\n"));
             let step = format!("--nodes={0} --ntasks={0} --ntasks-per-node=1", many.len());
             // With the whole environment of this script, whatever the site's arguments of `sbatch` set.
@@ -126,15 +126,15 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
 }
 
 /// Builds a script that runs one command.
-pub(super) fn repair_script(words: &[String]) -> String {
-    format!("#!/bin/sh\n{UNSET_TOKEN}\nexec {}\n", quoted(words))
+pub(super) fn repair_script(args: &[String]) -> String {
+    format!("#!/bin/sh\n{UNSET_TOKEN}\nexec {}\n", quoted(args))
 }
 
 fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &SlurmConfig) -> Vec<String> {
     let written = |path: &Path| path.display().to_string();
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
-    let mut words = vec![written(&config.doctor_node), "job".to_owned()];
-    let mut option = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+    let mut args = vec![written(&config.doctor_node), "job".to_owned()];
+    let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
     option("run", job.run.to_string());
     option("node", output.node.to_string());
     option("tests", tests);
@@ -148,7 +148,7 @@ fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &Slur
         option("log", written(&paths.share.join(log)));
     }
     option("document", written(&paths.share.join(&output.document)));
-    words
+    args
 }
 
 /// Returns the name of the file in which a node claims its part of a run.
@@ -156,13 +156,13 @@ pub(super) fn claim_file(node: &NodeName) -> String {
     format!("{node}.json")
 }
 
-fn quoted(words: &[String]) -> String {
-    words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
+fn quoted(args: &[String]) -> String {
+    args.iter().map(|arg| quote(arg)).collect::<Vec<_>>().join(" ")
 }
 
 /// Quotes a word for the shell.
-fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', "'\\''"))
+fn quote(arg: &str) -> String {
+    format!("'{}'", arg.replace('\'', "'\\''"))
 }
 
 /// Returns the state of a run's job from the queue. Of several jobs with one name the first counts: later ones find its claim and
@@ -261,25 +261,25 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_in_the_script_and_in_no_argument() {
+    fn the_run_key_is_in_the_script_and_not_in_the_arguments() {
         let (job, config) = (request(&["n1"]), SlurmConfig::default());
         let script = script(&job, paths(), &config);
         assert!(script.starts_with("#!/bin/sh\n") && script.contains(&job.key.to_hex()), "{script}");
         assert!(script.contains("'--document' '/data/it'\\''s here/storage/n1/a.json'"), "{script}");
         let nodes = [node("n1")];
-        let place = Placement { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
-        let words = arguments("doctor-x", "c", &place, job.limit, Path::new("/data/o"), &config).join(" ");
-        assert!(!words.contains(&job.key.to_hex()));
-        for word in ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
+        let placement = Placement { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
+        let args = arguments("doctor-x", "c", &placement, job.limit, Path::new("/data/o"), &config).join(" ");
+        assert!(!args.contains(&job.key.to_hex()));
+        for option in ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
         {
-            assert!(words.contains(word), "{word}: {words}");
+            assert!(args.contains(option), "{option}: {args}");
         }
         // Ten minutes, the grace, and the time to start.
-        assert!(words.contains("--time=12") && words.contains("--signal=B:TERM@30"), "{words}");
+        assert!(args.contains("--time=12") && args.contains("--signal=B:TERM@30"), "{args}");
     }
 
     #[test]
-    fn on_several_nodes_each_runs_its_own_part() {
+    fn on_several_nodes_each_node_runs_its_own_command() {
         let script = script(&request(&["n1", "n2"]), paths(), &SlurmConfig::default());
         assert!(script.contains("exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1"), "{script}");
         assert!(script.contains("--export=ALL /bin/sh"), "{script}");
@@ -292,10 +292,10 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_takes_every_word_as_it_is() {
-        for word in ["a b", "it's", "$(x)", "`x`", "a\nb", "\\", "", "ü'"] {
-            let output = std::process::Command::new("sh").args(["-c", &format!("printf %s {}", quote(word))]).output();
-            assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), word);
+    fn a_quoted_argument_reaches_the_shell_unchanged() {
+        for text in ["a b", "it's", "$(x)", "`x`", "a\nb", "\\", "", "ü'"] {
+            let output = std::process::Command::new("sh").args(["-c", &format!("printf %s {}", quote(text))]).output();
+            assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), text);
         }
     }
 
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_of_a_job_says_how_far_it_is() {
+    fn every_slurm_job_state_maps_to_an_observed_state() {
         let run = IdSource::new(1).run();
         let of = |state: &str, nodes: &str| match job_state(run, &[&job("1", state, nodes)]).unwrap() {
             ObservedJobState::Pending { .. } => "pending".to_owned(),
@@ -336,7 +336,7 @@ mod tests {
             }
             other => format!("{other:?}"),
         };
-        for (state, nodes, said) in [
+        for (state, nodes, expected) in [
             ("PENDING", "", "pending"),
             ("CONFIGURING", "n1", "pending"),
             ("RUNNING", "n1", "running"),
@@ -350,12 +350,12 @@ mod tests {
             ("NODE_FAIL", "n1", "node-died, ran"),
             ("OUT_OF_MEMORY", "n1", "failed, ran"),
         ] {
-            assert_eq!(of(state, nodes), said, "{state}");
+            assert_eq!(of(state, nodes), expected, "{state}");
         }
     }
 
     #[test]
-    fn of_two_jobs_for_one_run_the_first_counts() {
+    fn of_two_jobs_for_one_run_the_first_is_used() {
         let run = IdSource::new(1).run();
         let (first, second) = (job("7", "RUNNING", "n1"), job("8", "FAILED", "n1"));
         assert!(matches!(job_state(run, &[&second, &first]), Some(ObservedJobState::Running { .. })));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_slurm_forgot_is_told_by_the_claims() {
+    fn the_state_of_a_job_that_slurm_forgot_is_read_from_its_job_files() {
         let run = IdSource::new(1).run();
         let at = Timestamp::from_secs;
         let claim = |ended: Option<Option<u8>>| JobFile {

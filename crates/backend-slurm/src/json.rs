@@ -100,7 +100,7 @@ impl StringList {
             Self::Text(text) => (&[][..], text.as_str()),
             Self::None => (&[][..], ""),
         };
-        list.iter().map(String::as_str).chain(text.split(',').filter(|word| !word.is_empty()))
+        list.iter().map(String::as_str).chain(text.split(',').filter(|item| !item.is_empty()))
     }
 
     fn to_vec(&self) -> Vec<String> {
@@ -143,8 +143,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<SlurmNode>, ResponseError> {
         return Err(ResponseError::TooLong(bytes.len()));
     }
     let answer: NodesResponse = serde_json::from_slice(bytes).map_err(ResponseError::Json)?;
-    if let Some(trouble) = answer.errors.first() {
-        let text = if trouble.description.is_empty() { &trouble.error } else { &trouble.description };
+    if let Some(first_error) = answer.errors.first() {
+        let text = if first_error.description.is_empty() { &first_error.error } else { &first_error.description };
         return Err(ResponseError::Reported(text.chars().take(200).collect()));
     }
     if answer.sinfo.is_some() {
@@ -156,22 +156,22 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<SlurmNode>, ResponseError> {
     Ok(answer.nodes.into_iter().map(node).collect())
 }
 
-fn node(told: NodeEntry) -> SlurmNode {
+fn node(entry: NodeEntry) -> SlurmNode {
     let text = |value: Option<String>| value.filter(|text| !text.is_empty());
     SlurmNode {
-        state: SlurmNodeState::from_words(told.state.iter().chain(told.state_flags.iter())),
-        partitions: told.partitions.to_vec(),
-        features: told.active_features.to_vec(),
-        available_features: told.features.to_vec(),
-        gpus: gpus(told.gres.as_deref().unwrap_or_default()),
-        cpus: told.cpus.unwrap_or_default(),
-        memory: told.real_memory.unwrap_or_default(),
-        booted: told.boot_time.timestamp(),
-        last_busy: told.last_busy.timestamp(),
-        reason: text(told.reason).map(|text| Reason { text, by: told.reason_set_by_user }),
-        comment: told.comment.unwrap_or_default(),
-        extra: told.extra.unwrap_or_default(),
-        instance_type: text(told.instance_type),
-        name: told.name,
+        state: SlurmNodeState::from_words(entry.state.iter().chain(entry.state_flags.iter())),
+        partitions: entry.partitions.to_vec(),
+        features: entry.active_features.to_vec(),
+        available_features: entry.features.to_vec(),
+        gpus: gpus(entry.gres.as_deref().unwrap_or_default()),
+        cpus: entry.cpus.unwrap_or_default(),
+        memory: entry.real_memory.unwrap_or_default(),
+        booted: entry.boot_time.timestamp(),
+        last_busy: entry.last_busy.timestamp(),
+        reason: text(entry.reason).map(|text| Reason { text, by: entry.reason_set_by_user }),
+        comment: entry.comment.unwrap_or_default(),
+        extra: entry.extra.unwrap_or_default(),
+        instance_type: text(entry.instance_type),
+        name: entry.name,
     }
 }

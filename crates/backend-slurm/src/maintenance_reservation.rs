@@ -54,9 +54,9 @@ impl SlurmBackend {
         nodes: &[NodeName],
     ) -> Result<(), BackendError> {
         let later = |text: String| BackendError { operation, text, effect: Effect::NotAppliedRetry };
-        let taken = |taken: FieldInUse| BackendError {
+        let field_in_use = |error: FieldInUse| BackendError {
             operation,
-            text: taken.to_string(),
+            text: error.to_string(),
             effect: Effect::NotAppliedPermanent,
         };
         let outlived = self.reservations(operation)?;
@@ -65,7 +65,7 @@ impl SlurmBackend {
         outlived.iter().filter(repairs).filter(held).try_for_each(|one| self.end_reservation(operation, one))?;
         if !self.reservations(operation)?.iter().any(|one| one.name == name) {
             for node in self.nodes_named(operation, nodes)? {
-                if let Some(update) = marks::before_reservation(&node, &self.config).map_err(taken)? {
+                if let Some(update) = marks::before_reservation(&node, &self.config).map_err(field_in_use)? {
                     self.write(operation, &node.name, &update)?;
                 }
             }
@@ -96,7 +96,7 @@ impl SlurmBackend {
     /// foreign reservation; with it, users see why the node is unavailable.
     fn reserve(&self, operation: &'static str, name: &str, nodes: &[NodeName]) -> Result<(), BackendError> {
         let listed = nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");
-        let made = [
+        let create_args = [
             "create".to_owned(),
             "reservation".to_owned(),
             format!("reservationname={name}"),
@@ -106,20 +106,20 @@ impl SlurmBackend {
             format!("nodes={listed}"),
             format!("users={}", self.user),
         ];
-        self.programs.run(operation, "scontrol", &made, "", Access::Write)?;
-        let shown = ["update".to_owned(), format!("reservationname={name}"), "flags+=maint".to_owned()];
-        self.programs.run(operation, "scontrol", &shown, "", Access::Write).map(drop)
+        self.programs.run(operation, "scontrol", &create_args, "", Access::Write)?;
+        let update_args = ["update".to_owned(), format!("reservationname={name}"), "flags+=maint".to_owned()];
+        self.programs.run(operation, "scontrol", &update_args, "", Access::Write).map(drop)
     }
 
     /// Writes the note together with the resume: it records the state to restore.
     fn resume_in_reservation(&self, operation: &'static str, node: &SlurmNode) -> Result<(), BackendError> {
         let note = marks::valid_note(node, true, &self.config);
-        let taken = |taken: FieldInUse| BackendError {
+        let field_in_use = |error: FieldInUse| BackendError {
             operation,
-            text: taken.to_string(),
+            text: error.to_string(),
             effect: Effect::NotAppliedPermanent,
         };
-        let field = note.to_field(node, &self.config).map_err(taken)?;
+        let field = note.to_field(node, &self.config).map_err(field_in_use)?;
         let update = NodeUpdate { state: Some(NewState::Resume), reason: None, field: Some(field) };
         self.write(operation, &node.name, &update)
     }
@@ -147,8 +147,8 @@ impl SlurmBackend {
 
     /// Cancels the job of a repair, if there is one.
     pub(super) fn cancel_repair(&self, operation: &'static str, name: &str) -> Result<(), BackendError> {
-        let words = [format!("--name={name}"), format!("--user={}", self.user)];
-        match self.programs.run(operation, "scancel", &words, "", Access::Write) {
+        let args = [format!("--name={name}"), format!("--user={}", self.user)];
+        match self.programs.run(operation, "scancel", &args, "", Access::Write) {
             Err(error) if error.text.contains("already completing or completed") => Ok(()),
             other => other.map(drop),
         }
@@ -180,8 +180,8 @@ impl SlurmBackend {
                 }
             }
         }
-        let words = ["delete".to_owned(), format!("reservationname={}", reservation.name)];
-        match self.programs.run(operation, "scontrol", &words, "", Access::Write) {
+        let args = ["delete".to_owned(), format!("reservationname={}", reservation.name)];
+        match self.programs.run(operation, "scontrol", &args, "", Access::Write) {
             // It was deleted concurrently.
             Err(error) if error.text.contains("reservation is invalid") => Ok(()),
             other => other.map(drop),

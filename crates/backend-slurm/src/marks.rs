@@ -34,7 +34,7 @@ enum OutOfService {
 }
 
 fn out_of_service(node: &SlurmNode, config: &SlurmConfig) -> OutOfService {
-    let by_itself = || SLURM_OWN_REASONS.iter().any(|words| node.reason_text().ends_with(words));
+    let by_itself = || SLURM_OWN_REASONS.iter().any(|text| node.reason_text().ends_with(text));
     let is_out = node.state.any(&[Flag::Drain, Flag::Fail]).is_some()
         || (node.state.base() == Some(Base::Down) && (is_ours(node, config) || !by_itself()));
     match is_out {
@@ -76,10 +76,10 @@ impl ReservationKind {
 }
 
 /// Returns the marks of a node.
-pub(super) fn marks(node: &SlurmNode, shelter: ReservationKind, config: &SlurmConfig) -> Marks {
-    let note = valid_note(node, shelter.exists(), config);
+pub(super) fn marks(node: &SlurmNode, reservation: ReservationKind, config: &SlurmConfig) -> Marks {
+    let note = valid_note(node, reservation.exists(), config);
     let mut ours: Vec<OurMark> = note.marks.iter().map(|mark| OurMark { kind: mark.kind, case: mark.case }).collect();
-    if shelter == ReservationKind::Run && !note.has(MarkKind::Maintenance) {
+    if reservation == ReservationKind::Run && !note.has(MarkKind::Maintenance) {
         ours.push(OurMark { kind: MarkKind::Maintenance, case: None });
     }
     ours.sort();
@@ -92,14 +92,14 @@ pub(super) fn marks(node: &SlurmNode, shelter: ReservationKind, config: &SlurmCo
 }
 
 /// Returns the part of the note that still applies.
-pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig) -> Note {
+pub(super) fn valid_note(node: &SlurmNode, in_reservation: bool, config: &SlurmConfig) -> Note {
     let found = Note::read(node, config);
     let read = found.is_present();
     let mut note = found.into_note();
     let out = out_of_service(node, config);
     note.over &= out == OutOfService::Foreign;
     note.open &= out != OutOfService::Ours;
-    let holds = out == OutOfService::Ours || sheltered || note.over;
+    let holds = out == OutOfService::Ours || in_reservation || note.over;
     note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
     // A health hook without a controller drains with our reason and writes no note.
     if out == OutOfService::Ours && !note.keeps_out() {
@@ -107,7 +107,7 @@ pub(super) fn valid_note(node: &SlurmNode, sheltered: bool, config: &SlurmConfig
         node.reason_text().clone_into(&mut note.why);
     }
     // A note preceded our reservation. If it is unreadable now, nothing permits giving the node to users.
-    if sheltered && out == OutOfService::No && !read {
+    if in_reservation && out == OutOfService::No && !read {
         note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: None });
     }
     note
@@ -156,14 +156,14 @@ const fn mark_of_change(what: &Change) -> Option<(MarkKind, bool)> {
 /// Builds the update for a change; `None` if it was made before, or does not concern marks.
 pub(super) fn update(
     node: &SlurmNode,
-    sheltered: bool,
+    in_reservation: bool,
     op: OpId,
     what: &Change,
-    ground: Option<&ChangeReason>,
+    reason: Option<&ChangeReason>,
     config: &SlurmConfig,
 ) -> Result<Option<NodeUpdate>, FieldInUse> {
     let Some((kind, there)) = mark_of_change(what) else { return Ok(None) };
-    let mut note = valid_note(node, sheltered, config);
+    let mut note = valid_note(node, in_reservation, config);
     // One operation may remove several marks.
     if note.did.get(op, kind.code()).is_some() {
         return Ok(None);
@@ -173,16 +173,16 @@ pub(super) fn update(
         return Ok(None);
     }
     note.did.record(op, kind.code(), "");
-    let before = note.marks.iter().position(|mark| mark.kind == kind).map(|place| note.marks.remove(place));
+    let before = note.marks.iter().position(|mark| mark.kind == kind).map(|index| note.marks.remove(index));
     let mut update = NodeUpdate::default();
     if there {
         let case = match what {
             Change::Mark(mark) => mark.case,
-            _ => ground.and_then(|ground| ground.case).or_else(|| before.and_then(|mark| mark.case)),
+            _ => reason.and_then(|reason| reason.case).or_else(|| before.and_then(|mark| mark.case)),
         };
         note.marks.push(RecordedMark { kind, case });
         if kind != MarkKind::Maintenance {
-            take_out_of_service(node, &mut note, case, ground, &mut update, config);
+            take_out_of_service(node, &mut note, case, reason, &mut update, config);
         }
     } else if kind != MarkKind::Maintenance && !note.keeps_out() {
         // A foreign drain stays, whether it is older or newer than ours.
@@ -198,12 +198,12 @@ fn take_out_of_service(
     node: &SlurmNode,
     note: &mut Note,
     case: Option<CaseId>,
-    ground: Option<&ChangeReason>,
+    reason: Option<&ChangeReason>,
     update: &mut NodeUpdate,
     config: &SlurmConfig,
 ) {
-    if ground.is_some() || note.why.is_empty() {
-        note.why = drain_reason(case, ground, config);
+    if reason.is_some() || note.why.is_empty() {
+        note.why = drain_reason(case, reason, config);
     }
     note.open = false;
     match out_of_service(node, config) {
@@ -260,7 +260,7 @@ mod tests {
     struct Cluster {
         node: SlurmNode,
         ids: IdSource,
-        sheltered: bool,
+        in_reservation: bool,
         config: SlurmConfig,
     }
 
@@ -270,7 +270,7 @@ mod tests {
             ids.set_time(Timestamp::from_secs(1_794_700_800));
             let node =
                 SlurmNode { name: "n1".to_owned(), state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
-            Self { node, ids, sheltered: false, config: SlurmConfig::default() }
+            Self { node, ids, in_reservation: false, config: SlurmConfig::default() }
         }
 
         fn write(&mut self, update: NodeUpdate) {
@@ -296,16 +296,16 @@ mod tests {
 
         fn apply(&mut self, what: &Change) -> OpId {
             let op = self.ids.op();
-            let made = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap().unwrap();
-            self.write(made);
-            let again = update(&self.node, self.sheltered, op, what, None, &self.config).unwrap();
+            let node_update = update(&self.node, self.in_reservation, op, what, None, &self.config).unwrap().unwrap();
+            self.write(node_update);
+            let again = update(&self.node, self.in_reservation, op, what, None, &self.config).unwrap();
             assert_eq!(again, None, "it was done");
             op
         }
 
         fn marks(&self) -> Marks {
-            let shelter = if self.sheltered { ReservationKind::Run } else { ReservationKind::None };
-            marks(&self.node, shelter, &self.config)
+            let reservation = if self.in_reservation { ReservationKind::Run } else { ReservationKind::None };
+            marks(&self.node, reservation, &self.config)
         }
 
         fn has(&self, kind: MarkKind) -> bool {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn two_marks_are_one_drain_which_ends_with_the_last_of_them() {
+    fn two_marks_are_one_drain_that_ends_with_the_last_mark() {
         let mut cluster = Cluster::new();
         let case = cluster.ids.case();
         cluster.apply(&Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: Some(case) }));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_drain_stays_when_ours_ends() {
+    fn a_foreign_drain_remains_when_ours_is_removed() {
         let mut cluster = Cluster::new();
         cluster.drained_by("alice", "fan noise");
         let foreign = cluster.marks().foreign;
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_resumed_or_wrote_over_is_not_ours_any_more() {
+    fn a_drain_that_an_operator_resumed_or_overwrote_is_no_longer_ours() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
         cluster.node.state = SlurmNodeState::parse("IDLE");
@@ -366,13 +366,13 @@ mod tests {
     }
 
     #[test]
-    fn inside_our_reservation_a_resumed_node_is_still_ours_and_is_closed_again() {
+    fn a_node_resumed_inside_our_reservation_is_still_ours_and_is_drained_again() {
         let mut cluster = Cluster::new();
         let case = cluster.ids.case();
         cluster.apply(&Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: Some(case) }));
         cluster.apply(&Change::Drain);
         let why = cluster.node.reason_text().to_owned();
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None, "it is closed");
         cluster.node.state = SlurmNodeState::parse("IDLE+MAINTENANCE+RESERVED");
         cluster.node.reason = None;
@@ -380,10 +380,10 @@ mod tests {
         let closing = closing_update(&cluster.node, &cluster.config).unwrap();
         assert_eq!((closing.state, &closing.reason), (Some(NewState::Drain), &Some(why)));
         cluster.write(closing);
-        cluster.sheltered = false;
+        cluster.in_reservation = false;
         assert!(cluster.has(MarkKind::Unhealthy) && cluster.has(MarkKind::Cordon));
         // A node that is returned inside the reservation stays open when the reservation ends.
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         cluster.apply(&Change::Undrain);
         cluster.apply(&Change::Unmark(mark(MarkKind::Unhealthy)));
         assert_eq!(closing_update(&cluster.node, &cluster.config), None);
@@ -399,17 +399,17 @@ mod tests {
         cluster.node.reason = None;
         let forgotten = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(forgotten);
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None);
         assert!(!cluster.has(MarkKind::Cordon));
     }
 
     #[test]
-    fn a_node_whose_note_is_gone_or_cannot_be_read_is_closed_and_one_that_users_had_is_not() {
+    fn a_node_without_a_readable_note_is_drained_unless_users_had_it() {
         let mut cluster = Cluster::new();
         let written = before_reservation(&cluster.node, &cluster.config).unwrap().unwrap();
         cluster.write(written);
-        cluster.sheltered = true;
+        cluster.in_reservation = true;
         assert_eq!(closing_update(&cluster.node, &cluster.config), None, "users had it");
         for lost in ["", "mine", "{\"doctor\":7}", "{\"rack\":7}"] {
             lost.clone_into(&mut cluster.node.extra);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn taking_away_a_mark_of_maintenance_that_is_not_there_is_not_written_down() {
+    fn removing_an_absent_maintenance_mark_is_not_recorded() {
         let mut cluster = Cluster::new();
         let (op, unmark) = (cluster.ids.op(), Change::Unmark(mark(MarkKind::Maintenance)));
         assert_eq!(update(&cluster.node, true, op, &unmark, None, &cluster.config), Ok(None));
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_only_down_is_not_closed_because_slurm_takes_it_back_by_itself() {
+    fn a_node_that_is_only_down_is_not_drained_because_slurm_returns_it_to_service() {
         let mut cluster = Cluster::new();
         cluster.config.out_as = OutAs::Down;
         cluster.apply(&Change::Drain);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_did_not_come_back_is_closed_before_it_does() {
+    fn a_node_that_did_not_return_is_drained_before_it_does() {
         let mut cluster = Cluster::new();
         cluster.apply(&Change::Drain);
         cluster.node.state = SlurmNodeState::parse("DOWN");
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_by_a_hook_with_our_prefix_is_ours_with_its_case() {
+    fn a_drain_by_a_hook_with_our_prefix_is_ours_and_keeps_its_case() {
         let mut cluster = Cluster::new();
         let case = cluster.ids.case();
         cluster.drained_by("root", &format!("doctor: gpu-lost GPU 3 is gone [{case}] : reboot issued"));
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_down_by_itself_bears_no_mark() {
+    fn a_node_that_slurm_set_down_has_no_mark() {
         let mut cluster = Cluster::new();
         cluster.node.state = SlurmNodeState::parse("DOWN+NOT_RESPONDING");
         cluster.node.reason = Some(Reason { text: "Not responding".to_owned(), by: Some("slurm".to_owned()) });

@@ -93,23 +93,23 @@ impl ChangeLog {
     }
 
     /// Returns the text recorded for a change, if it was made.
-    pub(super) fn get(&self, op: OpId, word: &str) -> Option<&str> {
-        let this = format!("{op}/{word}");
+    pub(super) fn get(&self, op: OpId, action: &str) -> Option<&str> {
+        let this = format!("{op}/{action}");
         self.0.iter().find_map(|one| match one.strip_prefix(&this)? {
             "" => Some(""),
             rest => rest.strip_prefix('='),
         })
     }
 
-    pub(super) fn record(&mut self, op: OpId, word: &str, text: &str) {
-        self.remove(op, word);
-        self.0.push(if text.is_empty() { format!("{op}/{word}") } else { format!("{op}/{word}={text}") });
+    pub(super) fn record(&mut self, op: OpId, action: &str, text: &str) {
+        self.remove(op, action);
+        self.0.push(if text.is_empty() { format!("{op}/{action}") } else { format!("{op}/{action}={text}") });
         let surplus = self.0.len().saturating_sub(MAX_RECORDED_CHANGES);
         self.0.drain(..surplus);
     }
 
-    pub(super) fn remove(&mut self, op: OpId, word: &str) {
-        let this = format!("{op}/{word}");
+    pub(super) fn remove(&mut self, op: OpId, action: &str) {
+        let this = format!("{op}/{action}");
         self.0.retain(|one| one.split('=').next() != Some(&this));
     }
 }
@@ -138,12 +138,12 @@ impl Note {
     /// Returns the field with this note in place of the previous one.
     pub(super) fn to_field(&self, node: &SlurmNode, config: &SlurmConfig) -> Result<String, FieldInUse> {
         let before = field(node, config.notes);
-        let taken = || FieldInUse { key: config.notes.key(), text: before.chars().take(60).collect() };
+        let in_use = || FieldInUse { key: config.notes.key(), text: before.chars().take(60).collect() };
         if Self::read(node, config) == StoredNote::Unreadable {
-            return Err(taken());
+            return Err(in_use());
         }
-        let mut object = if before.is_empty() { Map::new() } else { object(before).ok_or_else(taken)? };
-        // Serialising words cannot fail.
+        let mut object = if before.is_empty() { Map::new() } else { object(before).ok_or_else(in_use)? };
+        // Serialising strings cannot fail.
         let ours = serde_json::to_value(self).unwrap_or_default();
         match ours.as_object().is_some_and(Map::is_empty) {
             true => drop(object.remove(KEY)),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_reads_back_and_what_is_not_stays() {
+    fn our_note_is_read_back_and_foreign_fields_stay() {
         let mut ids = IdSource::new(3);
         let mut note = Note { why: "doctor: a State=b \"c\"".to_owned(), ..Note::default() };
         note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: Some(ids.case()) });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_in_use_is_not_written_over() {
+    fn a_field_in_use_is_not_overwritten() {
         let error = Note::default().to_field(&node("rack 7"), &config()).unwrap_err().to_string();
         assert!(error.contains("rack 7") && error.contains("`notes`"), "{error}");
         assert_eq!(Note::read(&node("rack 7"), &config()), StoredNote::Unreadable);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_wrote_is_told_from_nothing_and_is_not_written_over() {
+    fn a_note_of_a_later_version_is_distinguished_from_an_empty_field_and_not_overwritten() {
         let later = node("{\"doctor\":{\"marks\":\"none\"},\"rack\":7}");
         assert_eq!(Note::read(&later, &config()), StoredNote::Unreadable);
         let note = Note { status: Some("pass".to_owned()), ..Note::default() };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_changes_are_remembered_and_each_once() {
+    fn only_the_latest_operations_are_recorded_and_each_once() {
         let mut ids = IdSource::new(3);
         let mut note = Note::default();
         let first = ids.op();
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_survive(why in "\\PC{0,80}", status in proptest::option::of("[a-z]{1,8}")) {
+        fn any_text_is_read_back(why in "\\PC{0,80}", status in proptest::option::of("[a-z]{1,8}")) {
             let note = Note { why, status, ..Note::default() };
             let text = note.to_field(&node(""), &config()).unwrap();
             prop_assert!(!text.contains('='));
@@ -259,7 +259,7 @@ mod tests {
         }
 
         #[test]
-        fn no_field_is_too_strange(text in "\\PC{0,200}") {
+        fn reading_a_field_never_panics(text in "\\PC{0,200}") {
             let _ = Note::read(&node(&text), &config());
         }
     }

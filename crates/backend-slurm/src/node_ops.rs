@@ -1,8 +1,8 @@
 //! Node operations beyond marks: resetting GPUs, rebooting and replacing the machine.
 //!
 //! The caller repeats an operation with the same id until it is done. Each call first queries Slurm for the progress. Reboots and
-//! resets happen inside a reservation of ours (see `shelter`), because Slurm resumes a node after rebooting it, drained or not,
-//! and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
+//! resets happen inside a reservation of ours (see `maintenance_reservation`), because Slurm resumes a node after rebooting it,
+//! drained or not, and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -99,9 +99,9 @@ enum RebootStep {
 }
 
 /// Decides the next step from the record on the node and Slurm's state.
-fn next_reboot_step(noted: Option<RebootRecord>, node: &SlurmNode) -> RebootStep {
+fn next_reboot_step(recorded: Option<RebootRecord>, node: &SlurmNode) -> RebootStep {
     let at_it = node.state.any(&[Flag::RebootRequested, Flag::RebootIssued]).is_some();
-    match noted {
+    match recorded {
         Some(RebootRecord::Done) => RebootStep::Nothing,
         Some(RebootRecord::Requested(before) | RebootRecord::Issued(before)) if has_booted(node, before) => {
             RebootStep::Close
@@ -120,13 +120,13 @@ fn next_reboot_step(noted: Option<RebootRecord>, node: &SlurmNode) -> RebootStep
 
 impl SlurmBackend {
     /// Reboots the node through Slurm. Done when Slurm reports a newer boot.
-    pub(super) fn reboot(&self, node: &NodeName, op: OpId, ground: Option<&ChangeReason>) -> Result<(), BackendError> {
+    pub(super) fn reboot(&self, node: &NodeName, op: OpId, reason: Option<&ChangeReason>) -> Result<(), BackendError> {
         if !self.config.reboot {
             return Err(permanent_error(REBOOT, "disabled by `backend.slurm.reboot`".to_owned()));
         }
         let now = self.read_node(REBOOT, node)?;
-        let noted = Note::read(&now, &self.config).into_note().acts.get(op, REBOOT).and_then(RebootRecord::read);
-        let before = match next_reboot_step(noted, &now) {
+        let recorded = Note::read(&now, &self.config).into_note().acts.get(op, REBOOT).and_then(RebootRecord::read);
+        let before = match next_reboot_step(recorded, &now) {
             RebootStep::Nothing => return Ok(()),
             RebootStep::Close => return self.close_after_reboot(node, op),
             RebootStep::Wait(why) => return Err(in_progress_error(REBOOT, why)),
@@ -148,18 +148,18 @@ impl SlurmBackend {
         };
         self.reserve_and_resume(REBOOT, &op_name(op), std::slice::from_ref(node))?;
         self.require_not_out_by_others(REBOOT, &self.read_node(REBOOT, node)?)?;
-        let case = ground.and_then(|ground| ground.case);
-        let words = [
+        let case = reason.and_then(|reason| reason.case);
+        let args = [
             REBOOT.to_owned(),
             "ASAP".to_owned(),
             "nextstate=RESUME".to_owned(),
-            format!("reason={}", drain_reason(case, ground, &self.config)),
+            format!("reason={}", drain_reason(case, reason, &self.config)),
             node.to_string(),
         ];
-        self.programs.run(REBOOT, "scontrol", &words, "", Access::Write)?;
-        let told = || self.record_op(REBOOT, &self.read_node(REBOOT, node)?, op, &RebootRecord::Issued(before).text());
+        self.programs.run(REBOOT, "scontrol", &args, "", Access::Write)?;
+        let record_issued = || self.record_op(REBOOT, &self.read_node(REBOOT, node)?, op, &RebootRecord::Issued(before).text());
         // If this is not recorded, a reboot that an operator cancels is requested once more.
-        let _unwritten = told();
+        let _unwritten = record_issued();
         Err(in_progress_error(REBOOT, "reboot requested"))
     }
 
@@ -170,7 +170,7 @@ impl SlurmBackend {
         let closing = marks::closing_update(&now, &self.config).unwrap_or_default();
         let mut note = Note::read(&now, &self.config).into_note();
         note.acts.record(op, REBOOT, &RebootRecord::Done.text());
-        let field = note.to_field(&now, &self.config).map_err(|taken| permanent_error(REBOOT, taken.to_string()))?;
+        let field = note.to_field(&now, &self.config).map_err(|in_use| permanent_error(REBOOT, in_use.to_string()))?;
         self.write(REBOOT, &now.name, &NodeUpdate { field: Some(field), ..closing })
     }
 
@@ -189,10 +189,10 @@ impl SlurmBackend {
                 return match job.state {
                     Some(JobState::Completed) => Ok(()),
                     state => {
-                        let word = state.map_or("unknown", JobState::word);
+                        let state_name = state.map_or("unknown", JobState::word);
                         Err(permanent_error(
                             RESET,
-                            format!("the reset job ended as {word}: see {}", self.output_path(op).display()),
+                            format!("the reset job ended as {state_name}: see {}", self.output_path(op).display()),
                         ))
                     }
                 };
@@ -226,8 +226,8 @@ impl SlurmBackend {
     /// Handles a reset whose job exists. If its reservation is gone, the job would stay pending forever, on a node that was
     /// resumed inside it.
     fn reset_in_progress(&self, node: &NodeName, op: OpId, phase: Phase) -> BackendError {
-        let sheltered = |all: Vec<Reservation>| all.iter().any(|one| one.name == op_name(op));
-        match self.reservations(RESET).map(sheltered) {
+        let is_reserved = |all: Vec<Reservation>| all.iter().any(|one| one.name == op_name(op));
+        match self.reservations(RESET).map(is_reserved) {
             Ok(false) if phase == Phase::Pending => {
                 let ended = self.cancel_repair(RESET, &op_name(op)).and_then(|()| self.close(RESET, node));
                 match ended {
@@ -249,14 +249,14 @@ impl SlurmBackend {
 
     fn submit_reset(&self, node: &NodeName, now: &SlurmNode, op: OpId) -> Result<(), BackendError> {
         let program = self.config.doctor_node.display().to_string();
-        let mut words: Vec<String> = [&program, "repair", RESET, "--"].map(str::to_owned).to_vec();
-        words.extend(self.config.reset.iter().cloned());
+        let mut args: Vec<String> = [&program, "repair", RESET, "--"].map(str::to_owned).to_vec();
+        args.extend(self.config.reset.iter().cloned());
         let (name, output) = (op_name(op), self.output_path(op));
         let folder = self.data.join(FOLDER);
         fs::create_dir_all(&folder)
             .map_err(|error| retryable_error(RESET, format!("{}: {error}", folder.display())))?;
         let partition = self.partition(std::slice::from_ref(now), RESET_LIMIT)?;
-        let place = Placement {
+        let placement = Placement {
             nodes: std::slice::from_ref(node),
             partition: partition.as_deref(),
             // Some GPUs of a machine that needs a reset may be gone; the reservation keeps other jobs off.
@@ -264,8 +264,8 @@ impl SlurmBackend {
             reservation: Some(&name),
         };
         let comment = format!("Cluster Doctor reset {op}");
-        let arguments = job::arguments(&name, &comment, &place, RESET_LIMIT, &output, &self.config);
-        self.programs.run(RESET, "sbatch", &arguments, &job::repair_script(&words), Access::Write).map(drop)
+        let arguments = job::arguments(&name, &comment, &placement, RESET_LIMIT, &output, &self.config);
+        self.programs.run(RESET, "sbatch", &arguments, &job::repair_script(&args), Access::Write).map(drop)
     }
 
     fn output_path(&self, op: OpId) -> PathBuf {
@@ -282,8 +282,8 @@ impl SlurmBackend {
             return Ok(());
         }
         self.require_no_jobs(REPLACE, node, &now)?;
-        let told = HookParams { values: vec![("node", node.to_string()), ("op", op.to_string())] };
-        site_command::run(REPLACE, &self.config.replace, &told, HOOK_LIMIT)?;
+        let params = HookParams { values: vec![("node", node.to_string()), ("op", op.to_string())] };
+        site_command::run(REPLACE, &self.config.replace, &params, HOOK_LIMIT)?;
         // If this fails, the caller repeats it: the hook then receives the same operation id.
         self.record_op(REPLACE, &now, op, "")
     }
@@ -309,8 +309,8 @@ impl SlurmBackend {
             matches!(now.state.base(), Some(Base::Allocated | Base::Mixed)) || now.state.has(Flag::Completing);
         let here = format!("--nodelist={node}");
         let jobs = self.jobs(operation, &[&here])?;
-        let mut on_it = jobs.iter().filter(|job| job.phase() == Phase::Active);
-        match on_it.next() {
+        let mut active = jobs.iter().filter(|job| job.phase() == Phase::Active);
+        match active.next() {
             Some(job) => Err(retryable_error(operation, format!("job {} of {} would be killed", job.number, job.user))),
             None if working => Err(retryable_error(operation, "a job would be killed".to_owned())),
             None => Ok(()),
@@ -330,7 +330,7 @@ impl SlurmBackend {
     ) -> Result<(), BackendError> {
         let mut note = Note::read(now, &self.config).into_note();
         change(&mut note);
-        let field = note.to_field(now, &self.config).map_err(|taken| permanent_error(operation, taken.to_string()))?;
+        let field = note.to_field(now, &self.config).map_err(|in_use| permanent_error(operation, in_use.to_string()))?;
         self.write(operation, &now.name, &NodeUpdate { field: Some(field), ..NodeUpdate::default() })
     }
 }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_a_reboot_has_got_reads_back() {
+    fn a_reboot_record_is_read_back() {
         for reboot in [RebootRecord::Requested(BEFORE), RebootRecord::Issued(BEFORE), RebootRecord::Done] {
             assert_eq!(RebootRecord::read(&reboot.text()), Some(reboot));
         }
@@ -369,26 +369,26 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_ends_with_a_newer_boot_and_is_asked_for_once() {
+    fn a_reboot_ends_with_a_newer_boot_time_and_is_requested_once() {
         let same = |state| node(state, BEFORE, "doctor: x");
         let newer = node("IDLE", BEFORE.plus(Span::minutes(1)), "");
-        let (wanted, told) = (Some(RebootRecord::Requested(BEFORE)), Some(RebootRecord::Issued(BEFORE)));
+        let (requested, issued) = (Some(RebootRecord::Requested(BEFORE)), Some(RebootRecord::Issued(BEFORE)));
         assert_eq!(next_reboot_step(None, &same("IDLE+DRAIN")), RebootStep::Begin { before: None });
         assert_eq!(
-            next_reboot_step(wanted, &same("IDLE+DRAIN")),
+            next_reboot_step(requested, &same("IDLE+DRAIN")),
             RebootStep::Begin { before: Some(BEFORE) },
             "Slurm was not told"
         );
-        for noted in [wanted, told] {
-            assert_eq!(next_reboot_step(noted, &newer), RebootStep::Close);
+        for recorded in [requested, issued] {
+            assert_eq!(next_reboot_step(recorded, &newer), RebootStep::Close);
             for under_way in ["IDLE+REBOOT_REQUESTED", "DOWN+REBOOT_ISSUED"] {
-                assert!(matches!(next_reboot_step(noted, &same(under_way)), RebootStep::Wait(_)), "{under_way}");
+                assert!(matches!(next_reboot_step(recorded, &same(under_way)), RebootStep::Wait(_)), "{under_way}");
             }
             let late = node("DOWN", BEFORE, "doctor: x : reboot issued : reboot timed out");
-            assert!(matches!(next_reboot_step(noted, &late), RebootStep::GiveUp(_)));
+            assert!(matches!(next_reboot_step(recorded, &late), RebootStep::GiveUp(_)));
         }
-        assert!(matches!(next_reboot_step(told, &same("DOWN+NOT_RESPONDING")), RebootStep::Wait(_)));
-        assert!(matches!(next_reboot_step(told, &same("IDLE")), RebootStep::GiveUp(_)), "an operator cancelled it");
+        assert!(matches!(next_reboot_step(issued, &same("DOWN+NOT_RESPONDING")), RebootStep::Wait(_)));
+        assert!(matches!(next_reboot_step(issued, &same("IDLE")), RebootStep::GiveUp(_)), "an operator cancelled it");
         assert!(
             matches!(next_reboot_step(None, &same("IDLE+REBOOT_REQUESTED")), RebootStep::Wait(_)),
             "a foreign reboot"

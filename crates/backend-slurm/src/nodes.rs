@@ -119,13 +119,13 @@ pub(super) enum NodeListError {
 /// gets an unknown state.
 pub(super) fn parse(text: &str) -> Result<Vec<SlurmNode>, NodeListError> {
     let mut nodes: Vec<SlurmNode> = Vec::new();
-    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut indices: HashMap<String, usize> = HashMap::new();
     for line in records(text, "NodeName") {
         let Some(node) = node(line) else { continue };
-        match places.get(&node.name) {
-            Some(place) => nodes[*place].state = SlurmNodeState::parse("NAMED_TWICE"),
+        match indices.get(&node.name) {
+            Some(index) => nodes[*index].state = SlurmNodeState::parse("NAMED_TWICE"),
             None => {
-                places.insert(node.name.clone(), nodes.len());
+                indices.insert(node.name.clone(), nodes.len());
                 nodes.push(node);
             }
         }
@@ -214,12 +214,12 @@ mod tests {
     const DRAINED: &str = include_str!("fixtures/22.05/scontrol-show-node-drained.txt");
 
     #[test]
-    fn the_keys_are_in_order_because_they_are_searched() {
+    fn the_keys_are_sorted_for_binary_search() {
         assert!(KEYS.is_sorted());
     }
 
     #[test]
-    fn a_drained_node_tells_why_and_who() {
+    fn a_drained_node_has_its_reason_and_its_author() {
         let nodes = parse(DRAINED).unwrap();
         let [node] = &nodes[..] else { panic!("{nodes:?}") };
         assert_eq!(node.name, "node1");
@@ -238,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_down_says_so() {
+    fn a_down_node_is_parsed_as_down() {
         let nodes = parse(DOWN).unwrap();
         assert_eq!(nodes[0].state.base(), Some(Base::Down));
         assert!(nodes[0].state.has(Flag::NotResponding));
     }
 
     #[test]
-    fn a_later_version_reads_the_same() {
+    fn the_output_of_a_later_version_is_parsed_the_same() {
         let nodes = parse(MIXED).unwrap();
         assert_eq!(nodes[0].state.base(), Some(Base::Mixed));
         assert_eq!((nodes[0].gpus, &*nodes[0].partitions), (8, &["gpu".to_owned()][..]));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_counted_whatever_their_kind() {
+    fn gpus_of_every_type_are_counted() {
         for (gres, count) in [
             ("gpu:h100:8(S:0-1)", 8),
             ("gpu:8", 8),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_comes_twice_has_no_state_and_no_names_are_an_error() {
+    fn a_duplicate_name_has_no_state_and_output_without_names_is_an_error() {
         let nodes = parse("NodeName=a State=DOWN\nNodeName=b State=IDLE\nNodeName=a State=IDLE\n").unwrap();
         assert_eq!(nodes.len(), 2);
         assert_eq!(nodes[0].state.unrecognized(), Some("NAMED_TWICE"));

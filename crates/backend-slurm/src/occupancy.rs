@@ -37,14 +37,14 @@ pub(super) struct NodeContext {
     pub(super) suspend_at: Option<Timestamp>,
 }
 
-pub(super) fn occupancy(node: &SlurmNode, around: &NodeContext, now: Timestamp, config: &SlurmConfig) -> Occupancy {
+pub(super) fn occupancy(node: &SlurmNode, context: &NodeContext, now: Timestamp, config: &SlurmConfig) -> Occupancy {
     let unknown = |why: String| Occupancy::Unknown { why: why.into() };
     let busy = |by: String| Occupancy::Busy { by: by.into() };
     let state = &node.state;
     if let Some(word) = state.unrecognized() {
         return unknown(format!("unrecognised Slurm state {word}"));
     }
-    if let Some(user) = around.users.first() {
+    if let Some(user) = context.users.first() {
         return busy(user.clone());
     }
     if let Some(why) = unknown_reason(node, now, config) {
@@ -52,28 +52,28 @@ pub(super) fn occupancy(node: &SlurmNode, around: &NodeContext, now: Timestamp, 
     }
     match state.base() {
         // The queue was read after the nodes: its job has ended or started in between.
-        Some(Base::Allocated | Base::Mixed) if !around.has_our_job => return busy("a job".to_owned()),
-        _ if state.has(Flag::Completing) && !around.has_our_job => return busy("a completing job".to_owned()),
+        Some(Base::Allocated | Base::Mixed) if !context.has_our_job => return busy("a job".to_owned()),
+        _ if state.has(Flag::Completing) && !context.has_our_job => return busy("a completing job".to_owned()),
         _ => {}
     }
-    if let Some(name) = &around.foreign_reservation {
+    if let Some(name) = &context.foreign_reservation {
         return busy(format!("reservation {name}"));
     }
-    if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !around.our_reservation.exists() {
+    if state.any(&[Flag::Reserved, Flag::Maintenance]).is_some() && !context.our_reservation.exists() {
         return busy("a reservation".to_owned());
     }
     // The scheduler may have planned our own pending job for the node.
-    if state.has(Flag::Planned) && !around.our_job_pending && !around.has_our_job {
+    if state.has(Flag::Planned) && !context.our_job_pending && !context.has_our_job {
         return busy("a job that is planned for it".to_owned());
     }
-    if let Some(mark) = marks::marks(node, around.our_reservation, config).blocking_foreign_mark() {
+    if let Some(mark) = marks::marks(node, context.our_reservation, config).blocking_foreign_mark() {
         return busy(format!("taken out of service by {}: {}", mark.by, mark.text));
     }
-    if let Some(job) = &around.pending_job {
+    if let Some(job) = &context.pending_job {
         return busy(job.clone());
     }
     let soon = |at: Timestamp| at.since(now) <= config.suspend_margin;
-    if !around.has_our_job && !around.our_job_pending && around.suspend_at.is_some_and(soon) {
+    if !context.has_our_job && !context.our_job_pending && context.suspend_at.is_some_and(soon) {
         return busy("power saving, which will power it down".to_owned());
     }
     Occupancy::Free
@@ -138,8 +138,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
 
-    fn of(node: &SlurmNode, around: &NodeContext) -> String {
-        match occupancy(node, around, NOW, &SlurmConfig::default()) {
+    fn of(node: &SlurmNode, context: &NodeContext) -> String {
+        match occupancy(node, context, NOW, &SlurmConfig::default()) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
             Occupancy::Unknown { why } => format!("unknown: {why}"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_node_that_answers_is_powered_up_unreserved_unplanned_and_idle_is_free() {
+    fn only_a_responding_powered_up_unreserved_unplanned_idle_node_is_free() {
         for free in ["IDLE", "IDLE+CLOUD", "IDLE+DYNAMIC_NORM", "IDLE+DYNAMIC_FUTURE", "IDLE+REBOOT_CANCEL"] {
             assert_eq!(plain(free), "free", "{free}");
         }
@@ -167,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asleep_or_to_come_is_not_touched_and_what_is_new_is_named() {
-        for (state, said) in [
+    fn powered_down_and_future_nodes_are_not_free_and_an_unrecognised_state_is_named() {
+        for (state, expected) in [
             ("IDLE+CLOUD+POWERED_DOWN", "unknown: it is powered down"),
             ("IDLE+POWERING_UP", "unknown: it is being powered up"),
             ("FUTURE", "unknown: defined for future use"),
@@ -183,7 +183,7 @@ mod tests {
             ("IDLE+MAINTENANCE+RESERVED", "busy: a reservation"),
             ("", "unknown: Slurm reports no state"),
         ] {
-            assert_eq!(plain(state), said, "{state}");
+            assert_eq!(plain(state), expected, "{state}");
         }
     }
 
@@ -200,43 +200,43 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_ours_do_not_make_a_node_busy_and_those_of_users_do() {
+    fn our_jobs_do_not_make_a_node_busy_and_user_jobs_do() {
         let node = |state: &str| SlurmNode { state: SlurmNodeState::parse(state), ..SlurmNode::default() };
         let ours = NodeContext { has_our_job: true, ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &ours), "free");
         assert_eq!(of(&node("ALLOCATED+COMPLETING"), &ours), "free");
-        let waits = NodeContext { our_job_pending: true, ..NodeContext::default() };
-        assert_eq!(of(&node("IDLE+PLANNED"), &waits), "free");
+        let pending = NodeContext { our_job_pending: true, ..NodeContext::default() };
+        assert_eq!(of(&node("IDLE+PLANNED"), &pending), "free");
         let users =
             NodeContext { has_our_job: true, users: vec!["job 12 of alice".to_owned()], ..NodeContext::default() };
         assert_eq!(of(&node("ALLOCATED"), &users), "busy: job 12 of alice");
-        let wanted = NodeContext {
+        let demanded = NodeContext {
             has_our_job: true,
             pending_job: Some("job 13 of bob, which waits for it".to_owned()),
             ..ours
         };
-        assert_eq!(of(&node("ALLOCATED"), &wanted), "busy: job 13 of bob, which waits for it");
-        let sheltered = NodeContext { our_reservation: ReservationKind::Run, ..NodeContext::default() };
-        assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &sheltered), "free");
-        let both = NodeContext { foreign_reservation: Some("monday".to_owned()), ..sheltered };
+        assert_eq!(of(&node("ALLOCATED"), &demanded), "busy: job 13 of bob, which waits for it");
+        let in_reservation = NodeContext { our_reservation: ReservationKind::Run, ..NodeContext::default() };
+        assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &in_reservation), "free");
+        let both = NodeContext { foreign_reservation: Some("monday".to_owned()), ..in_reservation };
         assert_eq!(of(&node("IDLE+MAINTENANCE+RESERVED"), &both), "busy: reservation monday");
     }
 
     #[test]
-    fn a_node_that_is_about_to_be_powered_down_is_left_to_it() {
+    fn a_node_that_is_about_to_be_powered_down_is_not_free() {
         let node = SlurmNode { state: SlurmNodeState::parse("IDLE"), ..SlurmNode::default() };
-        let around = |seconds: i64| NodeContext {
+        let context = |seconds: i64| NodeContext {
             suspend_at: Some(NOW.plus(Span::from_secs(seconds))),
             ..NodeContext::default()
         };
-        assert_eq!(of(&node, &around(3600)), "free");
-        assert!(of(&node, &around(200)).starts_with("busy: power saving"));
-        assert!(of(&node, &around(-5)).starts_with("busy: power saving"));
-        assert_eq!(of(&node, &NodeContext { has_our_job: true, ..around(-5) }), "free", "a job of ours is on it");
+        assert_eq!(of(&node, &context(3600)), "free");
+        assert!(of(&node, &context(200)).starts_with("busy: power saving"));
+        assert!(of(&node, &context(-5)).starts_with("busy: power saving"));
+        assert_eq!(of(&node, &NodeContext { has_our_job: true, ..context(-5) }), "free", "a job of ours is on it");
     }
 
     #[test]
-    fn a_drain_of_ours_leaves_a_node_free_for_us_and_a_foreign_one_does_not() {
+    fn our_drain_leaves_a_node_free_for_us_and_a_foreign_drain_does_not() {
         let node = |state: &str, reason: &str| SlurmNode {
             state: SlurmNodeState::parse(state),
             reason: Some(Reason { text: reason.to_owned(), by: Some("root".to_owned()) }),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_sinfo_is_refused_by_name() {
+    fn the_grouped_output_of_sinfo_is_rejected() {
         for (path, bytes) in [
             sample!("24.11/sinfo.json"),
             sample!("24.11/sinfo-mix.json"),

@@ -20,7 +20,7 @@ pub(super) fn is_waiting(job: &Job) -> bool {
     // A job with a reservation waits for that reservation's nodes, which we do not use.
     job.phase() == Phase::Pending
         && job.reservation.is_none()
-        && WAITING_REASONS.iter().any(|words| reason.starts_with(words))
+        && WAITING_REASONS.iter().any(|prefix| reason.starts_with(prefix))
 }
 
 /// A node that may suit a pending job.
@@ -41,9 +41,9 @@ struct FreeNodes<'a> {
 impl<'a> FreeNodes<'a> {
     fn new(offers: &[CandidateNode<'a>]) -> Self {
         let mut by_partition: HashMap<&str, [BTreeSet<usize>; 2]> = HashMap::new();
-        for (place, offer) in offers.iter().enumerate() {
+        for (index, offer) in offers.iter().enumerate() {
             for name in &offer.node.partitions {
-                by_partition.entry(name).or_default()[usize::from(offer.has_our_job)].insert(place);
+                by_partition.entry(name).or_default()[usize::from(offer.has_our_job)].insert(index);
             }
         }
         Self { by_partition, count: offers.len() }
@@ -53,12 +53,12 @@ impl<'a> FreeNodes<'a> {
     fn nodes_for(&self, job: &Job, offers: &[CandidateNode<'_>]) -> Option<Vec<usize>> {
         let needed = usize::try_from(job.node_count).unwrap_or(usize::MAX);
         let lists: Vec<_> = job.partitions.iter().filter_map(|name| self.by_partition.get(name.as_str())).collect();
-        let places = |ours: usize| lists.iter().flat_map(move |list| &list[ours]);
+        let indices = |ours: usize| lists.iter().flat_map(move |list| &list[ours]);
         let mut chosen: Vec<usize> = Vec::new();
-        for place in places(0).chain(places(1)) {
+        for index in indices(0).chain(indices(1)) {
             // It may be in several of the partitions.
-            if fits(job, offers[*place].node) && !chosen.contains(place) {
-                chosen.push(*place);
+            if fits(job, offers[*index].node) && !chosen.contains(index) {
+                chosen.push(*index);
                 if chosen.len() == needed {
                     return Some(chosen);
                 }
@@ -67,10 +67,10 @@ impl<'a> FreeNodes<'a> {
         None
     }
 
-    fn take(&mut self, place: usize, offer: &CandidateNode<'_>) {
+    fn take(&mut self, index: usize, offer: &CandidateNode<'_>) {
         for name in &offer.node.partitions {
             if let Some(list) = self.by_partition.get_mut(name.as_str()) {
-                list[usize::from(offer.has_our_job)].remove(&place);
+                list[usize::from(offer.has_our_job)].remove(&index);
             }
         }
         self.count -= 1;
@@ -94,7 +94,7 @@ pub(super) fn demanded_nodes(offers: &[CandidateNode<'_>], mut waiting: Vec<&Job
     waiting.sort_by_key(|job| job.number);
     let mut left = FreeNodes::new(offers);
     let mut hopeless: HashSet<RequestShape<'_>> = HashSet::new();
-    let mut taken: HashMap<usize, String> = HashMap::new();
+    let mut demanded: HashMap<usize, String> = HashMap::new();
     for job in waiting {
         if left.count == 0 {
             break;
@@ -106,29 +106,29 @@ pub(super) fn demanded_nodes(offers: &[CandidateNode<'_>], mut waiting: Vec<&Job
             hopeless.insert(request_shape(job));
             continue;
         };
-        for place in chosen {
-            left.take(place, &offers[place]);
-            taken.insert(place, format!("job {} of {}, which waits for it", job.number, job.user));
+        for index in chosen {
+            left.take(index, &offers[index]);
+            demanded.insert(index, format!("job {} of {}, which waits for it", job.number, job.user));
         }
     }
-    taken
+    demanded
 }
 
 fn fits(job: &Job, node: &SlurmNode) -> bool {
     let named = |list: &[NodeName]| list.iter().any(|name| name.as_str() == node.name);
     let partition = job.partitions.iter().any(|name| node.partitions.contains(name));
-    let place = (job.required.is_empty() || named(&job.required)) && !named(&job.excluded);
+    let node_allowed = (job.required.is_empty() || named(&job.required)) && !named(&job.excluded);
     let size = job.gpus <= node.gpus && job.cpus <= node.cpus && job.memory <= node.memory;
-    partition && place && size && job.features.as_deref().is_none_or(|asked| has_features(asked, node))
+    partition && node_allowed && size && job.features.as_deref().is_none_or(|features| has_features(features, node))
 }
 
 /// Evaluates `a&b` and `a|b`. For any other constraint, the node is assumed to match.
-fn has_features(asked: &str, node: &SlurmNode) -> bool {
-    let has = |word: &str| node.features.iter().any(|feature| feature == word);
-    if asked.contains(['[', '(', '*', '!', '{']) {
+fn has_features(required: &str, node: &SlurmNode) -> bool {
+    let has = |name: &str| node.features.iter().any(|feature| feature == name);
+    if required.contains(['[', '(', '*', '!', '{']) {
         return true;
     }
-    asked.split('|').any(|all| all.split(['&', ',']).all(|word| has(word.trim())))
+    required.split('|').any(|all| all.split(['&', ',']).all(|name| has(name.trim())))
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
     }
 
     /// Fields as `squeue` prints them, from the reason on.
-    struct Asked<'a> {
+    struct JobSpec<'a> {
         reason: &'a str,
         nodes: &'a str,
         count: &'a str,
@@ -157,10 +157,10 @@ mod tests {
         features: &'a str,
     }
 
-    const ASKED: Asked<'static> =
-        Asked { reason: "Resources", nodes: "", count: "1", gres: "gres:gpu:8", features: "(null)" };
+    const SPEC: JobSpec<'static> =
+        JobSpec { reason: "Resources", nodes: "", count: "1", gres: "gres:gpu:8", features: "(null)" };
 
-    fn job(number: u64, asked: &Asked<'_>) -> Job {
+    fn job(number: u64, spec: &JobSpec<'_>) -> Job {
         let number = number.to_string();
         let fields = [
             "t",
@@ -168,20 +168,20 @@ mod tests {
             "1000",
             "alice",
             "PENDING",
-            asked.reason,
+            spec.reason,
             "gpu",
             "2026-11-15T22:58:02",
             "N/A",
             "N/A",
             "",
-            asked.nodes,
+            spec.nodes,
             "",
-            asked.count,
+            spec.count,
             "1",
             "0",
-            asked.gres,
+            spec.gres,
             "(null)",
-            asked.features,
+            spec.features,
             "train",
         ];
         let jobs = queue::parse(&fields.join("\u{1f}"), "t");
@@ -191,42 +191,42 @@ mod tests {
     fn names(offers: &[CandidateNode<'_>], jobs: &[Job]) -> Vec<String> {
         let mut found: Vec<String> = demanded_nodes(offers, jobs.iter().filter(|job| is_waiting(job)).collect())
             .keys()
-            .map(|place| offers[*place].node.name.clone())
+            .map(|index| offers[*index].node.name.clone())
             .collect();
         found.sort();
         found
     }
 
     #[test]
-    fn a_job_gets_a_free_node_first_and_ours_only_if_there_is_no_other() {
+    fn a_job_gets_a_free_node_first_and_a_node_with_our_job_only_if_there_is_no_other() {
         let (a, b, c) = (node("a", &["h100"]), node("b", &["h100"]), node("c", &["h200"]));
         let offers = [
             CandidateNode { node: &a, has_our_job: true },
             CandidateNode { node: &b, has_our_job: false },
             CandidateNode { node: &c, has_our_job: true },
         ];
-        assert_eq!(names(&offers, &[job(1, &ASKED)]), ["b"]);
-        assert_eq!(names(&offers, &[job(1, &ASKED), job(2, &ASKED)]), ["a", "b"]);
-        assert_eq!(names(&offers, &[job(1, &Asked { features: "h200|h300", ..ASKED })]), ["c"]);
-        assert_eq!(names(&offers, &[job(1, &Asked { features: "h200&ib", ..ASKED })]), [""; 0]);
-        assert_eq!(names(&offers, &[job(1, &Asked { nodes: "a", ..ASKED })]), ["a"]);
+        assert_eq!(names(&offers, &[job(1, &SPEC)]), ["b"]);
+        assert_eq!(names(&offers, &[job(1, &SPEC), job(2, &SPEC)]), ["a", "b"]);
+        assert_eq!(names(&offers, &[job(1, &JobSpec { features: "h200|h300", ..SPEC })]), ["c"]);
+        assert_eq!(names(&offers, &[job(1, &JobSpec { features: "h200&ib", ..SPEC })]), [""; 0]);
+        assert_eq!(names(&offers, &[job(1, &JobSpec { nodes: "a", ..SPEC })]), ["a"]);
     }
 
     #[test]
-    fn a_job_over_several_nodes_frees_ours_only_if_it_can_then_start() {
+    fn a_multi_node_job_demands_our_nodes_only_if_it_can_then_start() {
         let (a, b) = (node("a", &[]), node("b", &[]));
         let offers = [CandidateNode { node: &a, has_our_job: true }, CandidateNode { node: &b, has_our_job: false }];
-        assert_eq!(names(&offers, &[job(1, &Asked { count: "2", ..ASKED })]), ["a", "b"]);
-        assert_eq!(names(&offers, &[job(1, &Asked { count: "3", ..ASKED })]), [""; 0]);
+        assert_eq!(names(&offers, &[job(1, &JobSpec { count: "2", ..SPEC })]), ["a", "b"]);
+        assert_eq!(names(&offers, &[job(1, &JobSpec { count: "3", ..SPEC })]), [""; 0]);
     }
 
     #[test]
-    fn thousands_of_jobs_that_find_no_place_are_not_held_against_every_node() {
+    fn thousands_of_unschedulable_jobs_are_not_compared_with_every_node() {
         let nodes: Vec<SlurmNode> = (0..2000).map(|at| node(&format!("n{at}"), &[])).collect();
         let offers: Vec<CandidateNode<'_>> =
             nodes.iter().map(|node| CandidateNode { node, has_our_job: false }).collect();
-        let hopeless = job(1, &Asked { features: "h300", ..ASKED });
-        let fitting = job(2, &ASKED);
+        let hopeless = job(1, &JobSpec { features: "h300", ..SPEC });
+        let fitting = job(2, &SPEC);
         let jobs: Vec<Job> = (1..=20_000)
             .map(|number| Job { number, ..hopeless.clone() })
             .chain([Job { number: 30_000, ..fitting }])
@@ -242,16 +242,16 @@ mod tests {
         let both = SlurmNode { partitions: vec!["gpu".to_owned(), "debug".to_owned()], ..node("a", &[]) };
         let offers = [CandidateNode { node: &both, has_our_job: false }];
         let partitions = vec!["gpu".to_owned(), "debug".to_owned()];
-        let two = Job { partitions: partitions.clone(), ..job(1, &Asked { count: "2", ..ASKED }) };
+        let two = Job { partitions: partitions.clone(), ..job(1, &JobSpec { count: "2", ..SPEC }) };
         assert_eq!(names(&offers, &[two]), [""; 0]);
-        assert_eq!(names(&offers, &[Job { partitions, ..job(1, &ASKED) }]), ["a"]);
+        assert_eq!(names(&offers, &[Job { partitions, ..job(1, &SPEC) }]), ["a"]);
     }
 
     #[test]
-    fn only_a_job_that_could_run_and_finds_no_place_wants_a_node() {
+    fn only_a_runnable_job_without_a_free_node_demands_one() {
         let a = node("a", &[]);
         let offers = [CandidateNode { node: &a, has_our_job: true }];
-        let of = |reason| names(&offers, &[job(1, &Asked { reason, ..ASKED })]).len();
+        let of = |reason| names(&offers, &[job(1, &JobSpec { reason, ..SPEC })]).len();
         for reason in [
             "Resources",
             "Priority",
@@ -273,8 +273,8 @@ mod tests {
         ] {
             assert_eq!(of(reason), 0, "{reason}");
         }
-        assert_eq!(names(&offers, &[job(1, &Asked { gres: "gres:gpu:16", ..ASKED })]).len(), 0);
-        let reserved = Job { reservation: Some("monday".to_owned()), ..job(1, &ASKED) };
+        assert_eq!(names(&offers, &[job(1, &JobSpec { gres: "gres:gpu:16", ..SPEC })]).len(), 0);
+        let reserved = Job { reservation: Some("monday".to_owned()), ..job(1, &SPEC) };
         assert!(!is_waiting(&reserved));
     }
 }

@@ -75,7 +75,7 @@ impl Programs {
         program: &str,
         arguments: &[&str],
     ) -> Result<String, BackendError> {
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         self.run(operation, program, &arguments, "", Access::Read)
     }
 
@@ -104,10 +104,10 @@ impl Programs {
                 String::from_utf8(stdout).or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
             }
             ProcessOutput::Exited { stderr, stdout, .. } => {
-                let said = if stderr.is_empty() { String::from_utf8_lossy(&stdout).into_owned() } else { stderr };
-                let said = process::last_line(&said);
-                let effect = effect(&said, does);
-                Err(fail(format!("{program}: {said}"), effect))
+                let message = if stderr.is_empty() { String::from_utf8_lossy(&stdout).into_owned() } else { stderr };
+                let message = process::last_line(&message);
+                let effect = effect(&message, does);
+                Err(fail(format!("{program}: {message}"), effect))
             }
             ProcessOutput::OutputLimit => {
                 Err(fail(format!("{program} printed more than {MAX_OUTPUT_BYTES} bytes"), effect("", does)))
@@ -122,8 +122,8 @@ impl Programs {
 }
 
 /// Returns what a failed command may have changed.
-fn effect(said: &str, does: Access) -> Effect {
-    let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
+fn effect(message: &str, does: Access) -> Effect {
+    let says = |patterns: &[&str]| patterns.iter().any(|pattern| message.contains(pattern));
     match does {
         Access::Read => Effect::NotAppliedRetry,
         Access::Write if says(&UNCERTAIN_ERRORS) => Effect::Unknown,
@@ -149,39 +149,39 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_made_for_it_and_times_are_utc() {
-        let told = sh("cat; echo; env", Access::Read).unwrap();
-        assert!(told.starts_with("input\n") && told.contains("TZ=UTC0"), "{told}");
-        assert!(!told.contains("CARGO"), "{told}");
+    fn a_program_has_a_clean_environment_and_reads_use_utc() {
+        let output = sh("cat; echo; env", Access::Read).unwrap();
+        assert!(output.starts_with("input\n") && output.contains("TZ=UTC0"), "{output}");
+        assert!(!output.contains("CARGO"), "{output}");
         assert!(!sh("env", Access::Write).unwrap().contains("TZ="));
     }
 
     #[test]
-    fn what_it_says_tells_whether_to_ask_again() {
-        for (said, expected) in [
+    fn the_error_message_determines_whether_to_retry() {
+        for (message, expected) in [
             ("Unable to contact slurm controller (connect failure)", Effect::NotAppliedRetry),
             ("Socket timed out on send/recv operation", Effect::Unknown),
             ("Invalid node name specified", Effect::NotAppliedPermanent),
             ("Requested reservation is in use", Effect::NotAppliedRetry),
         ] {
-            let error = sh(&format!("echo 'slurm_update error: {said}' >&2; exit 1"), Access::Write).unwrap_err();
+            let error = sh(&format!("echo 'slurm_update error: {message}' >&2; exit 1"), Access::Write).unwrap_err();
             assert_eq!(error.effect, expected, "{error}");
-            assert!(error.text.contains(said), "{error}");
+            assert!(error.text.contains(message), "{error}");
         }
         assert_eq!(sh("exit 1", Access::Read).unwrap_err().effect, Effect::NotAppliedRetry);
     }
 
     #[test]
-    fn one_that_does_not_end_is_ended_with_what_it_started() {
+    fn a_program_that_times_out_is_killed_with_its_children() {
         let began = Instant::now();
-        let words = ["-c".to_owned(), "sleep 600 & sleep 600".to_owned()];
-        let error = programs(Span::from_millis(300)).run("try", "sh", &words, "", Access::Write).unwrap_err();
+        let args = ["-c".to_owned(), "sleep 600 & sleep 600".to_owned()];
+        let error = programs(Span::from_millis(300)).run("try", "sh", &args, "", Access::Write).unwrap_err();
         assert_eq!(error.effect, Effect::Unknown);
         assert!(began.elapsed() < Duration::from_secs(20), "{error}");
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn a_missing_program_is_named() {
         let error = programs(Span::from_secs(1)).read("try", "no-such-scontrol", &[]).unwrap_err();
         assert!(error.text.contains("no-such-scontrol") && error.effect == Effect::NotAppliedPermanent, "{error}");
     }

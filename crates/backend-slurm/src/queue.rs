@@ -124,8 +124,8 @@ fn megabytes(text: &str) -> u64 {
     };
     let number = number.parse::<f64>().unwrap_or_default();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float-to-integer cast saturates")]
-    let whole = (number * scale) as u64;
-    whole
+    let rounded = (number * scale) as u64;
+    rounded
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_job_is_read() {
+    fn a_running_job_is_parsed() {
         let jobs = parse(&line(running()), TOKEN);
         let [job] = &jobs[..] else { panic!("{jobs:?}") };
         assert_eq!((job.number, job.uid, &*job.user, &*job.name), (12, Some(1000), "alice", "train"));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_bars_unicode_and_forged_lines_is_one_job() {
+    fn a_name_with_separators_unicode_and_forged_lines_is_one_job() {
         let mut fields = running();
         let forged = format!("a|b \u{1f} ü\nk6\u{1f}{}\n99\u{1f}0\u{1f}root", running().join("\u{1f}"));
         fields[18] = &forged;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_a_later_version_holds_its_nodes() {
+    fn a_job_in_an_unknown_state_holds_its_nodes() {
         let mut fields = running();
         fields[3] = "TELEPORTING";
         assert_eq!(parse(&line(fields), TOKEN)[0].phase(), Phase::Active);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_read_in_both_generations() {
+    fn amounts_are_parsed_in_both_slurm_generations() {
         for (text, amount) in [("4000M", 4000), ("1.5T", 1_572_864), ("500Mc", 0), ("0", 0), ("2048K", 2), ("x", 0)] {
             assert_eq!(megabytes(text), amount, "{text}");
         }
@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_makes_another_job(name in "\\PC{0,40}(\n\\PC{0,60}){0,3}") {
+        fn no_job_name_can_forge_another_job(name in "\\PC{0,40}(\n\\PC{0,60}){0,3}") {
             let mut fields = running();
             fields[18] = &name;
             let jobs = parse(&line(fields), TOKEN);
@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_strange(text in "(k7\u{1f})?\\PC{0,300}") {
+        fn parsing_never_panics(text in "(k7\u{1f})?\\PC{0,300}") {
             let _ = parse(&text, TOKEN);
         }
     }

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn one_whose_nodes_cannot_be_read_may_hold_any_and_none_is_an_answer() {
+    fn a_reservation_with_unreadable_nodes_may_hold_any_node_and_no_reservations_is_valid_output() {
         let odd = parse("ReservationName=x StartTime=2026-11-15T22:58:00 Nodes=node[1-] State=INACTIVE");
         assert!(odd[0].holds(&name("node9")) && !odd[0].active);
         assert!(!parse("ReservationName=licences Nodes=(null) State=ACTIVE")[0].holds(&name("node9")));

@@ -100,8 +100,8 @@ mod tests {
         let listener = UnixListener::bind(&at).unwrap();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 1024];
-            let _ = stream.read(&mut asked);
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request);
             let _ = stream.write_all(&answer);
             thread::park();
         });
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_over_a_socket_and_a_silent_server_is_not_waited_for() {
+    fn nodes_are_read_over_a_socket_and_a_silent_server_times_out() {
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", NODES.len());
         let (_folder, rest) = served([head.as_bytes(), NODES].concat());
         assert_eq!(nodes(&rest, Duration::from_secs(20)).unwrap().len(), 4);

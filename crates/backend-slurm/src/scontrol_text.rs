@@ -18,14 +18,14 @@ impl<'a> Record<'a> {
         let bytes = line.as_bytes();
         let mut starts: Vec<(usize, usize)> = Vec::new();
         for (sign, _) in line.match_indices('=') {
-            let word = bytes[..sign].iter().rposition(|byte| *byte == b' ').map_or(0, |blank| blank + 1);
-            if keys.binary_search(&&line[word..sign]).is_ok() {
-                starts.push((word, sign));
+            let key_start = bytes[..sign].iter().rposition(|byte| *byte == b' ').map_or(0, |blank| blank + 1);
+            if keys.binary_search(&&line[key_start..sign]).is_ok() {
+                starts.push((key_start, sign));
             }
         }
-        let ends = starts.iter().skip(1).map(|(word, _)| *word).chain([line.len()]);
+        let ends = starts.iter().skip(1).map(|(key_start, _)| *key_start).chain([line.len()]);
         let fields =
-            starts.iter().zip(ends).map(|((word, sign), end)| (&line[*word..*sign], line[sign + 1..end].trim()));
+            starts.iter().zip(ends).map(|((key_start, sign), end)| (&line[*key_start..*sign], line[sign + 1..end].trim()));
         Self { fields: fields.collect() }
     }
 
@@ -94,7 +94,7 @@ mod tests {
     const KEYS: [&str; 4] = ["Extra", "NodeName", "Reason", "State"];
 
     #[test]
-    fn values_have_blanks_and_what_people_write_does_not_speak_for_the_controller() {
+    fn values_may_contain_spaces_and_user_text_cannot_forge_fields() {
         let line = "NodeName=n1 State=IDLE+DRAIN Strange=1 Reason=fan = loud, State=IDLE [alice@now] Extra={\"a\": 1}";
         let record = Record::parse(line, &KEYS);
         assert_eq!(record.word("NodeName"), Some("n1"));
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_break_in_a_text_begins_no_record() {
+    fn a_line_break_in_a_text_does_not_begin_a_record() {
         let text = "NodeName=a State=IDLE Reason=x\ny\nNodeName=b\nNodeNames=c\n";
         assert_eq!(records(text, "NodeName").collect::<Vec<_>>(), ["NodeName=a State=IDLE Reason=x", "NodeName=b"]);
     }
 
     #[test]
-    fn moments_and_lengths_are_read_as_slurm_writes_them() {
+    fn times_and_durations_are_parsed_as_slurm_writes_them() {
         assert_eq!(time("2026-11-15T00:26:50").map(Timestamp::secs), Some(1_794_702_410));
         for none in ["Unknown", "None", "", "2026-11-15", "2026-11-15T00:26:50Z", "20ü6-11-15T00:26:50"] {
             assert_eq!(time(none), None, "{none}");
@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_too_strange(line in "\\PC{0,200}") {
+        fn every_parsed_value_is_part_of_the_line(line in "\\PC{0,200}") {
             let record = Record::parse(&line, &KEYS);
             for key in KEYS {
                 prop_assert!(record.text(key).is_none_or(|value| line.contains(value)));

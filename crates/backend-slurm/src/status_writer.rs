@@ -83,7 +83,7 @@ impl SlurmBackend {
         note.status = Some(what.status.status.code().to_owned());
         let feature = self.config.validated_feature.as_deref();
         note.shown = Some(format!("{:016x}.{}", what.hash, feature.unwrap_or_default()));
-        let field = note.to_field(now, &self.config).map_err(|taken| permanent_error(taken.to_string()))?;
+        let field = note.to_field(now, &self.config).map_err(|in_use| permanent_error(in_use.to_string()))?;
         let there = what.status.status == NodeHealth::Pass;
         Ok(StatusUpdate { features: feature.and_then(|feature| features(now, feature, there)), field })
     }
@@ -91,13 +91,13 @@ impl SlurmBackend {
     /// Writes the note last: it records that the status is complete.
     fn write_update(&self, nodes: &str, lines: &StatusUpdate) -> Result<(), BackendError> {
         if let Some([available, active]) = &lines.features {
-            let words = [
+            let args = [
                 "update".to_owned(),
                 format!("nodename={nodes}"),
                 format!("availablefeatures={available}"),
                 format!("activefeatures={active}"),
             ];
-            self.programs.run(OPERATION, "scontrol", &words, "", Access::Write)?;
+            self.programs.run(OPERATION, "scontrol", &args, "", Access::Write)?;
         }
         self.write(OPERATION, nodes, &NodeUpdate { field: Some(lines.field.clone()), ..NodeUpdate::default() })
     }
@@ -109,9 +109,9 @@ fn features(node: &SlurmNode, feature: &str, there: bool) -> Option<[String; 2]>
     if node.features.iter().any(|one| one == feature) == there {
         return None;
     }
-    let list = |words: &[String]| {
-        let kept = words.iter().map(String::as_str).filter(|one| *one != feature);
-        kept.chain(there.then_some(feature)).collect::<Vec<_>>().join(",")
+    let list = |names: &[String]| {
+        let others = names.iter().map(String::as_str).filter(|one| *one != feature);
+        others.chain(there.then_some(feature)).collect::<Vec<_>>().join(",")
     };
     Some([list(&node.available_features), list(&node.features)])
 }
@@ -121,11 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_word_comes_and_goes_in_each_list() {
-        let words = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+    fn only_our_feature_is_added_to_and_removed_from_each_list() {
+        let split = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
         let node = |available, active| SlurmNode {
-            available_features: words(available),
-            features: words(active),
+            available_features: split(available),
+            features: split(active),
             ..SlurmNode::default()
         };
         let lists = |available: &str, active: &str| Some([available.to_owned(), active.to_owned()]);

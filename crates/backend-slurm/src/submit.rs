@@ -66,15 +66,15 @@ impl SlurmBackend {
             self.prepare(request.run).map_err(|error| retryable_error(format!("the shared directory: {error}")))?;
         let policy = self.publish_policy().map_err(|error| retryable_error(format!("the policy for jobs: {error}")))?;
         // Slurm starts nothing on a drained node, and a reserved one accepts only jobs of its reservation.
-        let shelters = self.reservations(OPERATION)?;
+        let reservations = self.reservations(OPERATION)?;
         let ours = |one: &&Reservation| maintenance_reservation::reservation_kind(one).exists();
-        let sheltered = shelters.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
-        let closed = sheltered || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
+        let in_reservation = reservations.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
+        let closed = in_reservation || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
         if closed {
             self.reserve_and_resume(OPERATION, &name, &request.nodes)?;
         }
         let partition = self.partition(&nodes, request.limit)?;
-        let place = Placement {
+        let placement = Placement {
             nodes: &request.nodes,
             partition: partition.as_deref(),
             gpus: nodes.iter().map(|node| node.gpus).min().unwrap_or_default(),
@@ -82,10 +82,10 @@ impl SlurmBackend {
         };
         let output = folder.join("output.txt");
         let comment = format!("Cluster Doctor run {}", request.run);
-        let words = job::arguments(&name, &comment, &place, request.limit, &output, &self.config);
+        let args = job::arguments(&name, &comment, &placement, request.limit, &output, &self.config);
         let share = self.share_path();
         let paths = Paths { share, run: &folder, policy: policy.as_deref() };
-        self.programs.run(OPERATION, "sbatch", &words, &job::script(request, paths, &self.config), Access::Write)?;
+        self.programs.run(OPERATION, "sbatch", &args, &job::script(request, paths, &self.config), Access::Write)?;
         Ok(job::id(request.run))
     }
 
@@ -99,12 +99,12 @@ impl SlurmBackend {
         if let Some(partition) = &self.config.job.partition {
             return Ok(Some(partition.clone()));
         }
-        let site = self.cluster_config()?;
+        let cluster_config = self.cluster_config()?;
         let Some((first, rest)) = nodes.split_first() else { return Ok(None) };
         let shared = |name: &&String| rest.iter().all(|node| node.partitions.contains(name));
         let needed = limit + self.config.job.grace + Span::minutes(2);
         let good = |name: &&String| {
-            site.partitions
+            cluster_config.partitions
                 .get(*name)
                 .is_some_and(|one| one.up && !one.reserved_only && one.max_time.is_none_or(|longest| longest >= needed))
         };
@@ -166,14 +166,14 @@ impl SlurmBackend {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = fs::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
-        let place = self.data.join(FOLDER).join(&name);
+        let path = self.data.join(FOLDER).join(&name);
         // Touch a policy that is in use; one that is not used for long is removed.
         let touched =
-            fs::File::options().append(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
+            fs::File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         if touched.is_err() {
-            let fresh = place.with_extension(format!("{}.new", std::process::id()));
+            let fresh = path.with_extension(format!("{}.new", std::process::id()));
             fs::write(&fresh, &text)?;
-            fs::rename(&fresh, &place)?;
+            fs::rename(&fresh, &path)?;
         }
         Ok(Some(self.share_path().join(FOLDER).join(name)))
     }
@@ -220,7 +220,7 @@ mod tests {
     use doctor_core::ids::IdSource;
 
     #[test]
-    fn what_is_old_and_ours_is_removed_and_nothing_else() {
+    fn only_our_old_files_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let mut ids = IdSource::new(1);
         let now = SystemClock.now();

@@ -51,39 +51,39 @@ impl View<'_> {
         config: &SlurmConfig,
     ) -> (Vec<ObservedNode>, HashMap<NodeName, u64>) {
         let on_nodes = self.jobs_by_node();
-        let (reserved, sheltered) = self.reservations_by_node(now, config);
-        let mut places: Vec<(NodeName, &SlurmNode, NodeContext)> = self
+        let (reserved, our_reservations) = self.reservations_by_node(now, config);
+        let mut managed: Vec<(NodeName, &SlurmNode, NodeContext)> = self
             .nodes
             .iter()
             .filter(|node| is_managed(node, config))
             .filter_map(|node| {
                 let name = node.node_name()?;
-                let around = NodeContext {
+                let context = NodeContext {
                     foreign_reservation: reserved
                         .get(&name)
                         .or_else(|| reserved.get(&all_nodes_key()))
                         .map(|one| (*one).to_owned()),
-                    our_reservation: sheltered.get(&name).copied().unwrap_or_default(),
+                    our_reservation: our_reservations.get(&name).copied().unwrap_or_default(),
                     suspend_at: self.cluster_config.power_saving.power_down_time(node, &self.cluster_config.partitions),
                     ..on_nodes.get(node.name.as_str()).map(NodeJobs::context).unwrap_or_default()
                 };
-                Some((name, node, around))
+                Some((name, node, context))
             })
             .collect();
-        places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        self.mark_demanded(&mut places, now, config);
+        managed.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        self.mark_demanded(&mut managed, now, config);
         let mut pools = Pools::default();
-        let mut shown = HashMap::new();
-        let seen = places.into_iter().map(|(name, node, around)| {
-            shown.extend(status_writer::status_number(node, config).map(|number| (name.clone(), number)));
+        let mut status_numbers = HashMap::new();
+        let seen = managed.into_iter().map(|(name, node, context)| {
+            status_numbers.extend(status_writer::status_number(node, config).map(|number| (name.clone(), number)));
             let mut runs = on_nodes.get(node.name.as_str()).map(|on| on.runs.clone()).unwrap_or_default();
             runs.sort_unstable();
             runs.dedup();
             let node = Node {
                 name,
                 pool: pools.pool_of(node, config),
-                occupancy: occupancy(node, &around, now, config),
-                marks: marks::marks(node, around.our_reservation, config),
+                occupancy: occupancy(node, &context, now, config),
+                marks: marks::marks(node, context.our_reservation, config),
                 // Slurm knows only the machine's name; the job's result reports the hardware.
                 hardware: None,
                 sku: sku(node, config),
@@ -91,7 +91,7 @@ impl View<'_> {
             };
             ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs: runs }
         });
-        (seen.collect(), shown)
+        (seen.collect(), status_numbers)
     }
 
     fn jobs_by_node(&self) -> HashMap<&str, NodeJobs<'_>> {
@@ -106,10 +106,10 @@ impl View<'_> {
                 (phase, true) => {
                     let nodes = if phase == Phase::Active { &job.nodes } else { &job.required };
                     for node in nodes {
-                        let place = on.entry(node.as_str()).or_default();
-                        place.has_our_job |= phase == Phase::Active;
-                        place.our_job_pending |= phase == Phase::Pending;
-                        place.runs.extend(job::run_of(&job.name));
+                        let node_jobs = on.entry(node.as_str()).or_default();
+                        node_jobs.has_our_job |= phase == Phase::Active;
+                        node_jobs.our_job_pending |= phase == Phase::Pending;
+                        node_jobs.runs.extend(job::run_of(&job.name));
                     }
                 }
             }
@@ -123,11 +123,11 @@ impl View<'_> {
         now: Timestamp,
         config: &SlurmConfig,
     ) -> (HashMap<NodeName, &str>, HashMap<NodeName, ReservationKind>) {
-        let (mut reserved, mut sheltered) = (HashMap::new(), HashMap::new());
+        let (mut reserved, mut our_reservations) = (HashMap::new(), HashMap::new());
         for reservation in self.reservations {
             let ours = maintenance_reservation::reservation_kind(reservation);
             if ours.exists() {
-                sheltered.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
+                our_reservations.extend(reservation.nodes.iter().map(|node| (node.clone(), ours)));
                 continue;
             }
             let soon = reservation.start.is_none_or(|at| at.since(now) <= config.reservation_margin);
@@ -139,31 +139,31 @@ impl View<'_> {
                 }
             }
         }
-        (reserved, sheltered)
+        (reserved, our_reservations)
     }
 
     /// Marks the nodes that pending user work needs and could have without our jobs.
-    fn mark_demanded(&self, places: &mut [(NodeName, &SlurmNode, NodeContext)], now: Timestamp, config: &SlurmConfig) {
+    fn mark_demanded(&self, managed: &mut [(NodeName, &SlurmNode, NodeContext)], now: Timestamp, config: &SlurmConfig) {
         let ours = |job: &&Job| job.uid == Some(self.user) && job.name.starts_with(JOB_PREFIX);
         let waiting: Vec<&Job> = self.jobs.iter().filter(|job| pending_demand::is_waiting(job) && !ours(job)).collect();
         if waiting.is_empty() {
             return;
         }
-        let free = |(_, node, around): &(NodeName, &SlurmNode, NodeContext)| {
+        let free = |(_, node, context): &(NodeName, &SlurmNode, NodeContext)| {
             // Users could not have a node that we keep out of service; they could have one that we only test.
-            let open = !marks::marks(node, around.our_reservation, config).keeps_out_of_service();
-            open && occupancy(node, around, now, config) == Occupancy::Free
+            let open = !marks::marks(node, context.our_reservation, config).keeps_out_of_service();
+            open && occupancy(node, context, now, config) == Occupancy::Free
         };
-        let offered: Vec<usize> = (0..places.len()).filter(|place| free(&places[*place])).collect();
+        let offered: Vec<usize> = (0..managed.len()).filter(|index| free(&managed[*index])).collect();
         let offers: Vec<CandidateNode<'_>> = offered
             .iter()
-            .map(|place| {
-                let (_, node, around) = &places[*place];
-                CandidateNode { node, has_our_job: around.has_our_job || around.our_job_pending }
+            .map(|index| {
+                let (_, node, context) = &managed[*index];
+                CandidateNode { node, has_our_job: context.has_our_job || context.our_job_pending }
             })
             .collect();
         for (offer, by) in pending_demand::demanded_nodes(&offers, waiting) {
-            places[offered[offer]].2.pending_job = Some(by);
+            managed[offered[offer]].2.pending_job = Some(by);
         }
     }
 }
@@ -197,8 +197,8 @@ struct Pools(HashMap<String, PoolName>);
 impl Pools {
     /// Returns the first managed partition of the node.
     fn pool_of(&mut self, node: &SlurmNode, config: &SlurmConfig) -> PoolName {
-        let wanted = |name: &&String| config.partitions.is_empty() || config.partitions.contains(name);
-        let name = node.partitions.iter().find(wanted).map_or("none", String::as_str);
+        let is_configured = |name: &&String| config.partitions.is_empty() || config.partitions.contains(name);
+        let name = node.partitions.iter().find(is_configured).map_or("none", String::as_str);
         if let Some(known) = self.0.get(name) {
             return known.clone();
         }
@@ -256,16 +256,16 @@ mod tests {
     fn seen(nodes: &str, jobs: &str, reserved: &str, config: &SlurmConfig) -> Vec<ObservedNode> {
         let nodes = nodes::parse(nodes).unwrap();
         let (jobs, reservations) = (queue::parse(jobs, TOKEN), reservations::parse(reserved));
-        let site = ClusterConfig {
+        let cluster_config = ClusterConfig {
             partitions: cluster_config::partitions(""),
             power_saving: cluster_config::power_saving(""),
         };
-        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &site, user: US }
+        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: US }
             .seen_nodes(NOW, config)
             .0
     }
 
-    fn said(seen: &ObservedNode) -> String {
+    fn describe(seen: &ObservedNode) -> String {
         match &seen.node.occupancy {
             Occupancy::Free => format!("{} free", seen.node.name),
             Occupancy::Busy { by } => format!("{} busy: {by}", seen.node.name),
@@ -274,11 +274,11 @@ mod tests {
     }
 
     fn all(jobs: &str, reserved: &str) -> Vec<String> {
-        seen(NODES, jobs, reserved, &SlurmConfig::default()).iter().map(said).collect()
+        seen(NODES, jobs, reserved, &SlurmConfig::default()).iter().map(describe).collect()
     }
 
     #[test]
-    fn nodes_with_gpus_come_in_order_with_their_pool_and_type() {
+    fn gpu_nodes_are_sorted_and_have_their_pool_and_sku() {
         let h100 = Sku::new("hgx-h100").unwrap();
         let config = SlurmConfig { skus: [("h100".to_owned(), h100.clone())].into(), ..SlurmConfig::default() };
         let nodes = seen(NODES, "", "", &config);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_ours_by_its_user_and_its_name_and_by_neither_alone() {
+    fn a_job_is_ours_only_by_both_its_user_and_its_name() {
         let run = doctor_core::ids::IdSource::new(1).run();
         let name = format!("doctor-{run}");
         let ours = line("1", "7", "RUNNING", "n1", "n1", &name);
@@ -302,12 +302,12 @@ mod tests {
             let job = line("1", uid, "RUNNING", "n1", "", name);
             assert_eq!(all(&job, ""), ["n1 busy: job 1 of alice", "n2 free"]);
         }
-        let waits = line("1", "7", "PENDING", "", "n2", &name);
-        assert_eq!(seen(NODES, &waits, "", &SlurmConfig::default())[1].jobs, [run]);
+        let pending = line("1", "7", "PENDING", "", "n2", &name);
+        assert_eq!(seen(NODES, &pending, "", &SlurmConfig::default())[1].jobs, [run]);
     }
 
     #[test]
-    fn a_waiting_job_gets_the_free_node_and_then_ours() {
+    fn a_waiting_job_demands_the_free_node_first_and_then_the_node_with_our_job() {
         let run = doctor_core::ids::IdSource::new(1).run();
         let ours = line("1", "7", "RUNNING", "n1", "n1", &format!("doctor-{run}"));
         let first = line("2", "8", "PENDING", "", "", "a");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn somebodys_reservation_holds_its_nodes_and_ours_is_a_mark() {
+    fn a_foreign_reservation_makes_its_nodes_busy_and_ours_is_a_mark() {
         let theirs = |nodes: &str, start: &str| {
             format!("ReservationName=monday StartTime={start} Nodes={nodes} Flags=MAINT State=INACTIVE")
         };

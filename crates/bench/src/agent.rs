@@ -57,40 +57,40 @@ pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor_node()?;
     let bytes = fs::metadata(&program).context("reading the size of the program")?.len();
     let library = fake_nvidia_library(&std::env::current_exe().context("finding this program")?);
-    let standing = FakeMachine::hgx_h100().install(&program, &library);
+    let machine = FakeMachine::hgx_h100().install(&program, &library);
     let key = RunKey::new([7; 32]);
-    let door = ReportSink::open()?;
+    let sink = ReportSink::open()?;
     let credential =
-        Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
-    let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
+        Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+    let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
     let memory = agent.watch_memory("RssAnon");
     eprintln!("  checking: the first report");
-    let checks = verify_report(&standing, &next_full_report(&door, &key)?)?;
+    let checks = verify_report(&machine, &next_full_report(&sink, &key)?)?;
     agent.wait_until_idle(REPLY_TIMEOUT)?;
 
     eprintln!("  measuring: check rounds that report everything");
     let used = cpu_time_of(agent.pid())?;
     for _look in 0..ROUNDS {
         agent.hang_up()?;
-        next_full_report(&door, &key)?;
+        next_full_report(&sink, &key)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;
     }
     let full = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(ROUNDS);
 
     eprintln!("  measuring: an idle minute, and meanwhile check rounds of other agents");
-    let (waiting, looks) = thread::scope(|scope| {
-        let looks = scope.spawn(|| -> Result<(f64, f64)> {
+    let (waiting, rounds) = thread::scope(|scope| {
+        let rounds = scope.spawn(|| -> Result<(f64, f64)> {
             Ok((unchanged_round_cpu(&program, &library, &key)?, changed_round_cpu(&program, &library, &key)?))
         });
-        let waiting = idle_minute_cpu(&agent, &door, &key);
-        (waiting, looks.join().expect("the measuring thread does not panic"))
+        let waiting = idle_minute_cpu(&agent, &sink, &key);
+        (waiting, rounds.join().expect("the measuring thread does not panic"))
     });
-    let (waiting, (look, changed)) = (waiting?, looks?);
+    let (waiting, (unchanged, changed)) = (waiting?, rounds?);
     ensure!(agent.children().len() == 1, "expected one helper process, found {:?}", agent.children());
     let most = memory.peak();
 
     let inputs = json!({
-        "gpus": GPUS, "ports": PORTS, "checks": checks, "look_ms": round(look), "full_look_ms": round(full),
+        "gpus": GPUS, "ports": PORTS, "checks": checks, "look_ms": round(unchanged), "full_look_ms": round(full),
         "changed_look_ms": round(changed), "waiting_ms_per_min": round(waiting), "looks": ROUNDS,
     });
     let figure = |name: &str, value, unit, note: &str| Figure {
@@ -109,7 +109,7 @@ pub(crate) fn run() -> Result<Measured> {
         ),
         figure(
             "cpu_ms_per_min",
-            waiting + look / CHECK_INTERVAL_MINUTES + full / FULL_REPORT_INTERVAL_MINUTES,
+            waiting + unchanged / CHECK_INTERVAL_MINUTES + full / FULL_REPORT_INTERVAL_MINUTES,
             "ms",
             "an idle minute with its heartbeat, a fifth of a check round without changes, and a sixtieth of one that \
              reports everything; agent and helper together",
@@ -125,9 +125,9 @@ pub(crate) fn run() -> Result<Measured> {
 }
 
 /// Measures the CPU time, in milliseconds, of a minute with only a heartbeat.
-fn idle_minute_cpu(agent: &Running, door: &ReportSink, key: &RunKey) -> Result<f64> {
+fn idle_minute_cpu(agent: &Running, sink: &ReportSink, key: &RunKey) -> Result<f64> {
     let (began, used) = (Instant::now(), agent.threads_used()?);
-    let alive = AgentReport::open(&door.next(HEARTBEAT_TIMEOUT)?, key).context("opening the heartbeat")?;
+    let alive = AgentReport::open(&sink.next(HEARTBEAT_TIMEOUT)?, key).context("opening the heartbeat")?;
     ensure!(alive.checks.is_empty(), "the agent ran checks within the idle minute: {} checks", alive.checks.len());
     agent.wait_until_idle(REPLY_TIMEOUT)?;
     let minutes = began.elapsed().as_secs_f64() / 60.0;
@@ -143,14 +143,14 @@ struct FrequentAgent {
 
 impl FrequentAgent {
     fn start(program: &Path, library: &Path, key: &RunKey) -> Result<Self> {
-        let standing = often().install(program, library);
-        let door = ReportSink::open()?;
+        let machine = often().install(program, library);
+        let sink = ReportSink::open()?;
         let credential =
-            Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(door.address().to_owned()) };
-        let agent = Running::start(standing.agent(&credential.text()).stderr(Stdio::null()))?;
-        next_full_report(&door, key)?;
+            Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+        let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
+        next_full_report(&sink, key)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;
-        Ok(Self { machine: standing, sink: door, agent })
+        Ok(Self { machine, sink, agent })
     }
 }
 
@@ -160,42 +160,42 @@ fn often() -> FakeMachine {
 
 /// Measures the CPU time, in milliseconds, of a check round without changes.
 fn unchanged_round_cpu(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
-    let FrequentAgent { machine: _stands, sink: door, agent } = FrequentAgent::start(program, library, key)?;
+    let FrequentAgent { machine: _machine, sink, agent } = FrequentAgent::start(program, library, key)?;
     let used = cpu_time_of(agent.pid())?;
     for _look in 0..ROUNDS {
         agent.wait_until_active(REPLY_TIMEOUT)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;
     }
-    let look = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(ROUNDS);
-    for report in door.unread() {
-        let said = AgentReport::open(&report, key).context("opening a report")?.checks;
-        ensure!(said.is_empty(), "the agent reported {} checks of an unchanged machine", said.len());
+    let round_cpu = (cpu_time_of(agent.pid())? - used).as_secs_f64() * 1000.0 / f64::from(ROUNDS);
+    for report in sink.unread() {
+        let checks = AgentReport::open(&report, key).context("opening a report")?.checks;
+        ensure!(checks.is_empty(), "the agent reported {} checks of an unchanged machine", checks.len());
     }
-    Ok(look)
+    Ok(round_cpu)
 }
 
 /// Measures the CPU time, in milliseconds, of a check round that finds a changed GPU, with its report.
 fn changed_round_cpu(program: &Path, library: &Path, key: &RunKey) -> Result<f64> {
-    let FrequentAgent { machine: standing, sink: door, agent } = FrequentAgent::start(program, library, key)?;
+    let FrequentAgent { machine, sink, agent } = FrequentAgent::start(program, library, key)?;
     // The agent reports a failure several times, so only the first round after each change is measured.
     let mut spent = Duration::ZERO;
-    for look in 0..ROUNDS {
-        let pending = if look % 2 == 0 { 1.0 } else { 0.0 };
+    for round in 0..ROUNDS {
+        let pending = if round % 2 == 0 { 1.0 } else { 0.0 };
         let used = cpu_time_of(agent.pid())?;
-        standing.set_driver(&often().gpu(3, "remapped_rows.pending", pending));
-        let told = next_full_report(&door, key)?;
+        machine.set_driver(&often().gpu(3, "remapped_rows.pending", pending));
+        let report = next_full_report(&sink, key)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;
         spent += cpu_time_of(agent.pid())? - used;
-        let tests: Vec<&str> = told.checks.iter().map(|evidence| evidence.test.as_str()).collect();
+        let tests: Vec<&str> = report.checks.iter().map(|evidence| evidence.test.as_str()).collect();
         ensure!(tests == ["gpu-row-remap"], "one check has changed, and the agent reports {tests:?}");
     }
     Ok(spent.as_secs_f64() * 1000.0 / f64::from(ROUNDS))
 }
 
 /// Returns the next report that is more than a heartbeat.
-fn next_full_report(door: &ReportSink, key: &RunKey) -> Result<AgentReport> {
+fn next_full_report(sink: &ReportSink, key: &RunKey) -> Result<AgentReport> {
     loop {
-        let report = AgentReport::open(&door.next(REPLY_TIMEOUT)?, key).context("opening a report")?;
+        let report = AgentReport::open(&sink.next(REPLY_TIMEOUT)?, key).context("opening a report")?;
         if !report.checks.is_empty() {
             return Ok(report);
         }
@@ -207,21 +207,21 @@ fn round(value: f64) -> f64 {
 }
 
 /// Verifies that the report has every check that an agent runs and no finding. Returns the number of checks.
-fn verify_report(standing: &InstalledMachine, report: &AgentReport) -> Result<usize> {
-    let policy = Policy::with_site_settings(&fs::read_to_string(standing.path("policy.toml"))?)?;
-    let profile = ProfileFile::read(&fs::read_to_string(standing.path("profile.toml"))?)?.profile();
+fn verify_report(machine: &InstalledMachine, report: &AgentReport) -> Result<usize> {
+    let policy = Policy::with_site_settings(&fs::read_to_string(machine.path("policy.toml"))?)?;
+    let profile = ProfileFile::read(&fs::read_to_string(machine.path("profile.toml"))?)?.profile();
     let catalogue = Catalogue::with_site_checks(&policy);
     let rules = catalogue.rules(&policy)?;
     let runs =
         |id: &CheckId| catalogue.get(id).is_some_and(|check| check.spec.depth == Depth::Quick && !check.spec.exclusive);
-    let wanted: BTreeSet<CheckId> = catalogue.tests(&policy).into_iter().map(|test| test.id).filter(runs).collect();
-    let told: BTreeSet<CheckId> = report.checks.iter().map(|evidence| evidence.test.clone()).collect();
-    ensure!(wanted == told, "missing or unexpected checks: {:?}", wanted.symmetric_difference(&told));
+    let expected: BTreeSet<CheckId> = catalogue.tests(&policy).into_iter().map(|test| test.id).filter(runs).collect();
+    let reported: BTreeSet<CheckId> = report.checks.iter().map(|evidence| evidence.test.clone()).collect();
+    ensure!(expected == reported, "missing or unexpected checks: {:?}", expected.symmetric_difference(&reported));
     for evidence in &report.checks {
         let check = catalogue.get(&evidence.test).context("the report has a check that this program does not know")?;
         let seen = check.observe(&catalogue.params(&policy, &evidence.test), evidence);
         let judged = classify(&rules, Some(&profile), &evidence.test, &seen);
         ensure!(judged.verdict != Verdict::Fail, "a healthy machine fails {}: {}", evidence.test, judged.text);
     }
-    Ok(told.len())
+    Ok(reported.len())
 }

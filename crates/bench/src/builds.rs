@@ -73,11 +73,11 @@ fn first_line(clone: &Path) -> Result<Duration> {
     let stdout = child.stdout.take().context("the output is piped")?;
     let mut lines = BufReader::new(stdout).lines();
     let first = lines.next().transpose().context("reading the output")?.unwrap_or_default();
-    let took = began.elapsed();
+    let elapsed = began.elapsed();
     let rest = lines.map_while(std::io::Result::ok).count();
     ensure!(child.wait().context("waiting for the demo")?.success(), "the demo failed");
     ensure!(!first.is_empty() && rest > 0, "the demo printed nothing");
-    Ok(took)
+    Ok(elapsed)
 }
 
 /// Returns the CPU time of all children that this process has waited for.

@@ -24,9 +24,9 @@ pub(crate) fn folder() -> Result<PathBuf> {
 /// inputs of this kind with another fingerprint are removed first.
 pub(crate) fn input(kind: &str, fingerprint: u64, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = folder()?;
-    let whole = folder.join(format!("{kind}-{fingerprint:016x}"));
-    if whole.exists() {
-        return Ok(whole);
+    let cached = folder.join(format!("{kind}-{fingerprint:016x}"));
+    if cached.exists() {
+        return Ok(cached);
     }
     for entry in fs::read_dir(&folder).context("reading the cache")? {
         let path = entry.context("reading the cache")?.path();
@@ -36,8 +36,8 @@ pub(crate) fn input(kind: &str, fingerprint: u64, make: impl FnOnce(&Path) -> Re
     }
     let part = folder.join(format!("{kind}-{fingerprint:016x}.part"));
     make(&part)?;
-    fs::rename(&part, &whole).with_context(|| format!("renaming to {}", whole.display()))?;
-    Ok(whole)
+    fs::rename(&part, &cached).with_context(|| format!("renaming to {}", cached.display()))?;
+    Ok(cached)
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {

@@ -28,9 +28,9 @@ pub(crate) fn run() -> Result<Measured> {
     let program = shipped::doctor_node()?;
     let library = fake_nvidia_library(&std::env::current_exe().context("finding this program")?);
     let healthy = FakeMachine::hgx_h100();
-    let standing = healthy.install(&program, &library);
+    let machine = healthy.install(&program, &library);
     eprintln!("  checking: a healthy machine, and one with a fault");
-    let seen = standing.run_check();
+    let seen = machine.run_check();
     ensure!(seen.failing.is_empty() && seen.inconclusive.is_empty(), "a healthy machine has findings: {seen:?}");
     let faulty = FakeMachine::hgx_h100().gpu(3, "remapped_rows.failure", 1.0).install(&program, &library).run_check();
     ensure!(faulty.failing.len() == 1, "one fault was planted, found: {:?}", faulty.failing);
@@ -40,13 +40,13 @@ pub(crate) fn run() -> Result<Measured> {
         let used = children_used()?;
         let began = Instant::now();
         for _run in 0..RUNS {
-            let status = quietly(&standing).status().context("starting doctor-node")?;
+            let status = quietly(&machine).status().context("starting doctor-node")?;
             ensure!(status.success(), "doctor-node check ended with {status}");
         }
         wall.push(began.elapsed().as_secs_f64() * 1000.0 / f64::from(RUNS));
         cpu.push((children_used()? - used).as_secs_f64() * 1000.0 / f64::from(RUNS));
     }
-    let children = most_children(&standing)?;
+    let children = most_children(&machine)?;
     let checks = seen.passing.len() + seen.not_applicable.len();
     let inputs = json!({ "gpus": GPUS, "ports": PORTS, "checks": checks, "passing": seen.passing.len() });
     let figure = |name: &str, value, unit, note: String| Figure {
@@ -71,8 +71,8 @@ pub(crate) fn run() -> Result<Measured> {
     ]))
 }
 
-fn quietly(standing: &InstalledMachine) -> Command {
-    let mut command = standing.fast();
+fn quietly(machine: &InstalledMachine) -> Command {
+    let mut command = machine.fast();
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
@@ -81,16 +81,16 @@ fn quietly(standing: &InstalledMachine) -> Command {
 fn children_used() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
-    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
     let (Some(user), Some(system)) = (ticks(13), ticks(14)) else { bail!("/proc/self/stat has no times of children") };
     Ok(Duration::from_millis((user + system) * 1000 / rustix::param::clock_ticks_per_second().max(1)))
 }
 
 /// Returns the largest number of processes that one of several check runs starts.
-fn most_children(standing: &InstalledMachine) -> Result<usize> {
+fn most_children(machine: &InstalledMachine) -> Result<usize> {
     let mut most = 0;
     for _run in 0..REPEATS {
-        let mut child = quietly(standing).spawn().context("starting doctor-node")?;
+        let mut child = quietly(machine).spawn().context("starting doctor-node")?;
         // Polled without a pause: starting a program takes far longer than one read.
         let (began, mut seen) = (Instant::now(), BTreeSet::new());
         while child.try_wait().context("waiting for doctor-node")?.is_none() {

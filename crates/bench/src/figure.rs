@@ -37,9 +37,9 @@ fn rounded(value: f64) -> f64 {
 
 /// Returns the measured commit, and whether the tree differs from it.
 pub(crate) fn commit() -> String {
-    let asked = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    match asked {
-        Ok(said) if said.status.success() => String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+    let result = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
+    match result {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         _ => "unknown".to_owned(),
     }
 }
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_digits_are_kept_whatever_the_size() {
-        for (value, kept) in [(0.0, 0.0), (0.012_345_6, 0.012_35), (9.4, 9.4), (23_456.7, 23_460.0)] {
-            assert!((rounded(value) - kept).abs() < kept.abs() * 1e-12 + 1e-12, "{value}: {}", rounded(value));
+    fn values_are_rounded_to_four_digits() {
+        for (value, expected) in [(0.0, 0.0), (0.012_345_6, 0.012_35), (9.4, 9.4), (23_456.7, 23_460.0)] {
+            assert!((rounded(value) - expected).abs() < expected.abs() * 1e-12 + 1e-12, "{value}: {}", rounded(value));
         }
     }
 }

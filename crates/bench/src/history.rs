@@ -52,8 +52,8 @@ pub(crate) fn run_postgres() -> Result<Measured> {
     if let Err(why) = Server::can_start() {
         return Ok(Measured::NotAvailable(why.to_string()));
     }
-    let kept = cache::input("history-postgres", fill::fingerprint()?, making)?;
-    let server = Server::start(Setup { durable: true, data: Some(&kept) })?;
+    let data = cache::input("history-postgres", fill::fingerprint()?, making)?;
+    let server = Server::start(Setup { durable: true, data: Some(&data) })?;
     let url = server.socket_url(DATABASE);
     let samples = measure_queries(&Store::open(&url.parse()?)?)?;
     Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL, by its socket"))))

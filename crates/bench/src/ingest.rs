@@ -116,8 +116,8 @@ fn check(store: &Store, expected: &HashMap<(RunId, NodeName), Verdict>) -> Resul
     let mut seen = HashMap::with_capacity(rows.len());
     for row in rows {
         let run = row.run.context("a row of history has no run")?;
-        let kept = expected.get(&(run, row.node.clone())).with_context(|| format!("{run} was not sent"))?;
-        ensure!(row.verdict == *kept, "{run} on {} is {}, {kept} was sent", row.node, row.verdict);
+        let sent = expected.get(&(run, row.node.clone())).with_context(|| format!("{run} was not sent"))?;
+        ensure!(row.verdict == *sent, "{run} on {} is {}, {sent} was sent", row.node, row.verdict);
         ensure!(seen.insert((run, row.node), ()).is_none(), "{run} is in history twice");
     }
     let verified = store.verify()?;

@@ -65,8 +65,8 @@ const BENCHMARKS: [Benchmark; 18] = [
 const BY_NAME: [&str; 2] = ["M16", "M18"];
 
 fn main() -> ExitCode {
-    let wanted: Vec<String> = std::env::args().skip(1).map(|name| name.to_uppercase()).collect();
-    if let Some(unknown) = wanted.iter().find(|name| BENCHMARKS.iter().all(|one| one.metric != **name)) {
+    let selected: Vec<String> = std::env::args().skip(1).map(|name| name.to_uppercase()).collect();
+    if let Some(unknown) = selected.iter().find(|name| BENCHMARKS.iter().all(|one| one.metric != **name)) {
         let mut known: Vec<&str> = BENCHMARKS.iter().map(|one| one.metric).collect();
         known.dedup();
         eprintln!("there is no benchmark `{unknown}`; use {}", known.join(", "));
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     let mut all_well = true;
     for benchmark in BENCHMARKS {
         let is_long = BY_NAME.contains(&benchmark.metric);
-        if wanted.is_empty() && !is_long || wanted.iter().any(|name| name == benchmark.metric) {
+        if selected.is_empty() && !is_long || selected.iter().any(|name| name == benchmark.metric) {
             all_well &= measure(&benchmark, &commit);
         }
     }

@@ -58,21 +58,21 @@ impl Service {
         let mut command = self.doctor();
         command.args(["serve", "--cycles", "1"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let mut child = command.spawn().context("starting doctor serve")?;
-        let looked = watch(child.id());
-        if looked.is_err() {
+        let sample = watch(child.id());
+        if sample.is_err() {
             // The process may have ended already.
             let _gone = child.kill();
         }
         let ended = child.wait().context("waiting for doctor serve")?;
         ensure!(ended.success(), "doctor serve ended with {ended}: {}", self.log_tail());
-        looked
+        sample
     }
 
     /// Verifies the occupancy of each node.
     pub(crate) fn compare(&self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
-        let asked = self.doctor().args(["--json", "nodes"]).output().context("running doctor nodes")?;
-        ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
-        let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
+        let output = self.doctor().args(["--json", "nodes"]).output().context("running doctor nodes")?;
+        ensure!(output.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).context("reading the nodes")?;
         let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
         let seen: BTreeMap<String, String> = rows.iter().filter_map(named).collect();
         ensure!(seen.len() == expected.len(), "{} nodes, expected {}: {}", seen.len(), expected.len(), self.log_tail());
@@ -113,7 +113,7 @@ fn watch(pid: u32) -> Result<CycleSample> {
         let stat = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
         if fields.first() == Some(&"Z") {
-            let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+            let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
             let (Some(user), Some(system), Some(their_user), Some(their_system)) =
                 (ticks(11), ticks(12), ticks(13), ticks(14))
             else {

@@ -78,8 +78,8 @@ pub(crate) fn run() -> Result<Measured> {
 /// Returns a node with its occupancy flipped between free and busy.
 fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
     let nodes = &planner.snapshot().nodes;
-    let place = usize::try_from(random.below(nodes.len() as u64)).unwrap_or(0);
-    let mut record = nodes[place].clone();
+    let index = usize::try_from(random.below(nodes.len() as u64)).unwrap_or(0);
+    let mut record = nodes[index].clone();
     record.node.occupancy = match record.node.occupancy {
         Occupancy::Free => Occupancy::Busy { by: "user job 77".into() },
         Occupancy::Busy { .. } | Occupancy::Unknown { .. } => Occupancy::Free,
@@ -110,12 +110,12 @@ fn same_plan(planner: &mut Planner, changed: NodeRecord, ids: &IdSource) -> Resu
 fn same_queue(snapshot: &Snapshot) -> Result<()> {
     let unhindered = fleet::unhindered(snapshot.clone(), QUEUE);
     let planned = plan(&unhindered, &mut IdSource::new(1));
-    let taken: Vec<(NodeName, Vec<TestId>)> = planned.actions.iter().filter_map(submitted).collect();
+    let selected: Vec<(NodeName, Vec<TestId>)> = planned.actions.iter().filter_map(submitted).collect();
     let queue = naive::queue(&unhindered);
-    let expected = queue.get(..taken.len()).context("more nodes were selected than are due")?;
-    ensure!(taken.len() == QUEUE as usize, "{} nodes were selected, expected {QUEUE}", taken.len());
-    for (place, (taken, expected)) in taken.iter().zip(expected).enumerate() {
-        ensure!(taken == expected, "position {place}: selected {taken:?}, expected {expected:?}");
+    let expected = queue.get(..selected.len()).context("more nodes were selected than are due")?;
+    ensure!(selected.len() == QUEUE as usize, "{} nodes were selected, expected {QUEUE}", selected.len());
+    for (position, (selected, expected)) in selected.iter().zip(expected).enumerate() {
+        ensure!(selected == expected, "position {position}: selected {selected:?}, expected {expected:?}");
     }
     Ok(())
 }

@@ -101,9 +101,9 @@ impl Running {
         thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
                 // A child that has not called exec yet shares its parent's memory, which is counted already.
-                let words = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let own = words(pid);
-                let all = children(pid).into_iter().filter(|child| words(*child) != own).chain([pid]);
+                let command_line = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let own = command_line(pid);
+                let all = children(pid).into_iter().filter(|child| command_line(*child) != own).chain([pid]);
                 seen.fetch_max(all.filter_map(|pid| memory_of(pid, what).ok()).sum(), Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(1));
             }

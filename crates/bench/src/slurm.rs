@@ -101,12 +101,12 @@ fn silent() -> BTreeMap<String, &'static str> {
     (1..=NODES).map(|node| (node_name(node), "unknown")).collect()
 }
 
-fn figures(suffix: &str, looks: &[CycleSample], inputs: &Value) -> Vec<Figure> {
-    let of = |part: fn(&CycleSample) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
-    let all = of(|look| (look.own + look.programs).as_secs_f64());
-    let own = of(|look| look.own.as_secs_f64());
-    let anonymous = of(|look| look.peak_rss_anon as f64 / MEGABYTE);
-    let resident = of(|look| look.peak_rss as f64 / MEGABYTE);
+fn figures(suffix: &str, cycles: &[CycleSample], inputs: &Value) -> Vec<Figure> {
+    let of = |part: fn(&CycleSample) -> f64| cycles.iter().map(part).collect::<Vec<f64>>();
+    let all = of(|cycle| (cycle.own + cycle.programs).as_secs_f64());
+    let own = of(|cycle| cycle.own.as_secs_f64());
+    let anonymous = of(|cycle| cycle.peak_rss_anon as f64 / MEGABYTE);
+    let resident = of(|cycle| cycle.peak_rss as f64 / MEGABYTE);
     let figure = |name: &str, values: &[f64], unit, note: &str| Figure {
         name: format!("{name}{suffix}"),
         value: median(values),

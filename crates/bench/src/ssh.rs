@@ -60,7 +60,7 @@ pub(crate) fn run() -> Result<Measured> {
     bench.check()?;
 
     eprintln!("  measuring");
-    let (mut cold, mut living, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cold, mut living, mut reused) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..COLD_REPEATS {
         bench.hang_up()?;
         living.push(bench.living.run_cycle()?);
@@ -69,7 +69,7 @@ pub(crate) fn run() -> Result<Measured> {
         bench.check()?;
     }
     for _ in 0..REUSED_REPEATS {
-        kept.push(bench.all.run_cycle()?);
+        reused.push(bench.all.run_cycle()?);
     }
     bench.check()?;
     let (connections, memory) = (bench.sockets()?.len(), bench.memory_of_connections()?);
@@ -80,7 +80,7 @@ pub(crate) fn run() -> Result<Measured> {
         "connect": "5s", "parallel": 32, "cores": thread::available_parallelism().map_or(1, std::num::NonZero::get),
         "ssh": version(), "store": "SQLite", "mode": "observe", "both_ends_on_this_machine": true,
     });
-    Ok(Measured::Figures(figures(&SshSamples { first, cold, living, reused: kept, connections, memory }, &inputs)))
+    Ok(Measured::Figures(figures(&SshSamples { first, cold, living, reused, connections, memory }, &inputs)))
 }
 
 /// How a dead host behaves.
@@ -156,8 +156,8 @@ impl Bench {
         let expected: BTreeMap<String, &'static str> =
             (0..usize::from(HOSTS)).map(|host| (name(host), seen(host))).collect();
         self.all.compare(&expected)?;
-        let (kept, alive) = (self.sockets()?.len(), usize::from(HOSTS) - dead().count());
-        ensure!(kept == alive, "{kept} connections are open, expected one for each of {alive} live hosts");
+        let (open, alive) = (self.sockets()?.len(), usize::from(HOSTS) - dead().count());
+        ensure!(open == alive, "{open} connections are open, expected one for each of {alive} live hosts");
         Ok(())
     }
 
@@ -197,8 +197,8 @@ impl Bench {
 }
 
 fn version() -> String {
-    let asked = Command::new("ssh").arg("-V").output();
-    asked.map(|output| String::from_utf8_lossy(&output.stderr).trim().to_owned()).unwrap_or_default()
+    let result = Command::new("ssh").arg("-V").output();
+    result.map(|output| String::from_utf8_lossy(&output.stderr).trim().to_owned()).unwrap_or_default()
 }
 
 /// All measurements.
@@ -211,8 +211,8 @@ struct SshSamples {
     memory: u64,
 }
 
-fn figures(taken: &SshSamples, inputs: &Value) -> Vec<Figure> {
-    let of = |looks: &[CycleSample], part: fn(&CycleSample) -> f64| looks.iter().map(part).collect::<Vec<f64>>();
+fn figures(samples: &SshSamples, inputs: &Value) -> Vec<Figure> {
+    let of = |cycles: &[CycleSample], part: fn(&CycleSample) -> f64| cycles.iter().map(part).collect::<Vec<f64>>();
     let figure = |name: &str, value: f64, unit, note: String| Figure {
         name: name.to_owned(),
         value,
@@ -223,45 +223,45 @@ fn figures(taken: &SshSamples, inputs: &Value) -> Vec<Figure> {
     let among = |name: &str, values: &[f64], unit, note: &str| {
         figure(name, median(values), unit, format!("{note}, {}", spread(values)))
     };
-    let wall = |looks: &[CycleSample]| of(looks, |look| look.wall.as_secs_f64());
-    let (cold, living, kept) = (wall(&taken.cold), wall(&taken.living), wall(&taken.reused));
+    let wall = |cycles: &[CycleSample]| of(cycles, |cycle| cycle.wall.as_secs_f64());
+    let (cold, living, reused) = (wall(&samples.cold), wall(&samples.living), wall(&samples.reused));
     let added: Vec<f64> = cold.iter().zip(&living).map(|(all, living)| all - living).collect();
-    let all: Vec<CycleSample> = taken.cold.iter().chain(&taken.reused).copied().collect();
-    let cpu = |look: &CycleSample| (look.own + look.programs).as_secs_f64();
+    let all: Vec<CycleSample> = samples.cold.iter().chain(&samples.reused).copied().collect();
+    let cpu = |cycle: &CycleSample| (cycle.own + cycle.programs).as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a few hundred")]
-    let connections = taken.connections as f64;
+    let connections = samples.connections as f64;
     vec![
         among("wall_s", &cold, "s", "doctor serve --cycles 1, all connections new"),
-        among("kept_wall_s", &kept, "s", "the same with the connections of the previous cycle"),
+        among("kept_wall_s", &reused, "s", "the same with the connections of the previous cycle"),
         among("dead_add_s", &added, "s", "wall_s less the same cycle without the dead hosts, in pairs"),
         figure(
             "first_wall_s",
-            taken.first.wall.as_secs_f64(),
+            samples.first.wall.as_secs_f64(),
             "s",
             "once: doctor-node installed on every host".to_owned(),
         ),
         among(
             "cpu_s",
-            &of(&taken.cold, cpu),
+            &of(&samples.cold, cpu),
             "s",
             "of wall_s: the service and the ssh it waited for, without sshd and the ssh that hold connections",
         ),
         among(
             "rss_anon_mb",
-            &of(&all, |look| look.peak_rss_anon as f64 / MEGABYTE),
+            &of(&all, |cycle| cycle.peak_rss_anon as f64 / MEGABYTE),
             "MB",
             "peak RssAnon of doctor serve, in 10^6 bytes",
         ),
         among(
             "rss_mb",
-            &of(&all, |look| look.peak_rss as f64 / MEGABYTE),
+            &of(&all, |cycle| cycle.peak_rss as f64 / MEGABYTE),
             "MB",
             "VmHWM of doctor serve, in 10^6 bytes",
         ),
         figure("connections", connections, "connections", "open after a cycle, one per live host".to_owned()),
         figure(
             "connections_mb",
-            taken.memory as f64 / MEGABYTE,
+            samples.memory as f64 / MEGABYTE,
             "MB",
             "Pss of the ssh processes that hold them".to_owned(),
         ),

@@ -115,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_whatever_the_order() {
+    fn the_median_does_not_depend_on_the_order() {
         assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.0);
         assert!(median(&[]).is_nan());
     }
 
     #[test]
-    fn what_this_process_used_is_known_to_the_kernel_too() {
+    fn cpu_time_agrees_with_the_kernels_accounting() {
         let began = Instant::now();
         while cpu_time() < Duration::from_millis(50) && began.elapsed() < Duration::from_secs(60) {}
         let counted = cpu_time_of(std::process::id()).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn work_takes_cpu_time_and_waiting_does_not() {
+    fn work_uses_cpu_time_and_waiting_does_not() {
         let (_, worked) = time(|| {
             let began = Instant::now();
             let mut turns = 0_u64;

@@ -49,17 +49,17 @@ pub(crate) fn run() -> Result<Measured> {
         over.store(true, Ordering::Relaxed);
         readers.into_iter().map(|reader| reader.join().map_err(|_| anyhow::anyhow!("a reader panicked"))?).collect()
     });
-    let asked: Vec<TimedRequest> = read?.into_iter().flatten().collect();
+    let requests: Vec<TimedRequest> = read?.into_iter().flatten().collect();
     let after = stage.verify_nodes(NODES)?;
     ensure!(after > before, "no results arrived during the reads: {before} before, {after} after");
-    let mut took: Vec<f64> = asked.iter().map(|asked| asked.took.as_secs_f64() * 1e3).collect();
-    took.sort_by(f64::total_cmp);
-    let part = |percent: usize| took.get((took.len() * percent / 100).min(took.len().saturating_sub(1))).copied();
+    let mut millis: Vec<f64> = requests.iter().map(|request| request.took.as_secs_f64() * 1e3).collect();
+    millis.sort_by(f64::total_cmp);
+    let part = |percent: usize| millis.get((millis.len() * percent / 100).min(millis.len().saturating_sub(1))).copied();
     let (p50, p99) = (part(50).context("no requests were made")?, part(99).context("no requests were made")?);
-    let slowest = took.last().copied().unwrap_or(0.0);
+    let slowest = millis.last().copied().unwrap_or(0.0);
     let (map, packed) = stage.map_bytes()?;
     let inputs = json!({
-        "nodes": NODES, "readers": READERS, "seconds": LASTS.as_secs(), "requests": asked.len(), "results": after - before,
+        "nodes": NODES, "readers": READERS, "seconds": LASTS.as_secs(), "requests": requests.len(), "results": after - before,
         "map_bytes": map, "map_bytes_gzip": packed, "store": "SQLite", "cluster": "simulated",
     });
     let figure = |name: &str, value, unit, note: String| Figure {

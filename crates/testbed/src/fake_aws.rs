@@ -87,11 +87,11 @@ impl FakeAws {
     ///
     /// # Panics
     /// Panics if `aws` fails.
-    pub fn aws(&self, words: &[&str]) -> String {
+    pub fn aws(&self, args: &[&str]) -> String {
         let before = self.command_prefix();
         let Output { status, stdout, stderr } =
-            Command::new(&before[0]).args(&before[1..]).arg("aws").args(words).output().expect("env is there");
-        assert!(status.success(), "aws {words:?}: {}", String::from_utf8_lossy(&stderr));
+            Command::new(&before[0]).args(&before[1..]).arg("aws").args(args).output().expect("env is there");
+        assert!(status.success(), "aws {args:?}: {}", String::from_utf8_lossy(&stderr));
         String::from_utf8_lossy(&stdout).trim().to_owned()
     }
 }

@@ -93,7 +93,7 @@ impl Server {
         let folder = folder.map_err(file_error("creating a folder in", &temporary))?;
         let data = folder.path().join("data");
         match setup.data {
-            Some(kept) => copy_folder(kept, &data)?,
+            Some(saved) => copy_folder(saved, &data)?,
             None => fs::create_dir(&data).map_err(file_error("creating", &data))?,
         }
         account.chown_to(folder.path())?;
@@ -136,13 +136,13 @@ impl Server {
         Ok(self.url(name))
     }
 
-    /// Shuts the server down cleanly and copies its data directory to `kept`, which must not exist yet.
+    /// Shuts the server down cleanly and copies its data directory to `target`, which must not exist yet.
     ///
     /// # Errors
     /// Fails if the server does not stop or its files cannot be copied.
-    pub fn stop_and_keep(mut self, kept: &Path) -> Result<(), PostgresTestbedError> {
+    pub fn stop_and_keep(mut self, target: &Path) -> Result<(), PostgresTestbedError> {
         self.stop().map_err(file_error("stopping the server in", self.folder.path()))?;
-        copy_folder(&self.folder.path().join("data"), kept)
+        copy_folder(&self.folder.path().join("data"), target)
     }
 
     fn wait_until_it_answers(&self) -> Result<(), PostgresTestbedError> {
@@ -231,13 +231,13 @@ impl Account {
 
     fn create_cluster(self, programs: &Path, data: &Path) -> Result<(), PostgresTestbedError> {
         let failed = |why| PostgresTestbedError::Program { program: "initdb", why };
-        let made: Output = self
+        let output: Output = self
             .command(&programs.join("initdb"))
             .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"])
             .arg(data)
             .output()
             .map_err(|error| failed(error.to_string()))?;
-        if made.status.success() { Ok(()) } else { Err(failed(String::from_utf8_lossy(&made.stderr).into_owned())) }
+        if output.status.success() { Ok(()) } else { Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())) }
     }
 
     fn serve(self, programs: &Path, folder: &Path, port: u16, durable: bool) -> Result<Child, PostgresTestbedError> {

@@ -34,8 +34,8 @@ pub(crate) fn prebuilt(name: &str) -> Option<PathBuf> {
 
 /// Returns the target folder of the profile that this program was built with. Tests are in `deps` below it, programs in it.
 pub(crate) fn profile_folder() -> PathBuf {
-    let me = std::env::current_exe().expect("a running program has a path");
-    let folder = me.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+    let program = std::env::current_exe().expect("a running program has a path");
+    let folder = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
     folder.expect("a program lies in a folder").to_owned()
 }
 

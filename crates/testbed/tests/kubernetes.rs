@@ -88,16 +88,16 @@ fn terminated(pod: &Pod) -> ContainerStateTerminated {
     containers[0].state.as_ref().unwrap().terminated.clone().unwrap()
 }
 
-fn has_phase(wanted: &'static str) -> impl Condition<Pod> {
+fn has_phase(expected: &'static str) -> impl Condition<Pod> {
     move |pod: Option<&Pod>| {
-        pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref()).is_some_and(|phase| phase == wanted)
+        pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref()).is_some_and(|phase| phase == expected)
     }
 }
 
-fn has_taint(wanted: &'static str) -> impl Condition<Node> {
+fn has_taint(expected: &'static str) -> impl Condition<Node> {
     move |node: Option<&Node>| {
         let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_ref());
-        taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == wanted))
+        taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == expected))
     }
 }
 
@@ -132,7 +132,7 @@ fn a_job_is_scheduled_by_the_real_scheduler_and_completes() {
 }
 
 #[test]
-fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
+fn a_pod_of_higher_priority_preempts_one_of_lower_priority() {
     let Some((_turn, plane)) = plane() else { return };
     let kubelet =
         Kubelet::start(plane.admin(), vec![FakeNode::gpu("taken-1")], |_| PodBehavior::RunUntilEnded).unwrap();
@@ -164,7 +164,7 @@ fn a_pod_that_matters_more_takes_the_node_of_one_that_matters_less() {
 }
 
 #[test]
-fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
+fn clients_continue_after_the_api_server_is_killed_and_restarted() {
     let Some((_turn, plane)) = plane() else { return };
     let kubelet = Kubelet::start(plane.admin(), vec![FakeNode::gpu("away-1")], |_| PodBehavior::RunUntilEnded).unwrap();
     block_on(async {
@@ -191,10 +191,10 @@ fn the_api_server_is_killed_and_restarted_and_clients_go_on() {
 }
 
 #[test]
-fn a_node_is_what_its_kubelet_says() {
+fn a_node_object_is_what_its_kubelet_reports() {
     let Some((_turn, plane)) = plane() else { return };
-    let said = FakeNode::gpu("said-1").label("pool", "training").provider_id("cloud:///zone/i-1");
-    let kubelet = Kubelet::start(plane.admin(), vec![said], |_| PodBehavior::RunUntilEnded).unwrap();
+    let fake_node = FakeNode::gpu("said-1").label("pool", "training").provider_id("cloud:///zone/i-1");
+    let kubelet = Kubelet::start(plane.admin(), vec![fake_node], |_| PodBehavior::RunUntilEnded).unwrap();
     kubelet.set_boot_id("said-1", "after-a-reboot").unwrap();
     kubelet.set_resource("said-1", "nvidia.com/gpu", "7").unwrap();
     kubelet.set_ready("said-1", false).unwrap();
@@ -213,7 +213,7 @@ fn a_node_is_what_its_kubelet_says() {
 }
 
 #[test]
-fn a_node_that_falls_silent_is_held_to_be_unreachable() {
+fn a_node_whose_kubelet_stops_is_tainted_unreachable() {
     let plane = match ControlPlane::programs() {
         Ok(programs) => {
             ControlPlane::start_with(&programs, Setup { node_grace: Duration::from_secs(4), ..Setup::default() })
@@ -238,21 +238,21 @@ fn a_node_that_falls_silent_is_held_to_be_unreachable() {
 }
 
 #[test]
-fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_so() {
+fn a_cluster_starts_from_saved_data_which_stays_unchanged_without_controllers() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
         Err(why) => return why.skip_tests("kubernetes"),
     };
     let folder = tempfile::tempdir().unwrap();
-    let kept = folder.path().join("data");
+    let saved = folder.path().join("data");
     let alone = Setup { controllers: false, ..Setup::default() };
     let first = ControlPlane::start_with(&programs, alone).unwrap();
     assert_eq!(first.pids().len(), 2, "{:?}", first.pids());
     first.create(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "left" } }));
-    first.keep_data(&kept).unwrap();
+    first.keep_data(&saved).unwrap();
     drop(first);
     for _ in 0..2 {
-        let next = ControlPlane::start_with(&programs, Setup { data: Some(&kept), ..alone }).unwrap();
+        let next = ControlPlane::start_with(&programs, Setup { data: Some(&saved), ..alone }).unwrap();
         let there = next.request("GET", "/api/v1/namespaces/left", None).unwrap();
         assert!(there.is_success(), "{there:?}");
         let accounts = next.request("GET", "/api/v1/namespaces/left/serviceaccounts", None).unwrap();
@@ -263,7 +263,7 @@ fn a_cluster_begins_with_what_another_one_left_and_without_controllers_it_stays_
 }
 
 #[test]
-fn a_user_and_a_service_account_may_do_nothing_until_they_are_allowed_to() {
+fn a_user_and_a_service_account_have_no_rights_until_granted() {
     let Some((_turn, plane)) = plane() else { return };
     let agent = plane.kubeconfig_for_user("agent", &["readers"]).unwrap();
     let account = plane.kubeconfig_for_service_account("default", "default").unwrap();
@@ -297,7 +297,7 @@ fn a_user_and_a_service_account_may_do_nothing_until_they_are_allowed_to() {
 }
 
 #[test]
-fn it_is_ready_soon_and_is_not_large() {
+fn the_control_plane_is_ready_soon_and_is_small() {
     let Some((_turn, plane)) = plane() else { return };
     let mut kib = 0;
     for (part, pid) in plane.pids() {
@@ -313,7 +313,7 @@ fn it_is_ready_soon_and_is_not_large() {
 }
 
 #[test]
-fn without_its_programs_it_says_which_is_missing() {
+fn a_missing_program_is_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("etcd"), "").unwrap();
     let why = ControlPlane::start(folder.path()).unwrap_err();

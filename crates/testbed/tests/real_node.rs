@@ -1,4 +1,4 @@
-//! A real node leaves nothing behind, even if its keeper is killed, and does not change the machine it runs on.
+//! A real node leaves nothing behind, even if its supervisor is killed, and does not change the machine it runs on.
 
 use std::{
     fs,
@@ -40,7 +40,7 @@ fn plane() -> Result<(Programs, Arc<ControlPlane>), KubernetesTestbedError> {
 }
 
 #[test]
-fn a_node_is_ready_and_nothing_is_left_of_it_nor_of_one_whose_keeper_was_killed() {
+fn a_node_becomes_ready_and_leaves_nothing_behind_even_if_its_supervisor_was_killed() {
     let (programs, plane) = match plane() {
         Ok(started) => started,
         Err(why) => return why.skip_tests("a real node"),

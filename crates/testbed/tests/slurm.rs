@@ -33,8 +33,8 @@ fn processes_in(folder: &Path) -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         let line = fs::read(entry.path().join("cmdline")).ok()?;
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        let place = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
-        (line.contains(folder) || place.starts_with(folder)).then_some(line)
+        let cwd = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
+        (line.contains(folder) || cwd.starts_with(folder)).then_some(line)
     });
     processes.collect()
 }
@@ -57,14 +57,14 @@ fn runs_jobs_and_loses_nothing(generation: Generation, version: &str) {
     }
 
     let folder = slurm.conf().parent().unwrap().to_owned();
-    let said = folder.join("said");
-    let asks = ["--exclusive", "--gres=gpu:8", "--nodelist=node2", "--output"];
+    let output = folder.join("said");
+    let options = ["--exclusive", "--gres=gpu:8", "--nodelist=node2", "--output"];
     let job = "--wrap=echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES; exec sleep 600";
-    let job = slurm.submit(&[asks.as_slice(), &[said.to_str().unwrap(), job]].concat()).unwrap();
+    let job = slurm.submit(&[options.as_slice(), &[output.to_str().unwrap(), job]].concat()).unwrap();
     slurm.wait_for_job(job, "RUNNING").unwrap();
     assert_eq!(slurm.node_state("node2").unwrap(), "ALLOCATED");
-    wait_until("the job says where it is", || fs::read_to_string(&said).is_ok_and(|said| said.ends_with('\n')));
-    assert_eq!(fs::read_to_string(&said).unwrap(), "node2 0,1,2,3,4,5,6,7\n");
+    wait_until("the job says where it is", || fs::read_to_string(&output).is_ok_and(|text| text.ends_with('\n')));
+    assert_eq!(fs::read_to_string(&output).unwrap(), "node2 0,1,2,3,4,5,6,7\n");
 
     // The daemons restore their saved state: the job continues.
     slurm.kill(Daemon::Munge).unwrap();
@@ -86,12 +86,12 @@ fn runs_jobs_and_loses_nothing(generation: Generation, version: &str) {
 }
 
 #[test]
-fn the_slurm_of_debian_12_runs_jobs_and_nothing_is_left_of_it() {
+fn the_slurm_of_debian_12_runs_jobs_and_leaves_nothing_behind() {
     runs_jobs_and_loses_nothing(Generation::Debian12, "22.05");
 }
 
 #[test]
-fn the_slurm_of_debian_13_runs_jobs_and_nothing_is_left_of_it() {
+fn the_slurm_of_debian_13_runs_jobs_and_leaves_nothing_behind() {
     runs_jobs_and_loses_nothing(Generation::Debian13, "24.11");
 }
 
@@ -137,13 +137,13 @@ fn a_controller_can_have_thousands_of_nodes_without_a_slurmd() {
 }
 
 /// Requests the nodes from slurmrestd and returns the first line and the rest of its reply.
-fn ask_for_nodes(mut door: impl io::Read + io::Write, version: &str, head: &str) -> (String, String) {
+fn ask_for_nodes(mut stream: impl io::Read + io::Write, version: &str, head: &str) -> (String, String) {
     let request = format!("GET /slurm/{version}/nodes HTTP/1.1\r\nHost: bed\r\nConnection: close\r\n{head}\r\n");
     // Sent in one piece: slurmrestd can reject the first half of a line that arrives in two.
-    door.write_all(request.as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
     // slurmrestd may close the connection before the last byte is read. The reply is complete all the same.
-    let _closed = door.read_to_end(&mut answer);
+    let _closed = stream.read_to_end(&mut answer);
     let answer = String::from_utf8(answer).unwrap();
     let (status, rest) = answer.split_once("\r\n").unwrap();
     (status.to_owned(), rest.to_owned())
@@ -157,14 +157,14 @@ fn slurmrestd_answers_on_its_socket() {
     for (generation, version) in INTERFACES {
         let layout = Layout { generation, nodes: 1, gpus: 0, rest: Some(Rest::Socket), ..Layout::default() };
         let Some(slurm) = slurm("slurmrestd", &layout) else { return };
-        let door = UnixStream::connect(slurm.rest_socket()).unwrap();
-        let (status, nodes) = ask_for_nodes(door, version, "");
+        let socket = UnixStream::connect(slurm.rest_socket()).unwrap();
+        let (status, nodes) = ask_for_nodes(socket, version, "");
         assert!(status.contains(" 200 ") && nodes.contains("node1"), "{status} {nodes}");
     }
 }
 
 #[test]
-fn slurmrestd_answers_to_a_token_and_goes_with_its_slurm() {
+fn slurmrestd_accepts_a_token_and_stops_with_its_slurm() {
     for (generation, version) in INTERFACES {
         let layout = Layout { generation, nodes: 1, gpus: 0, rest: Some(Rest::Token), ..Layout::default() };
         let Some(slurm) = slurm("slurmrestd", &layout) else { return };
@@ -202,8 +202,8 @@ fn nothing_is_left_of_a_slurm_whose_process_was_killed() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let said = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let folder = said.filter_map(|line| line.split_once("holding ").map(|(_, folder)| PathBuf::from(folder))).next();
+    let lines = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let folder = lines.filter_map(|line| line.split_once("holding ").map(|(_, folder)| PathBuf::from(folder))).next();
     let folder = folder.expect("it says where its files are");
     assert!(!processes_in(&folder).is_empty(), "leftovers would be detected");
     holder.kill().unwrap();

@@ -16,7 +16,7 @@ fn ran(fleet: &SshFleet, host: &str, command: &str) -> Output {
     fleet.ssh(host, command).output().unwrap()
 }
 
-fn said(fleet: &SshFleet, host: &str, command: &str) -> String {
+fn stdout_of(fleet: &SshFleet, host: &str, command: &str) -> String {
     let output = ran(fleet, host, command);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -37,18 +37,18 @@ fn wait(what: &str, mut there: impl FnMut() -> bool) {
 #[test]
 fn each_host_is_a_machine_of_its_own() {
     let Some(mut fleet) = fleet("each_host_is_a_machine_of_its_own", 2) else { return };
-    assert_eq!(said(&fleet, "host1", "hostname"), "host1");
-    assert_eq!(said(&fleet, "host2", "echo here > /root/file; hostname"), "host2");
+    assert_eq!(stdout_of(&fleet, "host1", "hostname"), "host1");
+    assert_eq!(stdout_of(&fleet, "host2", "echo here > /root/file; hostname"), "host2");
     assert!(fleet.hosts()[1].home().join("file").exists() && !fleet.hosts()[0].home().join("file").exists());
     fleet.hosts()[0].set_load("7.5 0 0 1/1 1\n").unwrap();
-    assert!(said(&fleet, "host1", "cat /proc/loadavg").starts_with("7.5"));
+    assert!(stdout_of(&fleet, "host1", "cat /proc/loadavg").starts_with("7.5"));
     // A detached process lives until the next boot.
-    let started = said(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!");
-    assert_eq!(said(&fleet, "host1", &format!("kill -0 {started} && echo yes")), "yes");
-    let before = said(&fleet, "host1", "cat /proc/sys/kernel/random/boot_id");
+    let started = stdout_of(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!");
+    assert_eq!(stdout_of(&fleet, "host1", &format!("kill -0 {started} && echo yes")), "yes");
+    let before = stdout_of(&fleet, "host1", "cat /proc/sys/kernel/random/boot_id");
     fleet.host("host1").unwrap().boot().unwrap();
-    assert_ne!(said(&fleet, "host1", "cat /proc/sys/kernel/random/boot_id"), before);
-    assert!(!said(&fleet, "host1", "cat /proc/[0-9]*/comm").contains("sleep"));
+    assert_ne!(stdout_of(&fleet, "host1", "cat /proc/sys/kernel/random/boot_id"), before);
+    assert!(!stdout_of(&fleet, "host1", "cat /proc/[0-9]*/comm").contains("sleep"));
 }
 
 #[test]
@@ -63,17 +63,17 @@ fn a_host_refuses_hangs_and_loses_its_connections_as_told() {
     fleet.hosts()[1].unhang();
     fleet.host("host1").unwrap().black_hole().unwrap();
     let began = Instant::now();
-    let gone = ran(&fleet, "host1", "true");
-    assert!(gone.status.code() == Some(255) && complaint(&gone).contains("timed out"), "{gone:?}");
+    let timed_out = ran(&fleet, "host1", "true");
+    assert!(timed_out.status.code() == Some(255) && complaint(&timed_out).contains("timed out"), "{timed_out:?}");
     assert!(began.elapsed() > Duration::from_secs(4), "the connection was refused: {:?}", began.elapsed());
     fleet.host("host1").unwrap().boot().unwrap();
-    assert_eq!(said(&fleet, "host1", "echo back"), "back");
+    assert_eq!(stdout_of(&fleet, "host1", "echo back"), "back");
     let mut cut = fleet.ssh("host2", "echo up > /root/up; sleep 600").spawn().unwrap();
     let up = fleet.hosts()[1].home().join("up");
     wait("the command to begin", || fs::read_to_string(&up).is_ok_and(|text| text == "up\n"));
     fleet.hosts()[1].cut_connections().unwrap();
     assert_eq!(cut.wait().unwrap().code(), Some(255));
-    assert_eq!(said(&fleet, "host2", "echo well"), "well");
+    assert_eq!(stdout_of(&fleet, "host2", "echo well"), "well");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_slow_line_is_slow_and_works() {
 fn nothing_is_left_of_a_fleet() {
     let Some(fleet) = fleet("nothing_is_left_of_a_fleet", 1) else { return };
     let folder = fleet.path("");
-    said(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null &");
+    stdout_of(&fleet, "host1", "setsid sleep 600 >/dev/null 2>&1 </dev/null &");
     let name = folder.to_string_lossy().into_owned();
     let named = || {
         let lines = fs::read_dir("/proc").unwrap().flatten();

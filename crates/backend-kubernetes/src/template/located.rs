@@ -32,8 +32,8 @@ impl YamlNode {
     }
 
     /// Returns the value of this key.
-    pub(super) fn get(&self, wanted: &str) -> Option<&Located<YamlNode>> {
-        self.entries().iter().find(|(key, _)| key.value == wanted).map(|(_, value)| value)
+    pub(super) fn get(&self, name: &str) -> Option<&Located<YamlNode>> {
+        self.entries().iter().find(|(key, _)| key.value == name).map(|(_, value)| value)
     }
 
     pub(super) fn entries(&self) -> &[(Located<String>, Located<YamlNode>)] {
@@ -56,8 +56,8 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, TomlError> {
     serde_saphyr::from_str(text).map_err(|error| {
         let (plain, at) = (error.without_snippet().to_string(), error.location());
         // The caller prints the position itself.
-        let place = at.map(|at| format!(" at line {}, column {}", at.line(), at.column())).unwrap_or_default();
-        let message = plain.strip_suffix(&place).unwrap_or(&plain);
+        let position = at.map(|at| format!(" at line {}, column {}", at.line(), at.column())).unwrap_or_default();
+        let message = plain.strip_suffix(&position).unwrap_or(&plain);
         TomlError::at(text, at.map(|at| byte_range(text, at)), message)
     })
 }

@@ -33,8 +33,8 @@ impl Site {
                 }
             }
             for rule in object["rules"].as_array_mut().into_iter().flatten() {
-                let is_it = without.filter(|(kind, _)| rule["resources"][0] == *kind);
-                if let (Some((_, verb)), Some(verbs)) = (is_it, rule["verbs"].as_array_mut()) {
+                let matching = without.filter(|(kind, _)| rule["resources"][0] == *kind);
+                if let (Some((_, verb)), Some(verbs)) = (matching, rule["verbs"].as_array_mut()) {
                     verbs.retain(|one| one != verb);
                     // A rule must have a verb.
                     if verbs.is_empty() {
@@ -86,7 +86,7 @@ fn found<'a>(inspection: &'a Inspection, what: &str) -> &'a InspectionItem {
 }
 
 #[test]
-fn with_the_printed_rights_and_what_the_settings_name_all_is_well() {
+fn with_the_printed_rights_and_the_configured_objects_the_inspection_is_good() {
     let Some(cluster) = cluster() else { return };
     let site = Site::new(cluster, "all-well", None);
     site.make_claim(cluster);
@@ -105,10 +105,10 @@ fn with_the_printed_rights_and_what_the_settings_name_all_is_well() {
 }
 
 #[test]
-fn each_right_that_is_missing_is_named_with_what_gives_it() {
+fn each_missing_right_is_reported_with_its_remedy() {
     let Some(cluster) = cluster() else { return };
-    for (place, kind, verb) in [("no-patch", "nodes", "patch"), ("no-review", "tokenreviews", "create")] {
-        let inspection = Site::new(cluster, place, Some((kind, verb))).inspect(cluster);
+    for (namespace, kind, verb) in [("no-patch", "nodes", "patch"), ("no-review", "tokenreviews", "create")] {
+        let inspection = Site::new(cluster, namespace, Some((kind, verb))).inspect(cluster);
         let missing = found(&inspection, &format!("right to {verb} {kind}"));
         assert_eq!(missing.standing, InspectionStatus::Bad);
         assert_eq!(missing.remedy.as_deref(), Some("doctor deploy kubernetes --what rights | kubectl apply -f -"));
@@ -128,8 +128,8 @@ fn a_configured_object_that_is_missing_is_reported_with_its_remedy() {
     let path = "/apis/scheduling.k8s.io/v1/priorityclasses/half-made";
     assert!(cluster.plane.request("DELETE", path, None).unwrap().is_success());
     let inspection = site.inspect(cluster);
-    let whats: Vec<&str> = bad(&inspection).iter().map(|found| found.what.as_str()).collect();
-    assert_eq!(whats, ["volume claim data", "priority class half-made", "policy in ConfigMap policy"]);
+    let subjects: Vec<&str> = bad(&inspection).iter().map(|found| found.what.as_str()).collect();
+    assert_eq!(subjects, ["volume claim data", "priority class half-made", "policy in ConfigMap policy"]);
     assert!(bad(&inspection).iter().all(|found| found.remedy.is_some()));
     cluster.plane.create(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 10,
         "metadata": { "name": "half-made" } }));
@@ -139,7 +139,7 @@ fn a_configured_object_that_is_missing_is_reported_with_its_remedy() {
 }
 
 #[test]
-fn a_cluster_that_does_not_answer_is_bad_and_nothing_of_it_is_called_good() {
+fn a_cluster_that_does_not_answer_is_bad_and_no_item_is_good() {
     let config = KubernetesConfig { kubeconfig: Some(PathBuf::from("no/such/file")), ..KubernetesConfig::default() };
     let inspection = inspect(&config);
     assert_eq!(inspection.findings.iter().map(|found| found.standing).collect::<Vec<_>>(), [InspectionStatus::Bad]);

@@ -119,9 +119,9 @@ fn is_role_here(object: &Value) -> bool {
 
 /// Waits until the condition holds.
 #[track_caller]
-fn until(what: &str, mut so: impl FnMut() -> bool) {
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !so() {
+    while !condition() {
         assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -93,7 +93,7 @@ fn marking(stage: &Stage<'_>) {
 }
 
 fn showing(stage: &Stage<'_>) {
-    let shown = NodeStatus {
+    let status = NodeStatus {
         status: NodeHealth::Pass,
         severity: None,
         life: "in-service",
@@ -107,8 +107,8 @@ fn showing(stage: &Stage<'_>) {
         more_not_known: 0,
         agent_silent: false,
     };
-    let board = stage.backend.status_writer().expect("nodes are written on here");
-    board.write(&NodeName::new("gpu-3").unwrap(), &RenderedStatus::new(shown)).unwrap();
+    let writer = stage.backend.status_writer().expect("nodes are written on here");
+    writer.write(&NodeName::new("gpu-3").unwrap(), &RenderedStatus::new(status)).unwrap();
 }
 
 fn evicting(stage: &Stage<'_>) {
@@ -132,8 +132,8 @@ fn evicting(stage: &Stage<'_>) {
 /// The repair job is created; its completion is not simulated here.
 fn repairing(stage: &Stage<'_>) {
     let reset = NodeOp { op: ids(80).op(), what: Change::Reset };
-    let asked = stage.backend.apply(&NodeName::new("gpu-3").unwrap(), &reset).unwrap_err();
-    assert!(asked.text.contains("repair job created"), "{asked}");
+    let error = stage.backend.apply(&NodeName::new("gpu-3").unwrap(), &reset).unwrap_err();
+    assert!(error.text.contains("repair job created"), "{error}");
 }
 
 /// Last, because it deletes the node.
@@ -165,17 +165,17 @@ fn right(verb: &str, group: &str, resource: &str) -> String {
 }
 
 fn granted() -> BTreeSet<String> {
-    let words = |value: &Value| -> Vec<String> {
-        value.as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+    let strings = |value: &Value| -> Vec<String> {
+        value.as_array().unwrap().iter().map(|item| item.as_str().unwrap().to_owned()).collect()
     };
     let mut all = BTreeSet::new();
     let subject = |object: &Value| object["metadata"]["name"] == "cluster-doctor";
     let printed = [manifests(&everything()), manifests(&nothing_shared())].concat();
     for object in printed.iter().filter(|object| subject(object)) {
         for rule in object["rules"].as_array().into_iter().flatten() {
-            for group in words(&rule["apiGroups"]) {
-                for resource in words(&rule["resources"]) {
-                    all.extend(words(&rule["verbs"]).iter().map(|verb| right(verb, &group, &resource)));
+            for group in strings(&rule["apiGroups"]) {
+                for resource in strings(&rule["resources"]) {
+                    all.extend(strings(&rule["verbs"]).iter().map(|verb| right(verb, &group, &resource)));
                 }
             }
         }
@@ -184,19 +184,19 @@ fn granted() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_right_that_is_given_is_used_and_none_that_is_used_is_missing() {
+fn every_granted_right_is_used_and_every_used_right_is_granted() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     for flow in FLOWS {
         flow(&Stage { cluster, backend: &backend });
     }
     let ours = format!("system:serviceaccount:{NAMESPACE}:cluster-doctor");
-    let mut asked = cluster.plane.audited_requests().unwrap();
-    asked.retain(|asked| asked.user == ours);
-    assert!(!asked.is_empty(), "the audit log is empty");
+    let mut requests = cluster.plane.audited_requests().unwrap();
+    requests.retain(|request| request.user == ours);
+    assert!(!requests.is_empty(), "the audit log is empty");
     let rights = |refused: bool| -> BTreeSet<String> {
-        let those = asked.iter().filter(|asked| (asked.status == 403) == refused);
-        those.map(|asked| right(&asked.verb, &asked.group, &asked.resource)).collect()
+        let matching = requests.iter().filter(|request| (request.status == 403) == refused);
+        matching.map(|request| right(&request.verb, &request.group, &request.resource)).collect()
     };
     let (used, missing) = (rights(false), rights(true));
     let unused: BTreeSet<String> = granted().difference(&used).cloned().collect();
@@ -208,12 +208,12 @@ fn a_server_that_does_not_stream_lists_is_listed_in_pages() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     until("the nodes", || backend.snapshot().is_ok_and(|nodes| nodes.len() >= 3));
-    let asked = cluster.plane.audited_requests().unwrap();
+    let requests = cluster.plane.audited_requests().unwrap();
     for resource in ["nodes", "pods"] {
         let was = |verb: &str, status: u16| {
-            asked.iter().any(|one| one.resource == resource && one.verb == verb && one.status == status)
+            requests.iter().any(|one| one.resource == resource && one.verb == verb && one.status == status)
         };
-        assert!(was("watch", 422), "a streamed list of {resource} is rejected: {asked:#?}");
-        assert!(was("list", 200), "{resource} are listed: {asked:#?}");
+        assert!(was("watch", 422), "a streamed list of {resource} is rejected: {requests:#?}");
+        assert!(was("list", 200), "{resource} are listed: {requests:#?}");
     }
 }

@@ -95,7 +95,7 @@ fn our_taints(cluster: &Cluster) -> usize {
 
 /// Has its own control plane, because its faults would break the other tests.
 #[test]
-fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
+fn conflicts_rejections_and_broken_watches_duplicate_nothing_and_lose_nothing() {
     let Some(cluster) = Cluster::start(&["gpu-1"]) else { return };
     let wire = CuttableProxy::to(cluster.plane.url().trim_start_matches("https://").to_owned());
     let backend = KubernetesBackend::open(cluster.by(&wire)).unwrap();
@@ -136,8 +136,8 @@ fn conflicts_rejections_and_cut_watches_double_nothing_and_lose_nothing() {
     until("a rejection", || {
         let drains: Vec<NodeOp> = (0..8).map(|_| NodeOp { op: ids.op(), what: Change::Drain }).collect();
         let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> = drains.iter().map(|drain| scope.spawn(|| backend.apply(&node, drain))).collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+            let handles: Vec<_> = drains.iter().map(|drain| scope.spawn(|| backend.apply(&node, drain))).collect();
+            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
         });
         let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
         assert!(errors.iter().all(|error| error.effect == Effect::NotAppliedRetry), "{errors:?}");

@@ -16,14 +16,14 @@ use super::{NAMESPACE, cluster, ids, polled, request, seen, until};
 const NODE: &str = "gpu-13";
 
 /// Returns the failures reported on this node.
-fn told(backend: &dyn Backend) -> Vec<ObservedJobFailure> {
+fn reported_failures(backend: &dyn Backend) -> Vec<ObservedJobFailure> {
     let mut all = backend.job_failures(Timestamp::MIN).unwrap();
     all.retain(|failed| failed.nodes.iter().any(|node| node.as_str() == NODE));
     all
 }
 
 #[test]
-fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_not() {
+fn failed_user_pods_are_reported_and_succeeded_or_deleted_pods_are_not() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     seen(&backend, NODE);
@@ -43,15 +43,15 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
     cluster.delete("/api/v1/namespaces/default/pods/cancelled");
     ends("crashed", Exit::code(139));
     ends("too-large", Exit::code(137).with_reason("OOMKilled"));
-    until("both to be told", || told(&backend).len() >= 2);
+    until("both to be told", || reported_failures(&backend).len() >= 2);
     let names: Vec<(String, JobFailureKind)> =
-        told(&backend).into_iter().map(|failed| (failed.job.name.to_string(), failed.job.how)).collect();
+        reported_failures(&backend).into_iter().map(|failed| (failed.job.name.to_string(), failed.job.how)).collect();
     let expected = [
         ("default/crashed", JobFailureKind::Signal { number: 11 }),
         ("default/too-large", JobFailureKind::OutOfMemory),
     ];
     assert_eq!(names, expected.map(|(name, how)| (name.to_owned(), how)));
-    assert!(told(&backend).iter().all(|failed| failed.job.owner.as_str() == "default"));
+    assert!(reported_failures(&backend).iter().all(|failed| failed.job.owner.as_str() == "default"));
 
     // Failures before the watch started are not listed. Nothing reports its start, so the test repeats until it has started.
     let later = cluster.backend();
@@ -60,9 +60,9 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
     until("the next to be told", || {
         tries += 1;
         ends(&format!("again-{tries}"), Exit::code(1));
-        !told(&later).is_empty()
+        !reported_failures(&later).is_empty()
     });
-    assert!(told(&later).iter().all(|failed| failed.job.name.as_str().starts_with("default/again-")));
+    assert!(reported_failures(&later).iter().all(|failed| failed.job.name.as_str().starts_with("default/again-")));
     let again: Vec<String> = (1..=tries).map(|number| format!("again-{number}")).collect();
     for name in ["well", "crashed", "too-large"].into_iter().chain(again.iter().map(String::as_str)) {
         cluster.delete(&format!("/api/v1/namespaces/default/pods/{name}"));
@@ -71,7 +71,7 @@ fn user_pods_that_failed_are_told_and_those_that_ended_well_or_were_deleted_are_
 
 /// The conditions that the cluster's controllers set when a node has been unreachable for five minutes.
 #[test]
-fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
+fn a_job_whose_node_died_is_not_reported_as_preempted_by_a_user() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     seen(&backend, "gpu-16");
@@ -83,8 +83,8 @@ fn a_job_whose_node_died_is_not_told_as_one_that_a_user_displaced() {
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
     let found = cluster.get(&format!("{pods}?labelSelector=cluster-doctor.io%2Frun%3D{run}"));
     let name = found["items"][0]["metadata"]["name"].as_str().unwrap();
-    let taken = json!({ "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager" });
-    let patch = json!({ "status": { "phase": "Failed", "conditions": [taken] } });
+    let disruption = json!({ "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager" });
+    let patch = json!({ "status": { "phase": "Failed", "conditions": [disruption] } });
     let answer = cluster.plane.request("PATCH", &format!("{pods}/{name}/status"), Some(&patch)).unwrap();
     assert!(answer.is_success(), "{}", answer.text);
     until("the job's end", || matches!(polled(&backend, run), ObservedJobState::Ended { .. }));

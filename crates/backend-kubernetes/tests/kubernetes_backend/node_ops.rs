@@ -69,7 +69,7 @@ impl Cluster {
 }
 
 #[test]
-fn pods_leave_within_their_budgets_and_what_would_be_lost_is_left_to_a_person() {
+fn pods_are_evicted_within_their_disruption_budgets_and_unowned_pods_are_left_to_an_operator() {
     let Some(cluster) = cluster() else { return };
     let (backend, node) = (cluster.backend(), "gpu-5");
     cluster.plane.create(&set_of("web", node));
@@ -91,10 +91,10 @@ fn pods_leave_within_their_budgets_and_what_would_be_lost_is_left_to_a_person() 
     });
     cluster.cordon(node, true);
     let op = ids(11).op();
-    let waits = apply(&backend, node, op, Change::Evict).unwrap_err();
-    assert_eq!(waits.effect, Effect::NotAppliedRetry);
-    assert!(waits.text.contains("default/web-") && waits.text.contains("disruption budget"), "{waits}");
-    assert!(waits.text.contains("default/bare-on-gpu-5 has no controller"), "{waits}");
+    let error = apply(&backend, node, op, Change::Evict).unwrap_err();
+    assert_eq!(error.effect, Effect::NotAppliedRetry);
+    assert!(error.text.contains("default/web-") && error.text.contains("disruption budget"), "{error}");
+    assert!(error.text.contains("default/bare-on-gpu-5 has no controller"), "{error}");
     assert!(cluster.runs_on("web", node), "its disruption budget was violated");
     cluster.delete("/apis/policy/v1/namespaces/default/poddisruptionbudgets/web");
     until("the pod to have left", || {
@@ -112,7 +112,7 @@ fn pods_leave_within_their_budgets_and_what_would_be_lost_is_left_to_a_person() 
 }
 
 #[test]
-fn a_reboot_is_done_when_a_new_boot_is_seen_and_never_under_user_work() {
+fn a_reboot_is_complete_when_the_boot_id_changes_and_never_runs_under_user_pods() {
     let Some(cluster) = cluster() else { return };
     let (backend, node) = (cluster.backend(), "gpu-6");
     let mut ids = ids(12);
@@ -152,7 +152,7 @@ fn a_reboot_is_done_when_a_new_boot_is_seen_and_never_under_user_work() {
 }
 
 #[test]
-fn a_repair_whose_command_failed_says_so_and_another_try_is_another_job() {
+fn a_failed_repair_command_is_reported_and_a_retry_creates_another_job() {
     let Some(cluster) = cluster() else { return };
     let (backend, node) = (cluster.backend(), "gpu-7");
     let mut ids = ids(13);
@@ -172,7 +172,7 @@ fn a_repair_whose_command_failed_says_so_and_another_try_is_another_job() {
 }
 
 #[test]
-fn a_node_is_replaced_by_deleting_it_where_that_is_configured_and_allowed() {
+fn a_node_is_replaced_by_deletion_where_that_is_configured_and_allowed() {
     let Some(cluster) = cluster() else { return };
     let (node, op) = ("gpu-8", ids(14).op());
     let refused = apply(&cluster.backend(), node, op, Change::Replace).unwrap_err();
@@ -197,13 +197,13 @@ fn server(codes: &'static [u16]) -> (String, std::thread::JoinHandle<Vec<String>
     let calls = std::thread::spawn(move || {
         let answer = |code: &u16| {
             let (mut stream, _) = listener.accept().unwrap();
-            let (mut heard, mut part) = (Vec::new(), [0; 4096]);
-            while !String::from_utf8_lossy(&heard).ends_with('}') {
+            let (mut received, mut part) = (Vec::new(), [0; 4096]);
+            while !String::from_utf8_lossy(&received).ends_with('}') {
                 let count = stream.read(&mut part).unwrap();
-                heard.extend(&part[..count]);
+                received.extend(&part[..count]);
             }
             write!(stream, "HTTP/1.1 {code} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
-            String::from_utf8(heard).unwrap()
+            String::from_utf8(received).unwrap()
         };
         codes.iter().map(answer).collect()
     });
@@ -211,7 +211,7 @@ fn server(codes: &'static [u16]) -> (String, std::thread::JoinHandle<Vec<String>
 }
 
 #[test]
-fn a_webhook_is_told_of_the_machine_once() {
+fn a_webhook_is_called_once_with_the_instance() {
     let Some(cluster) = cluster() else { return };
     let (url, calls) = server(&[503, 404, 200]);
     let replace = Replace::Webhook(Webhook { url, token_variable: None });
@@ -249,7 +249,7 @@ fn throttling() -> String {
 }
 
 #[test]
-fn an_instance_is_terminated_through_its_cloud_and_a_wrong_id_or_throttling_are_told_apart() {
+fn an_instance_is_terminated_through_its_cloud_and_a_wrong_id_is_distinguished_from_throttling() {
     let Some(cluster) = cluster() else { return };
     let cloud = match FakeAws::start() {
         Ok(cloud) => cloud,

@@ -30,17 +30,17 @@ fn says(document: &[u8], code: i32) -> Exit {
 }
 
 #[test]
-fn a_result_comes_with_the_message_of_the_pods_end_and_a_message_that_was_cut_brings_none() {
+fn a_result_is_read_from_the_termination_message_and_a_truncated_message_has_none() {
     let Some(cluster) = cluster() else { return };
     let backend = backend(cluster);
     seen(&backend, "gpu-14");
     let run = ids(21).run();
     backend.submit(&request(run, "gpu-14", "endless")).unwrap();
     let name = pod(cluster, run);
-    let made = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"));
-    let command = made["spec"]["containers"][0]["command"].to_string();
+    let pod_object = cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"));
+    let command = pod_object["spec"]["containers"][0]["command"].to_string();
     assert!(command.contains("\"--carry\",\"/dev/termination-log\"") && !command.contains("--document"), "{command}");
-    assert!(!made["spec"]["volumes"].to_string().contains("\"data\""), "{}", made["spec"]["volumes"]);
+    assert!(!pod_object["spec"]["volumes"].to_string().contains("\"data\""), "{}", pod_object["spec"]["volumes"]);
     assert!(backend.poll(&[run]).unwrap()[0].documents.is_empty(), "it runs");
     cluster.kubelet.end_pod(NAMESPACE, &name, says(b"signed", 0)).unwrap();
     until("the result", || backend.poll(&[run]).unwrap()[0].documents == [b"signed".to_vec()]);
@@ -50,14 +50,14 @@ fn a_result_comes_with_the_message_of_the_pods_end_and_a_message_that_was_cut_br
     let run = ids(22).run();
     backend.submit(&request(run, "gpu-14", "endless")).unwrap();
     let name = pod(cluster, run);
-    let whole = PackedDocument::pack(b"signed").unwrap().to_termination_message();
-    cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).with_message(&whole[..whole.len() - 5])).unwrap();
+    let message = PackedDocument::pack(b"signed").unwrap().to_termination_message();
+    cluster.kubelet.end_pod(NAMESPACE, &name, Exit::code(0).with_message(&message[..message.len() - 5])).unwrap();
     until("the job's end", || matches!(polled(&backend, run), ObservedJobState::Ended { .. }));
     assert!(backend.poll(&[run]).unwrap()[0].documents.is_empty(), "a truncated document is no result");
 }
 
 #[test]
-fn what_a_pod_said_before_it_was_taken_away_is_known_when_it_is_gone() {
+fn the_result_of_a_pod_is_known_after_the_pod_was_deleted() {
     let Some(cluster) = cluster() else { return };
     let backend = backend(cluster);
     seen(&backend, "gpu-15");
@@ -74,9 +74,9 @@ fn what_a_pod_said_before_it_was_taken_away_is_known_when_it_is_gone() {
         cluster.delete(&path);
         until("the pod to be gone", || cluster.plane.request("GET", &path, None).unwrap().status == 404);
         // The watch delivers the end before the deletion, both slightly later than seen here.
-        let told = || backend.poll(&[run]).unwrap()[0].documents == [b"half of it".to_vec()];
+        let has_document = || backend.poll(&[run]).unwrap()[0].documents == [b"half of it".to_vec()];
         (0..40).any(|_| {
-            told() || {
+            has_document() || {
                 std::thread::sleep(Duration::from_millis(50));
                 false
             }

@@ -60,7 +60,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_job_from_a_sites_template_runs_with_what_the_site_says_and_what_must_be_ours() {
+fn a_job_from_a_site_template_has_the_fields_of_the_site_and_our_required_fields() {
     let Some(cluster) = cluster() else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("job.yaml");
@@ -105,7 +105,7 @@ fn a_job_from_a_sites_template_runs_with_what_the_site_says_and_what_must_be_our
 }
 
 #[test]
-fn a_job_without_a_template_has_a_dev_shm_of_memory() {
+fn a_job_without_a_template_mounts_dev_shm_from_memory() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let run = ids(32).run();

@@ -66,8 +66,8 @@ fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, [Program; 2])> {
         "metadata": { "name": "validation" }, "spec": { "weight": 1 } });
     until("the kinds to be known", || {
         let path = "/apis/scheduling.volcano.sh/v1beta1/queues";
-        let made = cluster.plane.request("POST", path, Some(&queue)).unwrap();
-        made.is_success() || made.status == 409
+        let response = cluster.plane.request("POST", path, Some(&queue)).unwrap();
+        response.is_success() || response.status == 409
     });
     let role = manifests(config).into_iter().find(|object| object["kind"] == "Role").unwrap();
     let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/cluster-doctor");
@@ -93,7 +93,7 @@ impl Cluster {
 }
 
 #[test]
-fn runs_are_jobs_of_volcanos_where_that_is_configured_and_end_as_they_ended_there() {
+fn runs_are_volcano_jobs_where_configured_and_end_with_their_volcano_state() {
     let volcano = Volcano {
         queue: Some("validation".to_owned()),
         scheduler: "volcano".to_owned(),

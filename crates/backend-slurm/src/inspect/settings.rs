@@ -112,10 +112,10 @@ impl SlurmSettings {
     fn message_timeout(&self, share: ShareLatency) -> InspectionItem {
         const WHAT: &str = "MessageTimeout";
         let Some(limit) = self.seconds(WHAT) else { return InspectionItem::unknown(WHAT, "not reported by Slurm") };
-        let shown = limit.as_secs();
+        let seconds = limit.as_secs();
         if limit <= HEALTH_CHECK_LIMIT {
             let text =
-                format!("{shown} s, expected more than our health check may take ({} s)", HEALTH_CHECK_LIMIT.as_secs());
+                format!("{seconds} s, expected more than our health check may take ({} s)", HEALTH_CHECK_LIMIT.as_secs());
             return InspectionItem::bad(
                 WHAT,
                 text,
@@ -123,24 +123,24 @@ impl SlurmSettings {
             );
         }
         match share {
-            ShareLatency::Measured(took) if took * 2 > limit => {
-                let text = format!("{shown} s, and the shared directory took {:.1} s to respond", took.as_secs_f64());
-                let wanted = (took.as_secs() * 4).clamp(30, MAX_MESSAGE_TIMEOUT.as_secs());
+            ShareLatency::Measured(latency) if latency * 2 > limit => {
+                let text = format!("{seconds} s, and the shared directory took {:.1} s to respond", latency.as_secs_f64());
+                let recommended = (latency.as_secs() * 4).clamp(30, MAX_MESSAGE_TIMEOUT.as_secs());
                 let remedy =
-                    format!("set MessageTimeout={wanted}: a stall of the file system would make healthy nodes DOWN");
+                    format!("set MessageTimeout={recommended}: a stall of the file system would make healthy nodes DOWN");
                 InspectionItem::bad(WHAT, text, remedy)
             }
             _ if limit > MAX_MESSAGE_TIMEOUT => {
                 let remedy = "set MessageTimeout to 100 or less, unless the file system really stalls for so long";
-                InspectionItem::unknown(WHAT, format!("{shown} s delays the detection of dead nodes"))
+                InspectionItem::unknown(WHAT, format!("{seconds} s delays the detection of dead nodes"))
                     .with_remedy(remedy)
             }
-            ShareLatency::Measured(took) => {
-                let millis = took.as_millis();
-                InspectionItem::good(WHAT, format!("{shown} s; the shared directory responded within {millis} ms"))
+            ShareLatency::Measured(latency) => {
+                let millis = latency.as_millis();
+                InspectionItem::good(WHAT, format!("{seconds} s; the shared directory responded within {millis} ms"))
             }
             ShareLatency::Unknown => {
-                InspectionItem::unknown(WHAT, format!("{shown} s; the shared directory could not be timed"))
+                InspectionItem::unknown(WHAT, format!("{seconds} s; the shared directory could not be timed"))
             }
         }
     }
@@ -267,16 +267,16 @@ SLURM_VERSION           = 24.11.5
     }
 
     #[test]
-    fn settings_that_go_together_are_good() {
+    fn compatible_settings_are_good() {
         assert_eq!(not_good(GOOD), []);
-        let told = SlurmSettings::parse(GOOD);
-        assert_eq!((told.slurm_user(), told.version()), (Some(64_030), "24.11.5"));
+        let settings = SlurmSettings::parse(GOOD);
+        assert_eq!((settings.slurm_user(), settings.version()), (Some(64_030), "24.11.5"));
     }
 
     #[test]
-    fn each_that_does_not_is_named_with_its_remedy() {
+    fn each_incompatible_setting_is_reported_with_its_remedy() {
         use InspectionStatus::{Bad, Unknown};
-        for (from, to, what, standing) in [
+        for (from, to, what, status) in [
             ("/usr/lib/cluster-doctor/slurm/health", "(null)", "HealthCheckProgram", Unknown),
             ("HealthCheckInterval     = 300 sec", "HealthCheckInterval     = 0 sec", "HealthCheckProgram", Bad),
             ("HealthCheckInterval     = 300 sec", "HealthCheckInterval     = 3600 sec", "HealthCheckProgram", Bad),
@@ -289,7 +289,7 @@ SLURM_VERSION           = 24.11.5
             ("MinJobAge               = 300", "MinJobAge               = 2", "MinJobAge", Unknown),
             ("ReturnToService         = 2", "ReturnToService         = 9", "ReturnToService", Unknown),
         ] {
-            assert_eq!(not_good(&GOOD.replace(from, to)), [(what.to_owned(), standing)], "{to}");
+            assert_eq!(not_good(&GOOD.replace(from, to)), [(what.to_owned(), status)], "{to}");
         }
         let reboots = SlurmConfig { reboot: true, ..SlurmConfig::default() };
         let found = SlurmSettings::parse(GOOD).inspect(&reboots, ShareLatency::Unknown);
@@ -297,14 +297,14 @@ SLURM_VERSION           = 24.11.5
     }
 
     #[test]
-    fn what_returns_by_itself_is_told_of() {
+    fn return_to_service_is_reported() {
         let found = judge(GOOD, ShareLatency::Unknown);
-        let told = found.iter().find(|one| one.what == "ReturnToService").unwrap();
-        assert!(told.text.contains("drained too"), "{told:?}");
+        let item = found.iter().find(|one| one.what == "ReturnToService").unwrap();
+        assert!(item.text.contains("drained too"), "{item:?}");
     }
 
     #[test]
-    fn a_file_system_that_is_slower_than_messages_may_be_is_told_of() {
+    fn a_file_system_slower_than_the_message_timeout_is_reported() {
         let of = |share| judge(GOOD, share).into_iter().find(|one| one.what == "MessageTimeout").unwrap();
         assert_eq!(of(ShareLatency::Measured(Duration::from_secs(16))).standing, InspectionStatus::Bad);
         assert_eq!(of(ShareLatency::Measured(Duration::from_secs(14))).standing, InspectionStatus::Good);
@@ -312,7 +312,7 @@ SLURM_VERSION           = 24.11.5
     }
 
     #[test]
-    fn a_slurm_that_says_nothing_is_unknown_and_never_good() {
+    fn missing_settings_are_unknown_and_never_good() {
         let found = judge("", ShareLatency::Measured(Duration::ZERO));
         assert!(!found.is_empty() && found.iter().all(|one| one.standing == InspectionStatus::Unknown), "{found:?}");
     }

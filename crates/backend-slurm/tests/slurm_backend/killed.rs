@@ -66,14 +66,14 @@ impl Operator {
 }
 
 /// Performs a whole requalification run, until it is killed. Returns whether it completed.
-fn requalify(stage: &Stage, killed: Killed, hands: &mut Operator, number: u64) -> bool {
+fn requalify(stage: &Stage, killed: Killed, operator: &mut Operator, number: u64) -> bool {
     let config = SlurmConfig { programs: Some(programs(stage, killed)), ..stage.config.clone() };
     let (backend, run) = (stage.open_with(config), run_id(number));
     let submitted = backend.submit(&Stage::request(run, &[NODE], Length::Endless));
     let begun = submitted.is_ok() && backend.cancel(run).is_ok();
     let mut tidied = || {
         wait_job(&backend, run, "the end of the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
-        let mut apply = || hands.apply(&backend, Change::Unmark(MAINTENANCE));
+        let mut apply = || operator.apply(&backend, Change::Unmark(MAINTENANCE));
         // A job that is still ending is retried; a killed controller does not retry.
         wait("the reservation to go", || match apply() {
             Err(error) if error.text.contains("is in use") => Err(error.to_string()),
@@ -91,15 +91,15 @@ fn requalify(stage: &Stage, killed: Killed, hands: &mut Operator, number: u64) -
 pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Generation) {
     let Some(stage) = Stage::new("killed controllers", generation) else { return };
     let successor = stage.open();
-    let mut hands = Operator { ids: IdSource::new(run_id(0).number()) };
-    hands.apply(&successor, Change::Mark(UNHEALTHY)).unwrap();
-    hands.apply(&successor, Change::Drain).unwrap();
+    let mut operator = Operator { ids: IdSource::new(run_id(0).number()) };
+    operator.apply(&successor, Change::Mark(UNHEALTHY)).unwrap();
+    operator.apply(&successor, Change::Drain).unwrap();
     let (mut number, mut steps) = (1, 0);
     'steps: for at in 1.. {
         assert!(at < 20, "it ends after a bounded number of steps");
         for after in [false, true] {
             let killed = Killed { at, after };
-            if requalify(&stage, killed, &mut hands, number) {
+            if requalify(&stage, killed, &mut operator, number) {
                 break 'steps;
             }
             (number, steps) = (number + 1, steps + 1);
@@ -109,7 +109,7 @@ pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Genera
             );
             if has(&successor, NODE, MarkKind::Maintenance) {
                 wait("the leftovers to be removed", || {
-                    hands.apply(&successor, Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string())
+                    operator.apply(&successor, Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string())
                 });
             }
             assert!(!stage.is_open_to_users(NODE), "cleaned up after {killed:?}");
@@ -118,8 +118,8 @@ pub(crate) fn killed_anywhere_the_node_is_never_open_to_users(generation: Genera
         }
     }
     assert!(steps >= 14, "reserved, flagged, resumed, submitted, cancelled, noted, drained, deleted: {steps}");
-    hands.apply(&successor, Change::Undrain).unwrap();
-    hands.apply(&successor, Change::Unmark(UNHEALTHY)).unwrap();
+    operator.apply(&successor, Change::Undrain).unwrap();
+    operator.apply(&successor, Change::Unmark(UNHEALTHY)).unwrap();
     assert!(seen(&successor, NODE).node.marks.ours.is_empty());
     wait("the node to take users", || {
         stage.is_open_to_users(NODE).then_some(()).ok_or_else(|| stage.slurm.node_state(NODE).unwrap())

@@ -45,11 +45,11 @@ impl<'a> Operator<'a> {
     fn take_out(&mut self) -> CaseId {
         let case = self.ids.case();
         let mark = OurMark { kind: MarkKind::Unhealthy, case: Some(case) };
-        let ground =
+        let reason =
             ChangeReason { case: Some(case), code: "xid-79".to_owned(), text: "GPU 3 fell off the bus".to_owned() };
         for what in [Change::Mark(mark), Change::Drain] {
             let op = self.ids.op();
-            self.backend.apply_with_reason(&node(NODE), &NodeOp { op, what }, &ground).unwrap();
+            self.backend.apply_with_reason(&node(NODE), &NodeOp { op, what }, &reason).unwrap();
         }
         case
     }
@@ -61,14 +61,14 @@ impl<'a> Operator<'a> {
 }
 
 fn reason(stage: &Stage) -> String {
-    let shown = stage.slurm.run("scontrol", &["show", "node", "-o", NODE]).unwrap();
-    let reason = shown.split(" Reason=").nth(1).unwrap_or_default();
+    let output = stage.slurm.run("scontrol", &["show", "node", "-o", NODE]).unwrap();
+    let reason = output.split(" Reason=").nth(1).unwrap_or_default();
     reason.split(" [root@").next().unwrap_or_default().to_owned()
 }
 
 fn reservations(stage: &Stage) -> usize {
-    let shown = stage.slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
-    shown.lines().filter(|line| line.starts_with("ReservationName=doctor-")).count()
+    let output = stage.slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
+    output.lines().filter(|line| line.starts_with("ReservationName=doctor-")).count()
 }
 
 fn requalify(backend: &SlurmBackend, run: RunId, length: Length) {
@@ -78,10 +78,10 @@ fn requalify(backend: &SlurmBackend, run: RunId, length: Length) {
 pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation: Generation) {
     let Some(stage) = Stage::new("requalification runs", generation) else { return };
     let backend = stage.open();
-    let mut hands = Operator::new(&backend);
-    let case = hands.take_out();
-    let words = format!("doctor: xid-79 GPU 3 fell off the bus [{case}]");
-    assert_eq!(reason(&stage), words);
+    let mut operator = Operator::new(&backend);
+    let case = operator.take_out();
+    let expected = format!("doctor: xid-79 GPU 3 fell off the bus [{case}]");
+    assert_eq!(reason(&stage), expected);
     assert!(!stage.is_open_to_users(NODE), "drained");
     wait_free(&backend, NODE);
 
@@ -96,7 +96,7 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     assert!(!stage.is_open_to_users(NODE), "while it runs");
 
     // While it runs, the mark cannot be removed, and the attempt leaves the node closed.
-    let busy = hands.apply(Change::Unmark(MAINTENANCE)).unwrap_err();
+    let busy = operator.apply(Change::Unmark(MAINTENANCE)).unwrap_err();
     assert_eq!(busy.effect, Effect::NotAppliedRetry, "{busy}");
     assert!(!stage.is_open_to_users(NODE), "closed before its reservation goes");
 
@@ -106,9 +106,9 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     wait_job(&successor, run, "the end of the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
     assert!(!stage.is_open_to_users(NODE), "between the run and the removal of its reservation");
     assert!(has(&successor, NODE, MarkKind::Maintenance));
-    let mut hands = Operator::new(&successor);
-    wait("the reservation to go", || hands.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
-    assert_eq!((reservations(&stage), reason(&stage)), (0, words));
+    let mut operator = Operator::new(&successor);
+    wait("the reservation to go", || operator.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
+    assert_eq!((reservations(&stage), reason(&stage)), (0, expected));
     assert!(!stage.is_open_to_users(NODE), "drained again");
 
     // A second run passes in the same way, and then the node is returned.
@@ -117,8 +117,8 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
     let ended = wait_job(&successor, second, "the second run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
     assert!(matches!(ended, ObservedJobState::Ended { how: JobEnd::Exited, .. }), "{ended:?}");
     assert!(!stage.is_open_to_users(NODE), "requalified, and not yet returned");
-    wait("the reservation to go", || hands.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
-    hands.give_back();
+    wait("the reservation to go", || operator.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
+    operator.give_back();
     assert!(seen(&successor, NODE).node.marks.ours.is_empty());
     wait("the node to take users", || {
         stage.is_open_to_users(NODE).then_some(()).ok_or_else(|| stage.slurm.node_state(NODE).unwrap())
@@ -128,16 +128,16 @@ pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation
 pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generation: Generation) {
     let Some(stage) = Stage::new("reboots", generation) else { return };
     let backend = stage.open();
-    let mut hands = Operator::new(&backend);
-    hands.take_out();
+    let mut operator = Operator::new(&backend);
+    operator.take_out();
     // The first call requests the reboot, whose effect is not observed yet.
-    let op = hands.op();
+    let op = operator.op();
     let reboot = NodeOp { op, what: Change::Reboot };
     let first = backend.apply(&node(NODE), &reboot).unwrap_err();
     assert_eq!(first.effect, Effect::Unknown, "{first}");
     // Its reservation stays meanwhile, and is no mark for the planner to remove: Slurm would open the node at the end.
     assert!(!has(&backend, NODE, MarkKind::Maintenance) && has(&backend, NODE, MarkKind::Cordon));
-    match hands.apply(Change::Unmark(MAINTENANCE)) {
+    match operator.apply(Change::Unmark(MAINTENANCE)) {
         Err(error) => assert!(error.text.contains("is being rebooted") && reservations(&stage) == 1, "{error}"),
         // It is back already.
         Ok(()) => assert!(stage.slurm.node_state(NODE).unwrap().contains("DRAIN")),
@@ -159,7 +159,7 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     let back = Instant::now();
     wait("the next boot to be another", || (back.elapsed() > BETWEEN_BOOTS).then_some(()).ok_or_else(String::new));
     // An operator deletes the reservation: the node is closed at the end all the same.
-    let second = NodeOp { op: hands.op(), what: Change::Reboot };
+    let second = NodeOp { op: operator.op(), what: Change::Reboot };
     backend.apply(&node(NODE), &second).unwrap_err();
     let reservation = format!("reservationname=doctor-{}", second.op);
     stage.slurm.run("scontrol", &["delete", &reservation]).unwrap();
@@ -167,7 +167,7 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
     assert!(!stage.is_open_to_users(NODE), "closed without its reservation");
     assert!(has(&backend, NODE, MarkKind::Unhealthy) && has(&backend, NODE, MarkKind::Cordon));
     // A repeated operation does nothing: an operator who resumed the node since then had a reason.
-    hands.give_back();
+    operator.give_back();
     backend.apply(&node(NODE), &second).unwrap();
     assert!(seen(&backend, NODE).node.marks.ours.is_empty());
 }
@@ -175,16 +175,16 @@ pub(crate) fn a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back(generat
 pub(crate) fn a_node_that_is_set_down_is_drained_too(generation: Generation) {
     let Some(stage) = Stage::new("nodes that are down", generation) else { return };
     let backend = stage.open_with(SlurmConfig { out_as: OutAs::Down, ..stage.config.clone() });
-    let mut hands = Operator::new(&backend);
+    let mut operator = Operator::new(&backend);
     wait_free(&backend, NODE);
-    hands.take_out();
+    operator.take_out();
     let state = stage.slurm.node_state(NODE).unwrap();
     assert!(state.starts_with("DOWN") && state.contains("DRAIN"), "{state}");
     // Slurm would resume a node that is only down.
     stage.slurm.restart(Daemon::Node(NODE)).unwrap();
     stage.slurm.wait_for_node(NODE, "answering", |state| !state.contains("NOT_RESPONDING")).unwrap();
     assert!(!stage.is_open_to_users(NODE), "{}", stage.slurm.node_state(NODE).unwrap());
-    hands.give_back();
+    operator.give_back();
     wait("the node to take users", || {
         stage.is_open_to_users(NODE).then_some(()).ok_or_else(|| stage.slurm.node_state(NODE).unwrap())
     });
@@ -193,10 +193,10 @@ pub(crate) fn a_node_that_is_set_down_is_drained_too(generation: Generation) {
 pub(crate) fn a_node_that_does_not_come_back_from_a_reboot_stays_closed(generation: Generation) {
     let Some(stage) = Stage::new("reboots without return", generation) else { return };
     let backend = stage.open();
-    let mut hands = Operator::new(&backend);
-    hands.take_out();
+    let mut operator = Operator::new(&backend);
+    operator.take_out();
     stage.slurm.set_returns_from_reboot(NODE, false).unwrap();
-    let reboot = NodeOp { op: hands.op(), what: Change::Reboot };
+    let reboot = NodeOp { op: operator.op(), what: Change::Reboot };
     let failed = wait("the reboot to fail", || match backend.apply(&node(NODE), &reboot) {
         Err(error) if error.effect == Effect::NotAppliedPermanent => Ok(error),
         other => Err(format!("{other:?}")),
@@ -227,17 +227,17 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     let backend = stage.open_with(config.clone());
     let user = stage.slurm.submit(&["--nodelist", NODE, "--wrap=exec sleep 600"]).unwrap();
     stage.slurm.wait_for_job(user, "RUNNING").unwrap();
-    let mut hands = Operator::new(&backend);
-    hands.take_out();
-    let op = hands.op();
+    let mut operator = Operator::new(&backend);
+    operator.take_out();
+    let op = operator.op();
     let reset = NodeOp { op, what: Change::Reset };
     let busy = backend.apply(&node(NODE), &reset).unwrap_err();
     assert!(busy.text.contains(&format!("job {user} of root")) && busy.effect == Effect::NotAppliedRetry, "{busy}");
     stage.slurm.run("scancel", &[&user.to_string()]).unwrap();
     stage.slurm.wait_for_job(user, "CANCELLED").unwrap();
     // An operator is faster and takes the node out of service.
-    let update = |words: &[&str]| {
-        stage.slurm.run("scontrol", &[&["update", "nodename=node2"], words].concat()).unwrap();
+    let update = |args: &[&str]| {
+        stage.slurm.run("scontrol", &[&["update", "nodename=node2"], args].concat()).unwrap();
     };
     update(&["state=drain", "reason=mine now"]);
     let theirs = wait("the user's job to be off", || match backend.apply(&node(NODE), &reset) {
@@ -247,7 +247,7 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     assert!(theirs.text.contains("mine now") && theirs.effect == Effect::NotAppliedRetry, "{theirs}");
     assert_eq!(reservations(&stage), 0);
     update(&["state=resume"]);
-    hands.take_out();
+    operator.take_out();
     wait("the reset", || backend.apply(&node(NODE), &reset).map_err(|error| error.to_string()));
     assert_eq!(std::fs::read_to_string(&done).unwrap(), format!("{NODE}\n"), "once");
     assert_eq!(reservations(&stage), 0);
@@ -256,11 +256,11 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     // An abandoned reset leaves no job behind.
     let endless = ["sleep", "600"].map(str::to_owned).to_vec();
     let backend = stage.open_with(SlurmConfig { reset: endless, ..config });
-    let reset = NodeOp { op: hands.op(), what: Change::Reset };
+    let reset = NodeOp { op: operator.op(), what: Change::Reset };
     let begun = backend.apply(&node(NODE), &reset).unwrap_err();
     assert_eq!(begun.effect, Effect::Unknown, "{begun}");
-    let mut hands = Operator::new(&backend);
-    wait("the reservation to go", || hands.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
+    let mut operator = Operator::new(&backend);
+    wait("the reservation to go", || operator.apply(Change::Unmark(MAINTENANCE)).map_err(|error| error.to_string()));
     let name = format!("--name=doctor-{}", reset.op);
     let left = stage.slurm.run("squeue", &["--noheader", "--states=pending,running", "--format=%T", &name]).unwrap();
     assert_eq!((left.trim(), reservations(&stage)), ("", 0));
@@ -273,8 +273,8 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
     let Some(stage) = Stage::new("results on nodes", generation) else { return };
     let backend =
         stage.open_with(SlurmConfig { validated_feature: Some("validated".to_owned()), ..stage.config.clone() });
-    let board = backend.status_writer().unwrap();
-    let shown = |status| {
+    let writer = backend.status_writer().unwrap();
+    let rendered = |status| {
         Arc::new(RenderedStatus::new(NodeStatus {
             status,
             severity: None,
@@ -294,11 +294,11 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
     let lists = ["availablefeatures=h100,ib,mig", "activefeatures=h100,ib"];
     stage.slurm.run("scontrol", &[&["update", "nodename=node2"], &lists[..]].concat()).unwrap();
     backend.snapshot().unwrap();
-    assert_eq!(board.status_hash(&node(NODE)), None);
-    let well = shown(NodeHealth::Pass);
-    board.write(&node(NODE), &well).unwrap();
+    assert_eq!(writer.status_hash(&node(NODE)), None);
+    let well = rendered(NodeHealth::Pass);
+    writer.write(&node(NODE), &well).unwrap();
     backend.snapshot().unwrap();
-    assert_eq!(board.status_hash(&node(NODE)), Some(well.hash));
+    assert_eq!(writer.status_hash(&node(NODE)), Some(well.hash));
     // Users request it.
     let job_id = stage.slurm.submit(&["--constraint=validated", "--wrap=exec sleep 600"]).unwrap();
     stage.slurm.wait_for_job(job_id, "RUNNING").unwrap();
@@ -306,17 +306,17 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
     // All of them together, each with its own features; a node that Slurm does not have does not prevent the others.
     let all = ["node1", "node2", "node3"].map(node);
     let work: Vec<_> = all.iter().cloned().map(|node| (node, well.clone())).collect();
-    assert_eq!(board.write_all(&work, 4), []);
+    assert_eq!(writer.write_all(&work, 4), []);
     backend.snapshot().unwrap();
-    assert!(all.iter().all(|node| board.status_hash(node) == Some(well.hash)));
-    let mut work: Vec<_> = all.iter().cloned().map(|node| (node, shown(NodeHealth::Unknown))).collect();
-    work.push((node("node99"), shown(NodeHealth::Unknown)));
-    let failed = board.write_all(&work, 4);
+    assert!(all.iter().all(|node| writer.status_hash(node) == Some(well.hash)));
+    let mut work: Vec<_> = all.iter().cloned().map(|node| (node, rendered(NodeHealth::Unknown))).collect();
+    work.push((node("node99"), rendered(NodeHealth::Unknown)));
+    let failed = writer.write_all(&work, 4);
     assert!(failed.len() == 1 && failed[0].0 == node("node99") && failed[0].1.text.contains("no node"), "{failed:?}");
     backend.snapshot().unwrap();
-    assert!(all.iter().all(|node| board.status_hash(node) == Some(work[0].1.hash)));
-    board.write(&node(NODE), &shown(NodeHealth::Fail)).unwrap();
-    let shown = stage.slurm.run("scontrol", &["show", "node", "-o", NODE]).unwrap();
-    assert!(shown.contains("AvailableFeatures=h100,ib,mig ActiveFeatures=h100,ib "), "{shown}");
+    assert!(all.iter().all(|node| writer.status_hash(node) == Some(work[0].1.hash)));
+    writer.write(&node(NODE), &rendered(NodeHealth::Fail)).unwrap();
+    let output = stage.slurm.run("scontrol", &["show", "node", "-o", NODE]).unwrap();
+    assert!(output.contains("AvailableFeatures=h100,ib,mig ActiveFeatures=h100,ib "), "{output}");
     assert_eq!(job(&backend, run_id(1)), ObservedJobState::Absent);
 }

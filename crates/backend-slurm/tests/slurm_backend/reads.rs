@@ -28,7 +28,7 @@ pub(crate) fn slurmrestd_tells_the_same(generation: Generation) {
         };
         let rest = Some(Rest { at, version: version.to_owned(), token_file, user });
         let (asking, plain) = (stage.open_with(SlurmConfig { rest, ..stage.config.clone() }), stage.open());
-        let change = |words: &[&str]| stage.slurm.run("scontrol", &[&["update"], words].concat()).unwrap();
+        let change = |args: &[&str]| stage.slurm.run("scontrol", &[&["update"], args].concat()).unwrap();
         change(&["nodename=node1", "state=drain", "reason=doctor: xid-79 [x]", "extra={\"rack\":7}"]);
         change(&["nodename=node2", "state=drain", "reason=fan noise"]);
         let job = stage.slurm.submit(&["--nodelist=node3", "--wrap=exec sleep 600"]).unwrap();
@@ -48,13 +48,13 @@ pub(crate) fn a_node_that_is_powered_down_is_left_asleep(generation: Generation)
     let Some(stage) = Stage::with("power saving", &layout) else { return };
     let margin = |suspend_margin| stage.open_with(SlurmConfig { suspend_margin, ..stage.config.clone() });
     let (careful, bold) = (margin(Span::hours(1)), margin(Span::from_secs(0)));
-    let said = |backend: &dyn Backend| match seen(backend, "node1").node.occupancy.clone() {
+    let reason = |backend: &dyn Backend| match seen(backend, "node1").node.occupancy.clone() {
         Occupancy::Free => "free".to_owned(),
         Occupancy::Busy { by } => by.to_string(),
         Occupancy::Unknown { why } => why.to_string(),
     };
-    assert!(said(&careful).contains("power saving") || said(&careful).contains("powered down"), "{}", said(&careful));
-    wait("the node to be powered down", || match said(&bold) {
+    assert!(reason(&careful).contains("power saving") || reason(&careful).contains("powered down"), "{}", reason(&careful));
+    wait("the node to be powered down", || match reason(&bold) {
         asleep if asleep == "it is powered down" => Ok(()),
         other => Err(other),
     });

@@ -135,10 +135,10 @@ pub(crate) fn run_id(number: u64) -> RunId {
 }
 
 /// Retries until it succeeds.
-pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+pub(crate) fn wait<T>(what: &str, mut check: impl FnMut() -> Result<T, String>) -> T {
     let began = Instant::now();
     loop {
-        match look() {
+        match check() {
             Ok(found) => return found,
             Err(seen) => assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}: {seen}"),
         }
@@ -189,7 +189,7 @@ impl Testbed for Stage {
         node(NODE)
     }
 
-    fn set_occupancy(&self, name: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, name: &NodeName, occupancy: TestOccupancy) {
         if let Some(job) = self.user.take() {
             self.slurm.run("scancel", &[&job.to_string()]).unwrap();
             self.slurm.wait_for_job(job, "CANCELLED").unwrap();
@@ -198,7 +198,7 @@ impl Testbed for Stage {
         if state.starts_with("DOWN") {
             self.slurm.run("scontrol", &["update", "nodename=node1", "state=resume"]).unwrap();
         }
-        match wanted {
+        match occupancy {
             // Wait: an ending job and a resume show for a moment.
             TestOccupancy::Free => self
                 .slurm
@@ -220,9 +220,9 @@ impl Testbed for Stage {
 
     fn set_foreign_mark(&self, name: &NodeName, there: bool) {
         let drained = self.slurm.node_state(name.as_str()).unwrap().contains("DRAIN");
-        let words: &[&str] = if there { &["state=drain", "reason=fan noise"] } else { &["state=resume"] };
+        let args: &[&str] = if there { &["state=drain", "reason=fan noise"] } else { &["state=resume"] };
         if there || drained {
-            self.slurm.run("scontrol", &[&["update", "nodename=node1"], words].concat()).unwrap();
+            self.slurm.run("scontrol", &[&["update", "nodename=node1"], args].concat()).unwrap();
         }
     }
 

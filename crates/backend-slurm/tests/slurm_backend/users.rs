@@ -55,9 +55,9 @@ pub(crate) fn the_users_come_first(generation: Generation) {
 
     // The failed job is reported with its node.
     let failed = backend.job_failures(Timestamp::from_secs(0)).unwrap();
-    let told: Vec<String> =
+    let reported: Vec<String> =
         failed.iter().map(|one| format!("{} {} {:?}", one.job.id, one.job.how, one.nodes)).collect();
-    assert_eq!(told, [format!("slurm/{failing} exit code 3 [node3]")]);
+    assert_eq!(reported, [format!("slurm/{failing} exit code 3 [node3]")]);
 }
 
 pub(crate) fn what_slurm_forgets_is_told_by_the_claim(generation: Generation) {

@@ -46,8 +46,8 @@ impl ReportSink {
 /// Returns false when the receiver is gone. The agent retries after a broken connection.
 fn answer(mut stream: TcpStream, give: &Sender<Vec<u8>>) -> bool {
     let Some(report) = body(&stream) else { return true };
-    let said = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nkept\n");
-    said.is_err() || give.send(report).is_ok()
+    let written = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nkept\n");
+    written.is_err() || give.send(report).is_ok()
 }
 
 fn body(stream: &TcpStream) -> Option<Vec<u8>> {

@@ -33,22 +33,22 @@ pub(crate) struct Expected {
 
 impl Expected {
     pub(crate) fn compute() -> Result<Self> {
-        let mut stands: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
+        let mut latest: Vec<Option<ExpectedLatest>> = vec![None; GeneratedRow::PAIRS];
         for row in GeneratedRow::all() {
-            let place = row.node as usize * GeneratedRow::TESTS.len() + row.test;
+            let index = row.node as usize * GeneratedRow::TESTS.len() + row.test;
             let verdict = GeneratedRow::OUTCOMES[row.outcome].verdict;
             let nothing = ExpectedLatest { record: TestRecord::NEVER, outcome: 0, run: row.run, conclusive: None };
-            let stand = stands[place].get_or_insert(nothing);
-            stand.record.add(verdict, row.at);
-            stand.outcome = row.outcome;
-            stand.run = row.run;
+            let result = latest[index].get_or_insert(nothing);
+            result.record.add(verdict, row.at);
+            result.outcome = row.outcome;
+            result.run = row.run;
             if verdict.is_conclusive() {
-                stand.conclusive = Some((row.outcome, row.at));
+                result.conclusive = Some((row.outcome, row.at));
             }
         }
-        let stands =
-            stands.into_iter().collect::<Option<Vec<ExpectedLatest>>>().context("a test has no generated row")?;
-        Ok(Self { latest: stands })
+        let latest =
+            latest.into_iter().collect::<Option<Vec<ExpectedLatest>>>().context("a test has no generated row")?;
+        Ok(Self { latest })
     }
 
     pub(crate) fn check_latest(&self, answer: &[LatestRow]) -> Result<()> {
@@ -58,17 +58,17 @@ impl Expected {
             answer.len(),
             GeneratedRow::PAIRS
         );
-        for (place, (stand, row)) in self.latest.iter().zip(answer).enumerate() {
-            let node = u32::try_from(place / GeneratedRow::TESTS.len()).context("counting nodes")?;
+        for (index, (result, row)) in self.latest.iter().zip(answer).enumerate() {
+            let node = u32::try_from(index / GeneratedRow::TESTS.len()).context("counting nodes")?;
             let expected = LatestRow {
                 node: GeneratedRow::name(node),
-                test: test(place % GeneratedRow::TESTS.len())?,
-                at: stand.record.attempt().context("a test has no generated result")?,
-                verdict: GeneratedRow::OUTCOMES[stand.outcome].verdict,
-                reason: reason(stand.outcome)?,
-                run: Some(stand.run),
-                conclusive: stand.conclusive.map(|(outcome, at)| (GeneratedRow::OUTCOMES[outcome].verdict, at)),
-                misses: stand.record.misses(),
+                test: test(index % GeneratedRow::TESTS.len())?,
+                at: result.record.attempt().context("a test has no generated result")?,
+                verdict: GeneratedRow::OUTCOMES[result.outcome].verdict,
+                reason: reason(result.outcome)?,
+                run: Some(result.run),
+                conclusive: result.conclusive.map(|(outcome, at)| (GeneratedRow::OUTCOMES[outcome].verdict, at)),
+                misses: result.record.misses(),
             };
             ensure!(*row == expected, "the latest result is {row:?}, expected {expected:?}");
         }
@@ -89,13 +89,13 @@ impl Expected {
             }
         }
         ensure!(answer.len() == counts.len(), "{} failure rates, expected {}", answer.len(), counts.len());
-        for (place, (row, counts)) in answer.iter().zip(counts).enumerate() {
+        for (index, (row, counts)) in answer.iter().zip(counts).enumerate() {
             let of = |verdict| {
                 let kinds = GeneratedRow::OUTCOMES.iter().zip(counts).filter(|(kind, _)| kind.verdict == verdict);
                 kinds.map(|(_, count)| count).sum()
             };
             let expected = FailureRate {
-                test: test(place)?,
+                test: test(index)?,
                 pass: of(Verdict::Pass),
                 fail: of(Verdict::Fail),
                 inconclusive: of(Verdict::Inconclusive),
@@ -129,8 +129,8 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
     Ok(())
 }
 
-fn test(place: usize) -> Result<TestId> {
-    Ok(TestId::new(GeneratedRow::TESTS[place])?)
+fn test(index: usize) -> Result<TestId> {
+    Ok(TestId::new(GeneratedRow::TESTS[index])?)
 }
 
 fn reason(outcome: usize) -> Result<ReasonCode> {

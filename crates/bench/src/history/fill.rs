@@ -87,20 +87,20 @@ pub(crate) fn postgres_bytes(url: &str) -> Result<u64> {
 }
 
 /// Returns a database id; ids start at 1.
-fn number(place: usize) -> Cell {
-    Cell::Int(i64::try_from(place).unwrap_or(i64::MAX) + 1)
+fn number(index: usize) -> Cell {
+    Cell::Int(i64::try_from(index).unwrap_or(i64::MAX) + 1)
 }
 
-fn fill(inside: &mut dyn Inside) -> Result<()> {
-    let life = serde_json::to_string(&NodeState::InService).context("writing a state")?;
+fn fill(database: &mut dyn Inside) -> Result<()> {
+    let state = serde_json::to_string(&NodeState::InService).context("writing a state")?;
     let began = GeneratedRow::END.millis();
     let mut nodes = (0..GeneratedRow::NODES).map(|node| {
-        vec![number(node as usize), GeneratedRow::name(node).as_str().into(), life.as_str().into(), began.into()]
+        vec![number(node as usize), GeneratedRow::name(node).as_str().into(), state.as_str().into(), began.into()]
     });
-    inside.append("node", &["id", "name", "state", "state_since"], &mut nodes)?;
-    let mut tests = GeneratedRow::TESTS.iter().enumerate().map(|(place, name)| vec![number(place), (*name).into()]);
-    inside.append("test", &["id", "name"], &mut tests)?;
-    fill_outcomes(inside)?;
+    database.append("node", &["id", "name", "state", "state_since"], &mut nodes)?;
+    let mut tests = GeneratedRow::TESTS.iter().enumerate().map(|(index, name)| vec![number(index), (*name).into()]);
+    database.append("test", &["id", "name"], &mut tests)?;
+    fill_outcomes(database)?;
     let mut rows = GeneratedRow::all().map(|row| {
         let run = row.run.number().cast_signed();
         let since_birth = row.at.millis() - row.run.born().millis();
@@ -113,19 +113,19 @@ fn fill(inside: &mut dyn Inside) -> Result<()> {
             row.took.millis().into(),
         ]
     });
-    inside.append("history", &["node", "run", "test", "outcome", "offset_ms", "duration_ms"], &mut rows)?;
-    fill_latest(inside)?;
-    fill_hourly(inside)
+    database.append("history", &["node", "run", "test", "outcome", "offset_ms", "duration_ms"], &mut rows)?;
+    fill_latest(database)?;
+    fill_hourly(database)
 }
 
-fn fill_outcomes(inside: &mut dyn Inside) -> Result<()> {
+fn fill_outcomes(database: &mut dyn Inside) -> Result<()> {
     let columns = ["id", "name", "verdict", "severity", "reason", "untrusted", "imported"];
-    let mut rows = GeneratedRow::OUTCOMES.iter().enumerate().map(|(place, kind)| {
+    let mut rows = GeneratedRow::OUTCOMES.iter().enumerate().map(|(index, kind)| {
         let severity = kind.severity.map(Severity::code);
         let name = format!("{}/{}/own/{}", kind.verdict, severity.unwrap_or("-"), kind.reason);
         let verdict = kind.verdict.code();
         vec![
-            number(place),
+            number(index),
             name.as_str().into(),
             verdict.into(),
             severity.into(),
@@ -134,10 +134,10 @@ fn fill_outcomes(inside: &mut dyn Inside) -> Result<()> {
             Cell::Int(0),
         ]
     });
-    inside.append("outcome", &columns, &mut rows)
+    database.append("outcome", &columns, &mut rows)
 }
 
-fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
+fn fill_latest(database: &mut dyn Inside) -> Result<()> {
     let columns = [
         "node",
         "test",
@@ -150,23 +150,23 @@ fn fill_latest(inside: &mut dyn Inside) -> Result<()> {
         "inconclusive_count",
     ];
     let expected = Expected::compute()?;
-    let mut rows = expected.latest.iter().enumerate().map(|(place, stand)| {
+    let mut rows = expected.latest.iter().enumerate().map(|(index, latest)| {
         vec![
-            number(place / GeneratedRow::TESTS.len()),
-            number(place % GeneratedRow::TESTS.len()),
-            stand.record.attempt().map(|at| at.millis()).into(),
-            number(stand.outcome),
-            stand.run.number().cast_signed().into(),
-            stand.record.settled().map(|at| at.millis()).into(),
-            stand.conclusive.map_or(Cell::Null, |(outcome, _)| number(outcome)),
-            stand.conclusive.map(|(_, at)| at.millis()).into(),
-            i64::from(stand.record.misses()).into(),
+            number(index / GeneratedRow::TESTS.len()),
+            number(index % GeneratedRow::TESTS.len()),
+            latest.record.attempt().map(|at| at.millis()).into(),
+            number(latest.outcome),
+            latest.run.number().cast_signed().into(),
+            latest.record.settled().map(|at| at.millis()).into(),
+            latest.conclusive.map_or(Cell::Null, |(outcome, _)| number(outcome)),
+            latest.conclusive.map(|(_, at)| at.millis()).into(),
+            i64::from(latest.record.misses()).into(),
         ]
     });
-    inside.append("latest_result", &columns, &mut rows)
+    database.append("latest_result", &columns, &mut rows)
 }
 
-fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
+fn fill_hourly(database: &mut dyn Inside) -> Result<()> {
     let columns = ["hour", "test", "passed", "failed", "inconclusive", "not_applicable"];
     let mut counts: BTreeMap<(i64, usize), [i64; 4]> = BTreeMap::new();
     for row in GeneratedRow::all() {
@@ -178,15 +178,15 @@ fn fill_hourly(inside: &mut dyn Inside) -> Result<()> {
         row.extend(counts.map(Cell::Int));
         row
     });
-    inside.append("hourly_count", &columns, &mut rows)
+    database.append("hourly_count", &columns, &mut rows)
 }
 
 struct SqliteInside<'a>(&'a rusqlite::Connection);
 
 impl Inside for SqliteInside<'_> {
     fn append(&mut self, table: &str, columns: &[&str], rows: &mut dyn Iterator<Item = Vec<Cell>>) -> Result<()> {
-        let places = vec!["?"; columns.len()].join(", ");
-        let sql = format!("INSERT INTO {table} ({}) VALUES ({places})", columns.join(", "));
+        let placeholders = vec!["?"; columns.len()].join(", ");
+        let sql = format!("INSERT INTO {table} ({}) VALUES ({placeholders})", columns.join(", "));
         let mut statement = self.0.prepare(&sql).with_context(|| format!("filling {table}"))?;
         for row in rows {
             statement.execute(rusqlite::params_from_iter(row)).with_context(|| format!("filling {table}"))?;
@@ -215,8 +215,8 @@ impl Inside for PostgresInside<'_> {
         let mut line = String::new();
         for row in rows {
             line.clear();
-            for (place, cell) in row.iter().enumerate() {
-                line.push_str(if place > 0 { "\t" } else { "" });
+            for (column, cell) in row.iter().enumerate() {
+                line.push_str(if column > 0 { "\t" } else { "" });
                 // No generated name contains a character that COPY needs escaped.
                 match cell {
                     Cell::Null => line.push_str("\\N"),

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_ten_million_rows_and_no_run_twice_on_a_node() {
+    fn ten_million_rows_are_generated_and_no_run_appears_twice_on_a_node() {
         let full =
             u64::from(GeneratedRow::DAYS - 1) * u64::from(GeneratedRow::NODES) * GeneratedRow::TESTS.len() as u64;
         assert_eq!(full + u64::from(GeneratedRow::NODES), GeneratedRow::ROWS);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_before_its_node_has_the_next() {
+    fn a_run_ends_before_the_next_run_on_its_node() {
         for day in 0..50 {
             let row = GeneratedRow::row(11, day, 0);
             assert!(row.at > row.run.born() && row.at < GeneratedRow::row(11, day + 1, 0).run.born(), "{row:?}");

@@ -69,7 +69,7 @@ pub(super) struct Plans {
 
 impl Plans {
     pub(super) fn new(nodes: usize) -> Self {
-        let nodes = (0..nodes).map(|place| NodeName::new(&format!("node{place:05}")).expect("a plain name")).collect();
+        let nodes = (0..nodes).map(|index| NodeName::new(&format!("node{index:05}")).expect("a plain name")).collect();
         Self { nodes, ids: IdSource::new(5), now: Timestamp::from_secs(1_794_700_800) }
     }
 
@@ -122,8 +122,8 @@ impl Plans {
             up: None,
         };
         let mut secret = [0; 32];
-        for (word, bytes) in secret.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&spread(luck ^ word as u64).to_le_bytes());
+        for (index, bytes) in secret.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&spread(luck ^ index as u64).to_le_bytes());
         }
         let key = RunKey::new(secret);
         let document = document.sign(&key)?;

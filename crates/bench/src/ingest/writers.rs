@@ -42,8 +42,8 @@ pub(super) fn run(
     jobs: Vec<Job>,
 ) -> Result<Round> {
     let mut shares: Vec<Vec<Job>> = (0..writers).map(|_| Vec::with_capacity(jobs.len() / writers + 1)).collect();
-    for (place, job) in jobs.into_iter().enumerate() {
-        shares[place % writers].push(job);
+    for (index, job) in jobs.into_iter().enumerate() {
+        shares[index % writers].push(job);
     }
     let ready = Barrier::new(writers + 1);
     let ((done, readable), sample) = std::thread::scope(|scope| {

@@ -179,8 +179,8 @@ async fn patch_node(
         Some(subresource) => nodes.patch_subresource(subresource, &name, &parameters, &patch),
         None => nodes.patch(&name, &parameters, &patch),
     };
-    let asked = client.request_text(request.with_context(|| format!("patching node {name}"))?).await;
-    asked.map(drop).with_context(|| format!("patching node {name}"))
+    let response = client.request_text(request.with_context(|| format!("patching node {name}"))?).await;
+    response.map(drop).with_context(|| format!("patching node {name}"))
 }
 
 fn made_by(manager: &str) -> PostParams {

@@ -110,17 +110,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_through_arrives_and_is_counted_each_way() {
+    fn forwarded_bytes_arrive_and_are_counted_in_each_direction() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let wire = CountingProxy::start(server.local_addr().unwrap().port()).unwrap();
         let mut client = TcpStream::connect(("127.0.0.1", wire.port())).unwrap();
         client.write_all(b"question").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        let (mut asked, _) = server.accept().unwrap();
+        let (mut connection, _) = server.accept().unwrap();
         let mut question = String::new();
-        asked.read_to_string(&mut question).unwrap();
-        asked.write_all(b"an answer").unwrap();
-        drop(asked);
+        connection.read_to_string(&mut question).unwrap();
+        connection.write_all(b"an answer").unwrap();
+        drop(connection);
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
         assert_eq!((question.as_str(), answer.as_str()), ("question", "an answer"));

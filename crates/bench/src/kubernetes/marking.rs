@@ -69,9 +69,9 @@ pub(crate) fn run() -> Result<Measured> {
     let mut snapshot = marker.take_snapshot()?;
     compare(&snapshot)?;
 
-    let whole: Vec<usize> = (0..NODES).filter(|node| matches!(State::of(*node), State::Taken | State::Idle)).collect();
-    let (bare, ours) = whole.split_at(MARKED);
-    let bare: Vec<String> = bare.iter().map(|node| node_name(*node)).collect();
+    let usable: Vec<usize> = (0..NODES).filter(|node| matches!(State::of(*node), State::Taken | State::Idle)).collect();
+    let (baseline, ours) = usable.split_at(MARKED);
+    let baseline: Vec<String> = baseline.iter().map(|node| node_name(*node)).collect();
     let (mut alone, mut together, mut marked) = (Vec::new(), Vec::new(), Vec::new());
     for (round, nodes) in ours.chunks_exact(MARKED).take(ROUNDS).enumerate() {
         eprintln!("  measuring: round {} of {ROUNDS}", round + 1);
@@ -79,8 +79,8 @@ pub(crate) fn run() -> Result<Measured> {
         for turn in 0..3 {
             let value = format!("{round}-{turn}");
             match (round + turn) % 3 {
-                0 => alone.push(rate(|| cluster.patch_nodes(&bare, 1, |_| bare_patch(&value)))?),
-                1 => together.push(rate(|| cluster.patch_nodes(&bare, WORKERS, |_| bare_patch(&value)))?),
+                0 => alone.push(rate(|| cluster.patch_nodes(&baseline, 1, |_| bare_patch(&value)))?),
+                1 => together.push(rate(|| cluster.patch_nodes(&baseline, WORKERS, |_| bare_patch(&value)))?),
                 _ => marked.push(marker.mark(nodes, &snapshot)?),
             }
         }
@@ -88,7 +88,7 @@ pub(crate) fn run() -> Result<Measured> {
     }
     eprintln!("  checking: every node has exactly its mark");
     let ours: Vec<String> = ours[..ROUNDS * MARKED].iter().map(|node| node_name(*node)).collect();
-    prove(&before, &cluster.nodes()?, &ours, &bare)?;
+    prove(&before, &cluster.nodes()?, &ours, &baseline)?;
     marker.verify_marks(&snapshot, &ours)?;
 
     let inputs = json!({
@@ -102,7 +102,7 @@ pub(crate) fn run() -> Result<Measured> {
         inputs: inputs.clone(),
         note,
     };
-    let ratios = |to: &[f64]| -> Vec<f64> { marked.iter().zip(to).map(|(ours, bare)| ours / bare).collect() };
+    let ratios = |to: &[f64]| -> Vec<f64> { marked.iter().zip(to).map(|(ours, baseline)| ours / baseline).collect() };
     let (to_loop, to_eight) = (ratios(&alone), ratios(&together));
     let how = "commit of the intents, lease, patch and record: rate of marks by the rate of a loop that only patches, more is better";
     Ok(Measured::Figures(vec![
@@ -186,9 +186,9 @@ impl Marker {
             share: None,
             workers: WORKERS,
         };
-        let troubles = executor.execute(&actions, &BTreeMap::new(), snapshot)?;
+        let errors = executor.execute(&actions, &BTreeMap::new(), snapshot)?;
         let rate = nodes.len() as f64 / began.elapsed().as_secs_f64();
-        ensure!(troubles.is_empty(), "{} nodes were not marked: {}", troubles.len(), troubles[0]);
+        ensure!(errors.is_empty(), "{} nodes were not marked: {}", errors.len(), errors[0]);
         Ok(rate)
     }
 
@@ -196,11 +196,11 @@ impl Marker {
     fn verify_marks(&self, snapshot: &Snapshot, marked: &[String]) -> Result<()> {
         let bears = snapshot.nodes.iter().filter(|record| record.node.marks.has_ours(MarkKind::Unhealthy));
         let bears: BTreeSet<&str> = bears.map(|record| record.node.name.as_str()).collect();
-        let wanted: BTreeSet<&str> = marked.iter().map(String::as_str).collect();
-        ensure!(bears == wanted, "{} nodes have our mark, expected {}", bears.len(), wanted.len());
+        let expected: BTreeSet<&str> = marked.iter().map(String::as_str).collect();
+        ensure!(bears == expected, "{} nodes have our mark, expected {}", bears.len(), expected.len());
         let done = |case: &&Case| case.steps.iter().all(|step| step.state == StepState::Done) && case.steps.len() == 1;
         let done: BTreeSet<&str> = snapshot.cases.iter().filter(done).map(|case| case.node.as_str()).collect();
-        ensure!(done == wanted, "{} marks are recorded, expected {}", done.len(), wanted.len());
+        ensure!(done == expected, "{} marks are recorded, expected {}", done.len(), expected.len());
         Ok(())
     }
 }
@@ -236,13 +236,13 @@ fn plan(nodes: &[usize]) -> Result<Vec<WithReason<Action>>> {
 
 /// Verifies that the backend sees every node as it was created.
 fn compare(snapshot: &Snapshot) -> Result<()> {
-    let word = |record: &doctor_core::snapshot::NodeRecord| match record.node.occupancy {
+    let name = |record: &doctor_core::snapshot::NodeRecord| match record.node.occupancy {
         doctor_core::node::Occupancy::Free => "free",
         doctor_core::node::Occupancy::Busy { .. } => "busy",
         doctor_core::node::Occupancy::Unknown { .. } => "unknown",
     };
     let seen: BTreeMap<String, &str> =
-        snapshot.nodes.iter().map(|record| (record.node.name.to_string(), word(record))).collect();
+        snapshot.nodes.iter().map(|record| (record.node.name.to_string(), name(record))).collect();
     ensure!(seen == as_made(), "the backend does not see the {NODES} nodes as created");
     Ok(())
 }
@@ -252,23 +252,23 @@ fn prove(
     before: &BTreeMap<String, Value>,
     after: &BTreeMap<String, Value>,
     ours: &[String],
-    bare: &[String],
+    baseline: &[String],
 ) -> Result<()> {
-    let (ours, bare): (BTreeSet<&String>, BTreeSet<&String>) = (ours.iter().collect(), bare.iter().collect());
+    let (ours, baseline): (BTreeSet<&String>, BTreeSet<&String>) = (ours.iter().collect(), baseline.iter().collect());
     ensure!(before.keys().eq(after.keys()), "nodes were added or removed");
     for (name, now) in after {
         let mut now = now.clone();
         let mut then = before[name].clone();
-        if !ours.contains(name) && !bare.contains(name) {
+        if !ours.contains(name) && !baseline.contains(name) {
             ensure!(now == then, "{name} was changed");
             continue;
         }
         let taints = |node: &mut Value| node["spec"]["taints"].take().as_array().cloned().unwrap_or_default();
-        let (borne, mut wanted) = (taints(&mut now), taints(&mut then));
+        let (actual, mut expected) = (taints(&mut now), taints(&mut then));
         let metadata = now["metadata"].as_object_mut().context("a node has metadata")?;
         if ours.contains(name) {
-            wanted.push(json!({ "key": "cluster-doctor.io/unhealthy", "value": "true", "effect": "NoSchedule" }));
-            ensure!(borne == wanted, "{name} has the taints {borne:?}, expected {wanted:?}");
+            expected.push(json!({ "key": "cluster-doctor.io/unhealthy", "value": "true", "effect": "NoSchedule" }));
+            ensure!(actual == expected, "{name} has the taints {actual:?}, expected {expected:?}");
             for (of, key) in [("labels", "status"), ("annotations", "marks"), ("annotations", "changes")] {
                 let key = format!("cluster-doctor.io/{key}");
                 let there = metadata[of].as_object_mut().and_then(|all| all.remove(&key));

@@ -340,7 +340,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
-    fn the_cluster_has_its_size_and_every_state_of_a_node() {
+    fn the_population_has_its_size_and_every_node_state() {
         let pods = pods();
         assert_eq!(pods.len(), PODS);
         let names: BTreeSet<(&str, &str)> =
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_as_large_as_that_of_a_real_gpu_cluster() {
+    fn a_node_object_is_as_large_as_in_a_real_gpu_cluster() {
         let bytes = node(1).to_string().len();
         assert!((9_000..20_000).contains(&bytes), "{bytes}");
     }

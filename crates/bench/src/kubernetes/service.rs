@@ -85,7 +85,7 @@ impl Service {
     pub(super) fn stop_and_compare(self, expected: &BTreeMap<String, &'static str>) -> Result<()> {
         let Self { running, folder, program, .. } = self;
         let ended = running.stop()?;
-        ensure!(ended.success(), "the service ended with {ended}: {}", said(folder.path()));
+        ensure!(ended.success(), "the service ended with {ended}: {}", last_log_lines(folder.path()));
         match difference(&nodes(&program, folder.path())?, expected) {
             None => Ok(()),
             Some(wrong) => bail!("the nodes of the service differ: {wrong}"),
@@ -93,7 +93,7 @@ impl Service {
     }
 
     pub(super) fn log_tail(&self) -> String {
-        said(self.folder.path())
+        last_log_lines(self.folder.path())
     }
 
     fn nodes(&self) -> Result<BTreeMap<String, String>> {
@@ -103,9 +103,9 @@ impl Service {
 
 /// Returns the occupancy of each node as `doctor nodes` prints it.
 fn nodes(program: &Path, folder: &Path) -> Result<BTreeMap<String, String>> {
-    let asked = doctor(program, folder).args(["--json", "nodes"]).output().context("running doctor nodes")?;
-    ensure!(asked.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&asked.stderr).trim());
-    let rows: Vec<Value> = serde_json::from_slice(&asked.stdout).context("reading the nodes")?;
+    let output = doctor(program, folder).args(["--json", "nodes"]).output().context("running doctor nodes")?;
+    ensure!(output.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).context("reading the nodes")?;
     let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
     Ok(rows.iter().filter_map(named).collect())
 }
@@ -116,7 +116,7 @@ fn doctor(program: &Path, folder: &Path) -> Command {
     command
 }
 
-fn said(folder: &Path) -> String {
+fn last_log_lines(folder: &Path) -> String {
     let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(5)..].join("\n")

@@ -62,17 +62,17 @@ pub(crate) fn run() -> Result<Measured> {
     let idle_writes = cluster.node_writes()? - writes;
 
     let change = Change::chosen();
-    let mut told = |what: &str, play: &dyn Fn() -> Result<()>| -> Result<Traffic> {
+    let mut measure = |what: &str, play: &dyn Fn() -> Result<()>| -> Result<Traffic> {
         eprintln!("  measuring: {what}");
         service.running.check()?;
         let before = service.proxy.traffic();
         play()?;
         Ok(wait_until_quiet(&service.proxy)?.since(before))
     };
-    let ended = told("one in a hundred pods ends", &|| change.end(&cluster))?;
-    let changed = told("one in a hundred nodes changes", &|| change.nodes(&cluster))?;
-    let came = told("as many pods are created as have ended", &|| change.create_pods(&cluster))?;
-    let beats = told("one in a hundred kubelets reports its node", &|| change.heartbeats(&cluster))?;
+    let ended = measure("one in a hundred pods ends", &|| change.end(&cluster))?;
+    let changed = measure("one in a hundred nodes changes", &|| change.nodes(&cluster))?;
+    let came = measure("as many pods are created as have ended", &|| change.create_pods(&cluster))?;
+    let beats = measure("one in a hundred kubelets reports its node", &|| change.heartbeats(&cluster))?;
     eprintln!("  checking: the service sees every node as changed");
     service.stop_and_compare(&change.seen_as())?;
     ensure!(idle.connections == 0 && ended.connections == 0, "watches were restarted: {idle:?}, {ended:?}");

@@ -34,7 +34,7 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
     policy.limits.jobs = OPEN_SLOTS + u32::try_from(RUNNING).expect("a few runs");
     let tests: Arc<[TestPolicy]> = (0..tests).map(test).collect();
     let mut random = Random::new(1);
-    let nodes: Vec<NodeRecord> = (0..nodes).map(|place| record(place, &tests, &mut random)).collect();
+    let nodes: Vec<NodeRecord> = (0..nodes).map(|index| record(index, &tests, &mut random)).collect();
     let runs = under_way(&nodes, &tests);
     Snapshot {
         at: NOW,
@@ -68,9 +68,9 @@ pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
 }
 
 /// Returns a test; two of the tests load a shared mount.
-fn test(place: usize) -> TestPolicy {
+fn test(index: usize) -> TestPolicy {
     TestPolicy {
-        id: TestId::new(&format!("test-{place:02}")).expect("a plain name"),
+        id: TestId::new(&format!("test-{index:02}")).expect("a plain name"),
         cutoff: Span::days(7),
         limit: Span::minutes(30),
         usual: Span::minutes(10),
@@ -79,21 +79,21 @@ fn test(place: usize) -> TestPolicy {
         maintenance: false,
         together: false,
         at_once: None,
-        shares: if place < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
+        shares: if index < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
         pools: None,
     }
 }
 
-fn record(place: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord {
-    let serial = format!("J{place:07}");
+fn record(index: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord {
+    let serial = format!("J{index:07}");
     let occupancy = match random.below(100) {
         free if free >= BUSY_PERCENT => Occupancy::Free,
         _ if random.chance(30) => Occupancy::Unknown { why: "the node does not answer".into() },
         _ => Occupancy::Busy { by: format!("user job {}", random.below(5_000)).into() },
     };
     let node = Node {
-        name: NodeName::new(&format!("node{place:06}")).expect("a plain name"),
-        pool: PoolName::new(&format!("pool-{}", place / RACK % POOLS)).expect("a plain name"),
+        name: NodeName::new(&format!("node{index:06}")).expect("a plain name"),
+        pool: PoolName::new(&format!("pool-{}", index / RACK % POOLS)).expect("a plain name"),
         occupancy,
         marks: marks(random),
         hardware: Some(Arc::new(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() })),

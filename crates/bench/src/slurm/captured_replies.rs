@@ -63,10 +63,10 @@ impl CapturedReplies {
                 .replace("@PROGRAMS@", &programs.display().to_string())
                 .replace("@ANSWERS@", &answers.display().to_string())
         };
-        for (place, script) in [(&record, settle(RECORD)), (&replay, settle(REPLAY))] {
-            fs::create_dir(place).context("creating a folder for programs")?;
+        for (directory, script) in [(&record, settle(RECORD)), (&replay, settle(REPLAY))] {
+            fs::create_dir(directory).context("creating a folder for programs")?;
             for name in ["scontrol", "squeue", "sacct"] {
-                write_program(&place.join(name), &script)?;
+                write_program(&directory.join(name), &script)?;
             }
         }
         service(program, &record, None)?.run_cycle().context("capturing the output of Slurm")?;

@@ -25,15 +25,15 @@ pub(crate) fn run() -> Result<Measured> {
     stage.verify_nodes(NODES)?;
     let mut script = Command::new("scripts/browser.sh");
     script.arg("paint").env("ADDRESS", format!("http://{}", stage.address())).env("NODES", NODES.to_string());
-    let said = script.env("DOCTOR", &program).output().context("starting scripts/browser.sh")?;
-    let told = String::from_utf8_lossy(&said.stderr);
-    if said.status.code() == Some(NO_BROWSER_EXIT_CODE) {
-        return Ok(Measured::NotAvailable(told.lines().last().unwrap_or("there is no browser").to_owned()));
+    let output = script.env("DOCTOR", &program).output().context("starting scripts/browser.sh")?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(NO_BROWSER_EXIT_CODE) {
+        return Ok(Measured::NotAvailable(stderr.lines().last().unwrap_or("there is no browser").to_owned()));
     }
-    if !said.status.success() {
-        bail!("the browser failed: {told}");
+    if !output.status.success() {
+        bail!("the browser failed: {stderr}");
     }
-    let figures: Value = serde_json::from_slice(&said.stdout).context("reading the measurements of the browser")?;
+    let figures: Value = serde_json::from_slice(&output.stdout).context("reading the measurements of the browser")?;
     let value = |name: &str| figures[name].as_f64().with_context(|| format!("the browser did not report {name}"));
     let inputs = json!({ "nodes": NODES, "pages": 5, "browser": "Chromium, headless", "cluster": "simulated" });
     let figure = |name: &str, note: String| {

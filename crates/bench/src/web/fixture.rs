@@ -87,7 +87,7 @@ impl WebFixture {
     fn results(&self) -> Result<u64> {
         let rows = self.get("/coverage")?;
         let tested = |row: &Value| {
-            ["pass", "fail", "inconclusive"].map(|word| row[word].as_u64().unwrap_or(0)).iter().sum::<u64>()
+            ["pass", "fail", "inconclusive"].map(|key| row[key].as_u64().unwrap_or(0)).iter().sum::<u64>()
         };
         Ok(rows.as_array().context("coverage is a list")?.iter().map(tested).sum())
     }

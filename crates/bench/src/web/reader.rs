@@ -44,7 +44,7 @@ impl Reader {
 
     /// Sends requests in turn until `over` is set.
     pub(super) fn read_until(mut self, over: &AtomicBool) -> Result<Vec<TimedRequest>> {
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         // Clients start at different positions.
         let mut turn = self.number;
         while !over.load(Ordering::Relaxed) {
@@ -52,10 +52,10 @@ impl Reader {
             turn += 1;
             let began = Instant::now();
             self.get(&path, true).with_context(|| format!("reading {path}"))?;
-            asked.push(TimedRequest { took: began.elapsed() });
+            requests.push(TimedRequest { took: began.elapsed() });
             thread::sleep(PAUSE);
         }
-        Ok(asked)
+        Ok(requests)
     }
 
     fn path(&self, turn: usize) -> String {

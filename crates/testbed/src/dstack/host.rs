@@ -24,8 +24,8 @@ pub enum Health<'a> {
 }
 
 /// Creates the files of a host.
-pub(super) fn write_host_files(bed: &Path, number: u8) -> Result<(), DstackTestbedError> {
-    let folder = bed.join(format!("host{number}"));
+pub(super) fn write_host_files(testbed: &Path, number: u8) -> Result<(), DstackTestbedError> {
+    let folder = testbed.join(format!("host{number}"));
     for name in ["home/.ssh", "home/.dstack", "bin", "tmp"] {
         let path = folder.join(name);
         fs::create_dir_all(&path).map_err(file_error("creating", &path))?;
@@ -42,7 +42,7 @@ pub(super) fn write_host_files(bed: &Path, number: u8) -> Result<(), DstackTestb
     put("shim.py", SHIM, 0o755)?;
     put("bin/sudo", SUDO, 0o755)?;
     put("bin/systemctl", SYSTEMCTL, 0o755)?;
-    let key = bed.join("id.pub");
+    let key = testbed.join("id.pub");
     let key = fs::read_to_string(&key).map_err(file_error("reading", &key))?;
     put("home/.ssh/authorized_keys", &key, 0o600)
 }
@@ -55,19 +55,19 @@ pub(super) fn set_health(folder: &Path, health: &Health<'_>) -> Result<(), Dstac
         Health::Failure(text) => (20, Some(text)),
     };
     let incident = |text| json!({ "system": 1, "health": number, "error_message": text, "error_code": 1, "entity_group_id": 1, "entity_id": 5 });
-    let told = json!({ "overall_health": number, "incidents": text.map(incident).into_iter().collect::<Vec<_>>() });
+    let report = json!({ "overall_health": number, "incidents": text.map(incident).into_iter().collect::<Vec<_>>() });
     let path = folder.join("home/.dstack/health.json");
     let aside = path.with_extension("new");
-    fs::write(&aside, told.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(file_error("writing", &path))
+    fs::write(&aside, report.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(file_error("writing", &path))
 }
 
 /// Creates a key pair without a passphrase.
 pub(super) fn keygen(path: &Path) -> Result<(), DstackTestbedError> {
     let program = "ssh-keygen";
-    let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
-    let made = made.map_err(|source| DstackTestbedError::Program { program, source })?;
-    if made.status.success() {
+    let output = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
+    let output = output.map_err(|source| DstackTestbedError::Program { program, source })?;
+    if output.status.success() {
         return Ok(());
     }
-    Err(DstackTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+    Err(DstackTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }

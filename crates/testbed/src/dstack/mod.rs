@@ -67,7 +67,7 @@ pub struct Dstack {
     user: User,
     hosts: u8,
     supervisor: Mutex<Supervisor>,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     folder: TempDir,
 }
@@ -79,9 +79,9 @@ impl Dstack {
     /// Returns [`DstackTestbedError::Unsupported`] with what is missing, or another error if the server does not start.
     pub fn start(hosts: u8) -> Result<Self, DstackTestbedError> {
         let programs = check_supported()?;
-        let place = std::env::temp_dir();
-        let folder = tempfile::Builder::new().prefix("doctor-dstack-").tempdir_in(&place);
-        let folder = folder.map_err(file_error("creating a folder in", &place))?;
+        let temp_dir = std::env::temp_dir();
+        let folder = tempfile::Builder::new().prefix("doctor-dstack-").tempdir_in(&temp_dir);
+        let folder = folder.map_err(file_error("creating a folder in", &temp_dir))?;
         let path = folder.path();
         host::keygen(&path.join("id"))?;
         for (name, text) in [("world.sh", NAMESPACE_SCRIPT), ("server.py", SERVER_SCRIPT)] {
@@ -93,10 +93,10 @@ impl Dstack {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(DstackTestbedError::Socket)?;
         let address = listener.local_addr().map_err(DstackTestbedError::Socket)?;
         let admin = User { name: "admin".to_owned(), token: token() };
-        let keeper = start_supervisor(path, hosts, &programs, &listener, &admin)?;
+        let supervisor = start_supervisor(path, hosts, &programs, &listener, &admin)?;
         drop(listener);
         let user = User { name: "alice".to_owned(), token: String::new() };
-        let mut dstack = Self { at: address, admin, user, hosts, supervisor: Mutex::new(keeper), folder };
+        let mut dstack = Self { at: address, admin, user, hosts, supervisor: Mutex::new(supervisor), folder };
         dstack.set_up_project()?;
         Ok(dstack)
     }
@@ -132,8 +132,8 @@ impl Dstack {
         )?;
         let members = json!({ "members": [{ "username": name, "project_role": "user" }] });
         self.post("/api/projects/main/add_members", &members)?;
-        let told = self.post("/api/users/get_user", &json!({ "username": name }))?;
-        let token = told["creds"]["token"].as_str().unwrap_or_default().to_owned();
+        let response = self.post("/api/users/get_user", &json!({ "username": name }))?;
+        let token = response["creds"]["token"].as_str().unwrap_or_default().to_owned();
         Ok(User { name: name.to_owned(), token })
     }
 
@@ -214,15 +214,15 @@ impl Dstack {
     pub fn wait_until_idle(&self, number: u8) -> Result<(), DstackTestbedError> {
         let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
         let ask = json!({ "fleet_name": FLEET, "instance_num": number - 1, "limit": 1 });
-        let looked = || {
-            let told = self.post(&in_project("instances/get_instance_health_checks"), &ask)?;
-            Ok(told["health_checks"][0]["collected_at"].clone())
+        let last_check = || {
+            let response = self.post(&in_project("instances/get_instance_health_checks"), &ask)?;
+            Ok(response["health_checks"][0]["collected_at"].clone())
         };
         loop {
             self.wait_for_instance(number, "idle", free)?;
             for _ in 0..2 {
-                let before = looked()?;
-                self.wait_for("another health check", looked, |at| *at != before)?;
+                let before = last_check()?;
+                self.wait_for("another health check", last_check, |at| *at != before)?;
             }
             if free(&self.instance(number)?) {
                 return Ok(());
@@ -278,7 +278,7 @@ impl Dstack {
     /// Fails if the server does not answer.
     pub fn stop_run(&self, name: &str) -> Result<(), DstackTestbedError> {
         let stop = || self.post(&in_project("runs/stop"), &json!({ "runs_names": [name], "abort": false }));
-        let told = || {
+        let stop_and_read = || {
             let run = self.run(name)?;
             if ["pending", "submitted", "provisioning", "running"].iter().any(|status| run["status"] == *status) {
                 stop()?;
@@ -286,13 +286,13 @@ impl Dstack {
             Ok(run)
         };
         let ended = |run: &Value| ["done", "failed", "terminated"].iter().any(|status| run["status"] == *status);
-        self.wait_for(&format!("the end of run {name}"), told, ended).map(drop)
+        self.wait_for(&format!("the end of run {name}"), stop_and_read, ended).map(drop)
     }
 
     /// Cuts the link to a host: packets are lost and connections hang.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn disconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("cut", number)
     }
@@ -300,7 +300,7 @@ impl Dstack {
     /// Restores the link to a host.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn reconnect(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("join", number)
     }
@@ -308,7 +308,7 @@ impl Dstack {
     /// Kills the runner of a host's newest job, and the job with it.
     ///
     /// # Errors
-    /// Fails if the keeper does not confirm.
+    /// Fails if the supervisor does not confirm.
     pub fn kill_runner(&self, number: u8) -> Result<(), DstackTestbedError> {
         self.command("lose", number)
     }
@@ -318,22 +318,22 @@ impl Dstack {
     /// # Errors
     /// Fails if a file cannot be written.
     pub fn ssh_config(&self) -> Result<PathBuf, DstackTestbedError> {
-        let bed = self.folder.path();
-        let inside = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).inner_pid();
-        let inside =
-            inside.ok_or_else(|| DstackTestbedError::Supervisor { said: "it has no namespaces".to_owned() })?;
+        let folder = self.folder.path();
+        let inner_pid = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).inner_pid();
+        let inner_pid =
+            inner_pid.ok_or_else(|| DstackTestbedError::Supervisor { said: "it has no namespaces".to_owned() })?;
         let mut known = String::new();
         for number in 1..=self.hosts {
             let key = self.host(number).join("host_key.pub");
             let key = fs::read_to_string(&key).map_err(file_error("reading", &key))?;
             writeln!(known, "10.98.{number}.2 {}", key.trim()).expect("writing to a string cannot fail");
         }
-        let (config, known_hosts) = (bed.join("ssh_config"), bed.join("known_hosts"));
-        let reach = bed.join("reach.py");
+        let (config, known_hosts) = (folder.join("ssh_config"), folder.join("known_hosts"));
+        let reach = folder.join("reach.py");
         let text = format!(
             "Host *\n  User root\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile {}\n  GlobalKnownHostsFile /dev/null\n  \
-             ProxyUseFdpass yes\n  ProxyCommand nsenter --target {inside} --net /usr/bin/python3 {} %h %p\n",
-            bed.join("id").display(),
+             ProxyUseFdpass yes\n  ProxyCommand nsenter --target {inner_pid} --net /usr/bin/python3 {} %h %p\n",
+            folder.join("id").display(),
             known_hosts.display(),
             reach.display(),
         );
@@ -343,8 +343,8 @@ impl Dstack {
         Ok(config)
     }
 
-    fn command(&self, word: &str, number: u8) -> Result<(), DstackTestbedError> {
-        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).command(word, number)
+    fn command(&self, command: &str, number: u8) -> Result<(), DstackTestbedError> {
+        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).command(command, number)
     }
 
     fn host(&self, number: u8) -> PathBuf {
@@ -375,8 +375,8 @@ impl Dstack {
 
     /// Returns the number of jobs of this run that were ever started on the hosts.
     pub fn jobs_started(&self, run: &str) -> usize {
-        let told = |number| fs::read_to_string(self.host(number).join("home/.dstack/started")).unwrap_or_default();
-        (1..=self.hosts).map(|number| told(number).lines().filter(|line| *line == run).count()).sum()
+        let started = |number| fs::read_to_string(self.host(number).join("home/.dstack/started")).unwrap_or_default();
+        (1..=self.hosts).map(|number| started(number).lines().filter(|line| *line == run).count()).sum()
     }
 
     /// Returns the end of the server's log.

@@ -33,27 +33,27 @@ pub(super) struct Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The end of its input tells the keeper to exit.
+        // The end of its input tells the supervisor to exit.
         drop(self.child.stdin.take());
         drop(self.child.wait());
     }
 }
 
 impl Supervisor {
-    /// Returns a process in the network namespace: the keeper's child.
+    /// Returns a process in the network namespace: the supervisor's child.
     pub(super) fn inner_pid(&self) -> Option<u32> {
-        let keeper = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        let pid = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
         children.split_whitespace().next()?.parse().ok()
     }
 
-    pub(super) fn command(&mut self, word: &str, number: u8) -> Result<(), DstackTestbedError> {
-        let gone = |source| DstackTestbedError::Program { program: "world.sh", source };
-        let input = self.child.stdin.as_mut().ok_or_else(|| gone(io::ErrorKind::BrokenPipe.into()))?;
-        writeln!(input, "{word} {number}").map_err(gone)?;
+    pub(super) fn command(&mut self, command: &str, number: u8) -> Result<(), DstackTestbedError> {
+        let program_error = |source| DstackTestbedError::Program { program: "world.sh", source };
+        let input = self.child.stdin.as_mut().ok_or_else(|| program_error(io::ErrorKind::BrokenPipe.into()))?;
+        writeln!(input, "{command} {number}").map_err(program_error)?;
         let mut done = String::new();
-        self.answers.read_line(&mut done).map_err(gone)?;
-        if done.trim() == format!("{word} {number}") {
+        self.answers.read_line(&mut done).map_err(program_error)?;
+        if done.trim() == format!("{command} {number}") {
             return Ok(());
         }
         Err(DstackTestbedError::Supervisor { said: last_lines(&self.log) })
@@ -114,14 +114,14 @@ pub(super) fn start_supervisor(
     let Some(output) = child.stdout.take() else {
         return Err(DstackTestbedError::Supervisor { said: "it has no output".to_owned() });
     };
-    let mut keeper = Supervisor { child, answers: BufReader::new(output), log: log.clone() };
+    let mut supervisor = Supervisor { child, answers: BufReader::new(output), log: log.clone() };
     let mut ready = String::new();
     // A failed read leaves an empty line, which is handled as no reply.
-    let _read = keeper.answers.read_line(&mut ready);
+    let _read = supervisor.answers.read_line(&mut ready);
     if ready.trim() == "ready" {
-        return Ok(keeper);
+        return Ok(supervisor);
     }
-    drop(keeper);
+    drop(supervisor);
     Err(DstackTestbedError::Supervisor { said: last_lines(&log) })
 }
 

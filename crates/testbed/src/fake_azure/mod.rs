@@ -89,7 +89,7 @@ impl FakeAzure {
         fs::write(folder.path().join("keep.sh"), NAMESPACE_SCRIPT).map_err(failed)?;
         certificate(folder.path())?;
         let log = folder.path().join("keep.log");
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(folder.path().join("keep.sh"))
             .arg("keep")
             .arg(folder.path())
@@ -102,12 +102,12 @@ impl FakeAzure {
             .spawn()
             .map_err(failed)?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
-        let inside = child_of(keeper.id()).and_then(child_of);
-        let mut azure = Self { supervisor: keeper, inner_pid: inside.unwrap_or_default(), programs, folder };
+        let inner_pid = child_of(supervisor.id()).and_then(child_of);
+        let mut azure = Self { supervisor, inner_pid: inner_pid.unwrap_or_default(), programs, folder };
         if ready.trim() != "ready" || azure.inner_pid == 0 {
             azure.end();
             return Err(FakeAzureError::Failed(format!("the namespace exited at startup: {}", last_lines(&log))));
@@ -161,7 +161,7 @@ impl FakeAzure {
     }
 
     fn end(&mut self) {
-        // The end of its input tells the keeper to exit.
+        // The end of its input tells the supervisor to exit.
         drop(self.supervisor.stdin.take());
         drop(self.supervisor.wait());
     }
@@ -193,12 +193,12 @@ fn check_supported() -> Result<(), FakeAzureError> {
 
 /// `az` sends its token only over TLS.
 fn certificate(folder: &Path) -> Result<(), FakeAzureError> {
-    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1";
+    let args = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1";
     let mut command = Command::new("openssl");
-    command.args(words.split(' ')).arg("-keyout").arg(folder.join("key.pem")).arg("-out").arg(folder.join("cert.pem"));
+    command.args(args.split(' ')).arg("-keyout").arg(folder.join("key.pem")).arg("-out").arg(folder.join("cert.pem"));
     match command.output() {
-        Ok(made) if made.status.success() => Ok(()),
-        Ok(made) => Err(FakeAzureError::Failed(format!("openssl: {}", String::from_utf8_lossy(&made.stderr)))),
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(FakeAzureError::Failed(format!("openssl: {}", String::from_utf8_lossy(&output.stderr)))),
         Err(error) => Err(FakeAzureError::Failed(format!("openssl: {error}"))),
     }
 }

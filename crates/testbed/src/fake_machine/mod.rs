@@ -441,24 +441,24 @@ impl FakeMachine {
     /// Panics if the folder cannot be written.
     pub fn install(&self, program: &Path, library: &Path) -> InstalledMachine {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let standing = InstalledMachine { folder, program: program.to_owned(), library: library.to_owned() };
-        standing.replace(self);
-        standing
+        let machine = InstalledMachine { folder, program: program.to_owned(), library: library.to_owned() };
+        machine.replace(self);
+        machine
     }
 
     pub fn write(&self, folder: &Path) {
-        let place = |path: &str| folder.join("root").join(path.trim_start_matches('/'));
+        let path_of = |path: &str| folder.join("root").join(path.trim_start_matches('/'));
         let in_folder = |path: &str| {
-            fs::create_dir_all(place(path).parent().expect("a file lies in a folder"))
+            fs::create_dir_all(path_of(path).parent().expect("a file lies in a folder"))
                 .expect("the testbed is writable");
         };
         for (path, text) in &self.files {
             in_folder(path);
-            fs::write(place(path), text).expect("the testbed is writable");
+            fs::write(path_of(path), text).expect("the testbed is writable");
         }
         for (path, to) in &self.links {
             in_folder(path);
-            std::os::unix::fs::symlink(to, place(path)).expect("the testbed is writable");
+            std::os::unix::fs::symlink(to, path_of(path)).expect("the testbed is writable");
         }
         fs::write(folder.join("scene.toml"), self.scene()).expect("the testbed is writable");
         fs::write(folder.join("policy.toml"), &self.policy).expect("the testbed is writable");
@@ -554,10 +554,10 @@ impl InstalledMachine {
         let output = self.fast().output().expect("the program starts");
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+        let cell = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
         let of = |verdict: &str, keys: &[&str]| {
             let rows = rows.iter().filter(|row| row["verdict"] == verdict);
-            rows.map(|row| keys.iter().map(|key| word(row, key)).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+            rows.map(|row| keys.iter().map(|key| cell(row, key)).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
         CheckSummary {
             failing: of("fail", &["check", "reason", "severity", "entity"]),

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_its_status_and_its_text() {
+    fn a_response_has_its_status_and_its_text() {
         let read = ApiResponse::parse(b"HTTP/1.0 404 Not Found\r\nContent-Type: text/plain\r\n\r\nno such thing");
         assert_eq!(read, Some(ApiResponse { status: 404, text: "no such thing".to_owned() }));
         assert_eq!(ApiResponse::parse(b""), None);

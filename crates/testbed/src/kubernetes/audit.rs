@@ -42,13 +42,13 @@ pub(super) fn read(path: &PathBuf) -> Result<Vec<AuditedRequest>, KubernetesTest
 
 /// Parses a line of the log. Returns `None` for a request without an object.
 fn audited_request(line: &Value) -> Option<AuditedRequest> {
-    let word = |pointer: &str| line.pointer(pointer).and_then(Value::as_str);
-    let resource = word("/objectRef/resource")?;
-    let part = word("/objectRef/subresource").map_or_else(String::new, |part| format!("/{part}"));
+    let string_at = |pointer: &str| line.pointer(pointer).and_then(Value::as_str);
+    let resource = string_at("/objectRef/resource")?;
+    let part = string_at("/objectRef/subresource").map_or_else(String::new, |part| format!("/{part}"));
     Some(AuditedRequest {
-        user: word("/user/username")?.to_owned(),
-        verb: word("/verb")?.to_owned(),
-        group: word("/objectRef/apiGroup").unwrap_or_default().to_owned(),
+        user: string_at("/user/username")?.to_owned(),
+        verb: string_at("/verb")?.to_owned(),
+        group: string_at("/objectRef/apiGroup").unwrap_or_default().to_owned(),
         resource: format!("{resource}{part}"),
         status: u16::try_from(line.pointer("/responseStatus/code")?.as_u64()?).ok()?,
     })
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_record_is_who_asked_for_what() {
+    fn an_audit_line_is_parsed_as_user_verb_and_resource() {
         let line = json!({
             "verb": "create", "user": { "username": "system:serviceaccount:a:b" }, "responseStatus": { "code": 403 },
             "objectRef": { "resource": "pods", "subresource": "eviction", "namespace": "a", "apiVersion": "v1" },

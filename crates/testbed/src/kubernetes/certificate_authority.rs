@@ -147,9 +147,9 @@ mod tests {
         let pair = authority.user("agent/of+one", &["readers", "team/a"]).expect("a certificate");
         let mut read = Command::new("openssl");
         read.args(["x509", "-noout", "-subject", "-nameopt", "sep_multiline,utf8,sname", "-in"]).arg(&pair.certificate);
-        let said = read.output().expect("openssl runs").stdout;
-        let said = String::from_utf8(said).expect("text");
-        let names: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
+        let stdout = read.output().expect("openssl runs").stdout;
+        let stdout = String::from_utf8(stdout).expect("text");
+        let names: Vec<&str> = stdout.lines().skip(1).map(str::trim).collect();
         assert_eq!(names, ["O=readers", "O=team/a", "CN=agent/of+one"]);
         let mut verify = Command::new("openssl");
         verify.args(["verify", "-purpose", "sslclient", "-CAfile"]).arg(authority.certificate()).arg(&pair.certificate);

@@ -125,11 +125,11 @@ impl Daemons {
     }
 
     fn notify_watcher(&mut self, what: &str, pid: u32) -> Result<(), KubernetesTestbedError> {
-        let told = match &mut self.watcher.stdin {
+        let written = match &mut self.watcher.stdin {
             Some(input) => writeln!(input, "{what} {pid}"),
             None => Err(io::ErrorKind::BrokenPipe.into()),
         };
-        told.map_err(|source| KubernetesTestbedError::Program { program: "sh".into(), source })
+        written.map_err(|source| KubernetesTestbedError::Program { program: "sh".into(), source })
     }
 }
 
@@ -178,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_an_error_with_the_last_that_it_said() {
+    fn an_exited_daemon_is_an_error_with_its_last_output() {
         let folder = tempfile::tempdir().expect("a folder");
         let programs = programs(folder.path());
         let mut daemons = Daemons::new(folder.path()).expect("a watcher");
         daemons.start(Component::ApiServer, &programs, &[]).expect("it starts");
-        let mut said = String::new();
-        wait_until(|| daemons.check(Component::ApiServer).map_err(|error| said = error.to_string()).is_err());
-        assert_eq!(said, "kube-apiserver exited; last output:\nport taken");
+        let mut message = String::new();
+        wait_until(|| daemons.check(Component::ApiServer).map_err(|error| message = error.to_string()).is_err());
+        assert_eq!(message, "kube-apiserver exited; last output:\nport taken");
         assert!(matches!(
             daemons.check(Component::ApiServer),
             Err(KubernetesTestbedError::NotRunning { part: Component::ApiServer })
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_killed_can_begin_again_and_its_log_goes_on() {
+    fn a_killed_daemon_can_be_restarted_and_its_log_is_continued() {
         let folder = tempfile::tempdir().expect("a folder");
         let programs = programs(folder.path());
         let mut daemons = Daemons::new(folder.path()).expect("a watcher");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn when_this_process_is_gone_the_rest_and_its_files_go_too() {
+    fn when_this_process_exits_the_daemons_and_their_files_are_removed() {
         let folder = tempfile::tempdir().expect("a folder").keep();
         let programs = programs(&folder);
         let mut daemons = Daemons::new(&folder).expect("a watcher");

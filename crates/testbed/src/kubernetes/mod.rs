@@ -153,8 +153,8 @@ impl ControlPlane {
         let mut tries = 1;
         loop {
             match Self::start_once(programs, setup) {
-                Err(KubernetesTestbedError::Exited { said, .. })
-                    if tries < TRIES && said.contains("address already in use") =>
+                Err(KubernetesTestbedError::Exited { said: output, .. })
+                    if tries < TRIES && output.contains("address already in use") =>
                 {
                     tries += 1;
                 }
@@ -212,14 +212,14 @@ impl ControlPlane {
     /// Fails if the request is rejected.
     pub fn token(&self, namespace: &str, account: &str, spec: &Value) -> Result<String, KubernetesTestbedError> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-        let asked = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
-        let answer = self.request("POST", &path, Some(&asked))?;
-        let given: Value = serde_json::from_str(&answer.text).unwrap_or_default();
-        match given["status"]["token"].as_str().filter(|_| answer.is_success()) {
+        let token_request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec });
+        let answer = self.request("POST", &path, Some(&token_request))?;
+        let body: Value = serde_json::from_str(&answer.text).unwrap_or_default();
+        match body["status"]["token"].as_str().filter(|_| answer.is_success()) {
             Some(token) => Ok(token.to_owned()),
             None => {
-                let asked = format!("POST {path}");
-                Err(KubernetesTestbedError::ErrorStatus { asked, status: answer.status, said: answer.text })
+                let request = format!("POST {path}");
+                Err(KubernetesTestbedError::ErrorStatus { asked: request, status: answer.status, said: answer.text })
             }
         }
     }
@@ -265,13 +265,13 @@ impl ControlPlane {
 
     /// Returns the collection path for an object, for kinds with a regular plural.
     pub fn api_path(object: &Value) -> String {
-        let word = |key: &str| object[key].as_str().unwrap_or_default();
-        let root = if word("apiVersion") == "v1" { "/api" } else { "/apis" };
+        let field = |key: &str| object[key].as_str().unwrap_or_default();
+        let root = if field("apiVersion") == "v1" { "/api" } else { "/apis" };
         let namespace = object["metadata"]["namespace"].as_str();
         let namespace = namespace.map_or_else(String::new, |name| format!("/namespaces/{name}"));
-        let kind = word("kind").to_ascii_lowercase();
+        let kind = field("kind").to_ascii_lowercase();
         let plural = if kind.ends_with('s') { "es" } else { "s" };
-        format!("{root}/{}{namespace}/{kind}{plural}", word("apiVersion"))
+        format!("{root}/{}{namespace}/{kind}{plural}", field("apiVersion"))
     }
 
     /// Creates an object of a kind with a regular plural.
@@ -328,7 +328,7 @@ impl ControlPlane {
         let mut daemons = Daemons::new(folder.path())?;
         let mut authority = CertificateAuthority::new(&folder.path().join("pki"))?;
         let [etcd_port, port] = free_ports().map_err(KubernetesTestbedError::Ports)?;
-        let place = ControlPlaneConfig {
+        let config = ControlPlaneConfig {
             node_grace: setup.node_grace,
             audit: setup.audit,
             streaming_lists: setup.streaming_lists,
@@ -342,23 +342,23 @@ impl ControlPlane {
             kubelet_client: authority.user("bed-apiserver", &["system:masters"])?,
         };
         if setup.audit {
-            audit::write_policy(&place.audit_policy())?;
+            audit::write_policy(&config.audit_policy())?;
         }
         let url = format!("https://127.0.0.1:{port}");
         for part in [Component::ControllerManager, Component::Scheduler] {
             let pair = authority.user(&format!("system:{}", part.program()), &[])?;
-            place.kubeconfig(part.program(), &url, &Credentials::Certificate(&pair))?;
+            config.kubeconfig(part.program(), &url, &Credentials::Certificate(&pair))?;
         }
         let user = authority.user("bed-admin", &["system:masters"])?;
-        let admin = place.kubeconfig("admin", &url, &Credentials::Certificate(&user))?;
-        let door = ApiClient { port, authority: place.authority.clone(), user };
+        let admin = config.kubeconfig("admin", &url, &Credentials::Certificate(&user))?;
+        let client = ApiClient { port, authority: config.authority.clone(), user };
 
         for part in [Component::Etcd, Component::ApiServer] {
-            daemons.start(part, programs, &place.arguments(part))?;
+            daemons.start(part, programs, &config.arguments(part))?;
         }
         let inner = Mutex::new(Inner { daemons, authority, kubeconfigs: 0 });
         let mut plane =
-            Self { config: place, client: door, admin, startup_time: Duration::ZERO, inner, _folder: folder };
+            Self { config, client, admin, startup_time: Duration::ZERO, inner, _folder: folder };
         plane.finish_start(setup.controllers)?;
         plane.startup_time = began.elapsed();
         Ok(plane)
@@ -429,8 +429,8 @@ pub(crate) fn from_script(script: &str, arguments: &[&str]) -> Result<PathBuf, S
 }
 
 /// Extracts the reason from the last line of a script's standard error.
-fn last_reason(said: &str) -> String {
-    said.lines().last().unwrap_or("no output").trim_start_matches(NOT_RUN).to_owned()
+fn last_reason(output: &str) -> String {
+    output.lines().last().unwrap_or("no output").trim_start_matches(NOT_RUN).to_owned()
 }
 
 /// Returns the last lines of a log.
@@ -450,8 +450,8 @@ impl Inner {
 
 impl ControlPlaneConfig {
     /// Writes a kubeconfig as JSON, which is valid YAML.
-    fn kubeconfig(&self, name: &str, url: &str, speaker: &Credentials<'_>) -> Result<PathBuf, KubernetesTestbedError> {
-        let user = match speaker {
+    fn kubeconfig(&self, name: &str, url: &str, credentials: &Credentials<'_>) -> Result<PathBuf, KubernetesTestbedError> {
+        let user = match credentials {
             Credentials::Certificate(pair) => json!({ "client-certificate": pair.certificate, "client-key": pair.key }),
             Credentials::Token(token) => json!({ "token": token }),
         };

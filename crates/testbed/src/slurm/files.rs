@@ -20,28 +20,28 @@ const REBOOT: &str = include_str!("reboot.sh");
 /// The numbers of /dev/null. It stands for a GPU: Slurm requires a device file and does not open it.
 const NULL_DEVICE: (u32, u32) = (1, 3);
 
-pub(super) fn write(layout: &Layout, place: &PathsAndPorts) -> Result<(), SlurmTestbedError> {
+pub(super) fn write(layout: &Layout, paths_and_ports: &PathsAndPorts) -> Result<(), SlurmTestbedError> {
     let put = |name: &str, text: &str| {
-        let path = place.folder.join(name);
+        let path = paths_and_ports.folder.join(name);
         fs::write(&path, text).map_err(file_error("writing", &path))
     };
-    put("slurm.conf", &layout.conf(place))?;
-    put("gres.conf", &layout.gres(place))?;
+    put("slurm.conf", &layout.conf(paths_and_ports))?;
+    put("gres.conf", &layout.gres(paths_and_ports))?;
     put("cgroup.conf", layout.cgroup())?;
-    executable(&place.folder.join("reboot.sh"), REBOOT)?;
+    executable(&paths_and_ports.folder.join("reboot.sh"), REBOOT)?;
     for name in ["munge", "state", "spool"] {
-        folder(&place.folder.join(name))?;
+        folder(&paths_and_ports.folder.join(name))?;
     }
-    secret(&place.munge("key"))?;
+    secret(&paths_and_ports.munge("key"))?;
     if layout.rest == Some(Rest::Token) {
-        secret(&place.token_key())?;
+        secret(&paths_and_ports.token_key())?;
     }
     if !layout.slurmds {
         return Ok(());
     }
     layout.node_names().try_for_each(|node| {
-        folder(&place.folder.join("spool").join(&node))?;
-        devices(&place.gpus(&node), layout.gpus)
+        folder(&paths_and_ports.folder.join("spool").join(&node))?;
+        devices(&paths_and_ports.gpus(&node), layout.gpus)
     })
 }
 
@@ -64,10 +64,10 @@ fn secret(path: &Path) -> Result<(), SlurmTestbedError> {
     file.and_then(|mut file| std::io::Write::write_all(&mut file, &key)).map_err(file_error("writing", path))
 }
 
-fn devices(place: &Path, count: usize) -> Result<(), SlurmTestbedError> {
-    folder(place)?;
+fn devices(directory: &Path, count: usize) -> Result<(), SlurmTestbedError> {
+    folder(directory)?;
     (0..count).try_for_each(|number| {
-        let path = place.join(format!("nvidia{number}"));
+        let path = directory.join(format!("nvidia{number}"));
         let (major, minor) = NULL_DEVICE;
         mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor))
             .map_err(|errno| file_error("making the device", &path)(errno.into()))

@@ -43,13 +43,13 @@ impl Installation {
     /// Returns the folder of the client programs: the installed ones, or wrappers that run those of the other root.
     pub(super) fn client_programs(
         &self,
-        place: &PathsAndPorts,
+        paths_and_ports: &PathsAndPorts,
         world: &Namespaces,
     ) -> Result<PathBuf, SlurmTestbedError> {
         if self.root.is_none() {
             return Ok(PathBuf::from("/usr/bin"));
         }
-        let programs = place.folder.join("bin");
+        let programs = paths_and_ports.folder.join("bin");
         folder(&programs)?;
         let enter = world.enter().join(" ");
         for name in CLIENTS {
@@ -67,9 +67,9 @@ fn installed() -> Result<(), String> {
             return Err(format!("{program} is not installed; scripts/system.sh installs it"));
         }
     }
-    let told = Command::new("/usr/sbin/slurmctld").arg("-V").output();
-    let told = told.map_err(|error| format!("running slurmctld: {error}"))?;
-    let version = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+    let output = Command::new("/usr/sbin/slurmctld").arg("-V").output();
+    let output = output.map_err(|error| format!("running slurmctld: {error}"))?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if version.contains(DEBIAN_12_VERSION) {
         return Ok(());
     }

@@ -185,20 +185,20 @@ impl Layout {
     }
 
     /// Returns the text of slurm.conf.
-    pub(super) fn conf(&self, place: &PathsAndPorts) -> String {
+    pub(super) fn conf(&self, paths_and_ports: &PathsAndPorts) -> String {
         let mut conf = format!("{SINGLE_HOST_SETTINGS}{FAST_SETTINGS}");
         let mut say = |line: &str| {
             conf.push_str(line);
             conf.push('\n');
         };
-        say(&paths(&place.folder));
-        say(&format!("SlurmctldPort={}", place.controller_port));
+        say(&paths(&paths_and_ports.folder));
+        say(&format!("SlurmctldPort={}", paths_and_ports.controller_port));
         // 0: a node never becomes down, however long it does not respond.
         let timeout = if self.slurmds { self.slurmd_timeout.as_secs() } else { 0 };
         say(&format!("SlurmdTimeout={timeout}"));
         say(&format!("MinJobAge={}", self.min_job_age.as_secs()));
         if self.rest == Some(Rest::Token) {
-            say(&format!("AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={}", place.token_key().display()));
+            say(&format!("AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={}", paths_and_ports.token_key().display()));
         }
         self.programs().iter().for_each(|line| say(line));
         self.extra_lines.iter().for_each(|line| say(line));
@@ -207,7 +207,7 @@ impl Layout {
             format!("NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {NODE_SETTINGS}{gpus}")
         };
         if self.slurmds {
-            self.node_names().zip(&place.node_ports).for_each(|(name, port)| say(&node(&name, *port)));
+            self.node_names().zip(&paths_and_ports.node_ports).for_each(|(name, port)| say(&node(&name, *port)));
         } else {
             // No daemon listens on that port, and one line parses faster than thousands.
             say(&node(&format!("node[1-{}]", self.nodes), 1));
@@ -244,10 +244,10 @@ impl Layout {
     }
 
     /// Returns the text of gres.conf, which assigns device files to the GPUs of each node.
-    pub(super) fn gres(&self, place: &PathsAndPorts) -> String {
+    pub(super) fn gres(&self, paths_and_ports: &PathsAndPorts) -> String {
         let Some(last) = self.gpus.checked_sub(1).filter(|_| self.slurmds) else { return String::new() };
         self.node_names().fold(String::new(), |mut text, node| {
-            let devices = place.gpus(&node);
+            let devices = paths_and_ports.gpus(&node);
             let line = writeln!(text, "NodeName={node} Name=gpu Type=h100 File={}/nvidia[0-{last}]", devices.display());
             line.expect("writing to a string cannot fail");
             text
@@ -283,20 +283,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_layout_names_is_in_the_configuration_and_nothing_else() {
-        let place = PathsAndPorts {
+    fn the_configuration_contains_exactly_what_the_layout_names() {
+        let paths_and_ports = PathsAndPorts {
             folder: PathBuf::from("/bed"),
             controller_port: 6817,
             node_ports: vec![7001, 7002, 7003, 7004],
             rest_port: 6820,
         };
         let plain = Layout::default();
-        let conf = plain.conf(&place);
+        let conf = plain.conf(&paths_and_ports);
         assert!(conf.contains("NodeName=node4 NodeHostname=localhost NodeAddr=127.0.0.1 Port=7004 CPUs=96"), "{conf}");
         for absent in ["HealthCheck", "Prolog", "Epilog", "Preempt", "SuspendProgram", "filetxt", "AuthAlt"] {
             assert!(!conf.contains(absent), "{absent} in {conf}");
         }
-        assert!(plain.gres(&place).contains("NodeName=node2 Name=gpu Type=h100 File=/bed/gpu/node2/nvidia[0-7]\n"));
+        assert!(plain.gres(&paths_and_ports).contains("NodeName=node2 Name=gpu Type=h100 File=/bed/gpu/node2/nvidia[0-7]\n"));
 
         let low = Partition { tier: 0, settings: "MaxTime=60".to_owned(), ..Partition::new("doctor") };
         let full = Layout {
@@ -314,7 +314,7 @@ mod tests {
             rest: Some(Rest::Token),
             ..plain
         };
-        let conf = full.conf(&place);
+        let conf = full.conf(&paths_and_ports);
         let lines: Vec<&str> = conf.lines().collect();
         for line in [
             "HealthCheckProgram=/hook",
@@ -330,10 +330,10 @@ mod tests {
             assert!(lines.contains(&line), "{line} in {conf}");
         }
         assert!(!conf.contains("Gres="), "{conf}");
-        assert_eq!(full.gres(&place), "");
+        assert_eq!(full.gres(&paths_and_ports), "");
 
         let silent = Layout { nodes: 10_000, slurmds: false, ..Layout::default() };
-        let conf = silent.conf(&place);
+        let conf = silent.conf(&paths_and_ports);
         assert!(conf.contains("SlurmdTimeout=0\n") && conf.contains("\nNodeName=node[1-10000] "), "{conf}");
     }
 }

@@ -68,7 +68,7 @@ pub struct Slurm {
     programs: PathBuf,
     attached: Mutex<Option<AttachedProcess>>,
     namespaces: Namespaces,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     _folder: TempDir,
 }
@@ -93,15 +93,15 @@ impl Slurm {
         let mut tries = 1;
         loop {
             let started = Self::start_once(layout, &system);
-            let anew = match &started {
-                Err(SlurmTestbedError::NotStarted { said, .. }) => said.contains("Address already in use"),
+            let retry = match &started {
+                Err(SlurmTestbedError::NotStarted { said: output, .. }) => output.contains("Address already in use"),
                 Err(silent @ SlurmTestbedError::NoResponse { .. }) => {
                     eprintln!("{silent}");
                     true
                 }
                 _ => false,
             };
-            if !anew || tries == MAX_ATTEMPTS {
+            if !retry || tries == MAX_ATTEMPTS {
                 return started;
             }
             tries += 1;
@@ -159,9 +159,9 @@ impl Slurm {
     /// Fails if `sbatch` rejects the job.
     pub fn submit(&self, arguments: &[&str]) -> Result<u32, SlurmTestbedError> {
         let all: Vec<&str> = ["--parsable", "--output=/dev/null"].iter().chain(arguments).copied().collect();
-        let said = self.run("sbatch", &all)?;
-        said.parse()
-            .map_err(|_| SlurmTestbedError::CommandFailed { command: format!("sbatch {}", arguments.join(" ")), said })
+        let stdout = self.run("sbatch", &all)?;
+        stdout.parse()
+            .map_err(|_| SlurmTestbedError::CommandFailed { command: format!("sbatch {}", arguments.join(" ")), said: stdout })
     }
 
     /// Returns the state of a node as `scontrol show node` prints it: `IDLE`, `ALLOCATED+DRAIN`, …
@@ -169,7 +169,7 @@ impl Slurm {
     /// # Errors
     /// Fails if slurmctld does not answer.
     pub fn node_state(&self, node: &str) -> Result<String, SlurmTestbedError> {
-        self.run("scontrol", &["show", "node", "-o", node]).map(|said| field(&said, "State").to_owned())
+        self.run("scontrol", &["show", "node", "-o", node]).map(|output| field(&output, "State").to_owned())
     }
 
     /// Returns the state of a job: `PENDING`, `RUNNING`, `COMPLETED`, …
@@ -177,7 +177,7 @@ impl Slurm {
     /// # Errors
     /// Fails if slurmctld does not know the job, or no longer does.
     pub fn job_state(&self, job: u32) -> Result<String, SlurmTestbedError> {
-        self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|said| field(&said, "JobState").to_owned())
+        self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|output| field(&output, "JobState").to_owned())
     }
 
     /// Waits until the state of a node satisfies `is`; `what` names it in the error.
@@ -234,7 +234,7 @@ impl Slurm {
     /// Fails if the daemon does not start.
     pub fn restart(&self, daemon: Daemon<'_>) -> Result<(), SlurmTestbedError> {
         let conf = self.conf().display().to_string();
-        let words: Vec<String> = match daemon {
+        let args: Vec<String> = match daemon {
             Daemon::Munge => self.munge(),
             Daemon::Controller => vec!["slurmctld".into(), "-f".into(), conf],
             Daemon::Node(node) if self.nodes.iter().any(|known| known == node) => {
@@ -243,7 +243,7 @@ impl Slurm {
             Daemon::Node(node) => return Err(SlurmTestbedError::NoNode { node: node.to_owned() }),
             Daemon::Rest => return self.attach_rest(),
         };
-        self.namespaces.start(daemon, &words)
+        self.namespaces.start(daemon, &args)
     }
 
     /// Returns the process ids of a daemon in this machine's PID namespace.
@@ -278,8 +278,8 @@ impl Slurm {
 
     /// Returns the nodes that Slurm has rebooted so far, in order.
     pub fn reboots(&self) -> Vec<String> {
-        let noted = fs::read_to_string(self.paths_and_ports.folder.join("reboots")).unwrap_or_default();
-        noted.lines().map(str::to_owned).collect()
+        let text = fs::read_to_string(self.paths_and_ports.folder.join("reboots")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
     }
 
     fn start_once(layout: &Layout, system: &Installation) -> Result<Self, SlurmTestbedError> {
@@ -292,15 +292,15 @@ impl Slurm {
         let mut ports =
             free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(SlurmTestbedError::Ports)?;
         let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
-        let place = PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
-        files::write(layout, &place)?;
+        let paths_and_ports = PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
+        files::write(layout, &paths_and_ports)?;
         let world = Namespaces::new(folder.path(), system.root.as_deref())?;
-        let programs = system.client_programs(&place, &world)?;
+        let programs = system.client_programs(&paths_and_ports, &world)?;
         let nodes = layout.node_names().collect();
         let slurm = Self {
             nodes,
             layout: layout.clone(),
-            paths_and_ports: place,
+            paths_and_ports,
             programs,
             attached: Mutex::default(),
             namespaces: world,

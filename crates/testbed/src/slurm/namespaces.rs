@@ -54,14 +54,14 @@ impl std::fmt::Display for Daemon<'_> {
 
 impl Daemon<'_> {
     /// Returns whether a process with this command line is this daemon.
-    fn is(self, words: &[&str]) -> bool {
-        let Some(program) = words.first() else { return false };
+    fn is(self, args: &[&str]) -> bool {
+        let Some(program) = args.first() else { return false };
         let program = program.rsplit('/').next().unwrap_or_default();
         match self {
             Self::Munge => program == "munged",
             // slurmctld's helper process, which runs scripts under another name, ends with it.
             Self::Controller => program == "slurmctld",
-            Self::Node(node) => program == "slurmd" && words.windows(2).any(|pair| pair == ["-N", node]),
+            Self::Node(node) => program == "slurmd" && args.windows(2).any(|pair| pair == ["-N", node]),
             Self::Rest => program == "slurmrestd",
         }
     }
@@ -107,7 +107,7 @@ impl Namespaces {
         fs::write(&script, NAMESPACE_SCRIPT).map_err(file_error("writing", &script))?;
         let log = folder.join("keeper.log");
         let errors = File::create(&log).map_err(file_error("creating", &log))?;
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(&script)
             .arg("keep")
             .arg(folder)
@@ -120,17 +120,17 @@ impl Namespaces {
             .spawn()
             .map_err(|source| SlurmTestbedError::Program { program: "bash".to_owned(), source })?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
         let first = ready.trim().strip_prefix("ready ").and_then(|pid| pid.parse().ok());
         let Some(first) = first else {
-            let said = last_lines(&log);
-            let _ended = keeper.kill().and_then(|()| keeper.wait());
-            return Err(SlurmTestbedError::Supervisor { said });
+            let last_output = last_lines(&log);
+            let _ended = supervisor.kill().and_then(|()| supervisor.wait());
+            return Err(SlurmTestbedError::Supervisor { said: last_output });
         };
-        Ok(Self { folder: folder.to_owned(), init_pid: first, supervisor: keeper })
+        Ok(Self { folder: folder.to_owned(), init_pid: first, supervisor })
     }
 
     /// Returns the nsenter command to put before a program so that it runs inside.
@@ -139,13 +139,13 @@ impl Namespaces {
     }
 
     /// Runs a program that daemonises, and waits until it has.
-    pub(super) fn start(&self, daemon: Daemon<'_>, words: &[String]) -> Result<(), SlurmTestbedError> {
+    pub(super) fn start(&self, daemon: Daemon<'_>, args: &[String]) -> Result<(), SlurmTestbedError> {
         let log = self.folder.join("start.log");
         let ended = self
-            .command_in(&["--pid"], words, &log)?
+            .command_in(&["--pid"], args, &log)?
             .stdin(Stdio::null())
             .status()
-            .map_err(|source| SlurmTestbedError::Program { program: words[0].clone(), source })?;
+            .map_err(|source| SlurmTestbedError::Program { program: args[0].clone(), source })?;
         if ended.success() {
             return Ok(());
         }
@@ -153,20 +153,20 @@ impl Namespaces {
     }
 
     /// Starts a program that does not daemonise, in this machine's PID namespace. It ends when the returned value is dropped.
-    pub(super) fn attach(&self, words: &[String], log: &Path) -> Result<AttachedProcess, SlurmTestbedError> {
+    pub(super) fn attach(&self, args: &[String], log: &Path) -> Result<AttachedProcess, SlurmTestbedError> {
         let shell = ["sh", "-c", ATTACHED_SCRIPT, "sh"].map(str::to_owned);
-        let mut command = self.command_in(&[], &[&shell, words].concat(), log)?;
+        let mut command = self.command_in(&[], &[&shell, args].concat(), log)?;
         let shell = command.stdin(Stdio::piped()).process_group(0).spawn();
-        shell.map(AttachedProcess).map_err(|source| SlurmTestbedError::Program { program: words[0].clone(), source })
+        shell.map(AttachedProcess).map_err(|source| SlurmTestbedError::Program { program: args[0].clone(), source })
     }
 
     /// Returns a command that sees the files of this Slurm's system, in these additional namespaces.
-    fn command_in(&self, namespaces: &[&str], words: &[String], log: &Path) -> Result<Command, SlurmTestbedError> {
+    fn command_in(&self, namespaces: &[&str], args: &[String], log: &Path) -> Result<Command, SlurmTestbedError> {
         let output = File::options().create(true).append(true).open(log).map_err(file_error("opening", log))?;
         let errors = output.try_clone().map_err(file_error("opening", log))?;
         let enter = self.enter();
         let mut command = Command::new(&enter[0]);
-        command.args(&enter[1..]).args(namespaces).arg(format!("--wdns={}", self.folder.display())).args(words);
+        command.args(&enter[1..]).args(namespaces).arg(format!("--wdns={}", self.folder.display())).args(args);
         command.env_clear().env("PATH", PATH).stdout(output).stderr(errors);
         Ok(command)
     }
@@ -180,9 +180,9 @@ impl Namespaces {
             // A zombie has an empty command line.
             let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
             let line = String::from_utf8_lossy(&line);
-            let words: Vec<&str> = line.split_terminator('\0').collect();
+            let args: Vec<&str> = line.split_terminator('\0').collect();
             // Every command line of this Slurm contains its folder, and no other process's does.
-            daemon.is(&words) && words.iter().any(|word| word.contains(&*folder))
+            daemon.is(&args) && args.iter().any(|arg| arg.contains(&*folder))
         })
         .collect()
     }
@@ -216,7 +216,7 @@ fn is_gone(pid: u32) -> bool {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // The end of its input tells the keeper to clean up. It removes the files before it exits.
+        // The end of its input tells the supervisor to clean up. It removes the files before it exits.
         drop(self.supervisor.stdin.take());
         drop(self.supervisor.wait());
     }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_known_by_its_command_line() {
+    fn a_daemon_is_recognized_by_its_command_line() {
         let node1 = ["/usr/sbin/slurmd", "-N", "node1", "-f", "/bed/slurm.conf"];
         assert!(Daemon::Node("node1").is(&node1));
         assert!(!Daemon::Node("node10").is(&node1));

@@ -33,14 +33,14 @@ impl Slurm {
     /// # Errors
     /// Fails if slurmctld issues none, as without [`ClusterFields::Token`].
     pub fn token(&self, user: &str) -> Result<String, SlurmTestbedError> {
-        let said = self.run("scontrol", &["token", &format!("username={user}"), "lifespan=3600"])?;
-        Ok(said.strip_prefix("SLURM_JWT=").unwrap_or(&said).to_owned())
+        let stdout = self.run("scontrol", &["token", &format!("username={user}"), "lifespan=3600"])?;
+        Ok(stdout.strip_prefix("SLURM_JWT=").unwrap_or(&stdout).to_owned())
     }
 
     pub(super) fn attach_rest(&self) -> Result<(), SlurmTestbedError> {
         let Some(rest) = self.layout.rest else { return Err(SlurmTestbedError::NoRest) };
-        let words = arguments(&self.paths_and_ports, self.layout.generation, rest);
-        let attached = self.namespaces.attach(&words, &self.paths_and_ports.folder.join(LOG))?;
+        let args = arguments(&self.paths_and_ports, self.layout.generation, rest);
+        let attached = self.namespaces.attach(&args, &self.paths_and_ports.folder.join(LOG))?;
         // Drops, and thereby ends, the previous one.
         *self.attached.lock().unwrap_or_else(PoisonError::into_inner) = Some(attached);
         Ok(())
@@ -64,16 +64,16 @@ impl Slurm {
 }
 
 /// Returns its command line.
-fn arguments(place: &PathsAndPorts, generation: Generation, rest: Rest) -> Vec<String> {
-    let conf = place.conf().display().to_string();
+fn arguments(paths_and_ports: &PathsAndPorts, generation: Generation, rest: Rest) -> Vec<String> {
+    let conf = paths_and_ports.conf().display().to_string();
     // Without slurmdbd, the plugins that query it must not be loaded.
     let parts = match generation {
         Generation::Debian12 => "openapi/v0.0.38",
         Generation::Debian13 => "slurmctld",
     };
     let (speaks, knows, listens): (&[&str], _, _) = match rest {
-        Rest::Socket => (&[], "rest_auth/local", format!("unix:{}", place.rest_socket().display())),
-        Rest::Token => (&["SLURM_JWT=daemon"], "rest_auth/jwt", format!("127.0.0.1:{}", place.rest_port)),
+        Rest::Socket => (&[], "rest_auth/local", format!("unix:{}", paths_and_ports.rest_socket().display())),
+        Rest::Token => (&["SLURM_JWT=daemon"], "rest_auth/jwt", format!("127.0.0.1:{}", paths_and_ports.rest_port)),
     };
     let daemon = ["slurmrestd", "-f", &conf, "-a", knows, "-s", parts, &listens];
     [&["env", SECURITY_VARIABLE], speaks, &daemon].concat().into_iter().map(str::to_owned).collect()

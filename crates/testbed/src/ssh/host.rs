@@ -83,8 +83,8 @@ pub(super) fn check_supported() -> Result<(), SshTestbedError> {
 
 impl Host {
     /// Creates the files of a host and boots it. `number` is the last byte of its address.
-    pub(super) fn new(bed: &Path, name: &str, number: u8) -> Result<Self, SshTestbedError> {
-        let folder = bed.join(name);
+    pub(super) fn new(testbed: &Path, name: &str, number: u8) -> Result<Self, SshTestbedError> {
+        let folder = testbed.join(name);
         let home = folder.join("home");
         fs::create_dir_all(&home).map_err(file_error("creating", &home))?;
         keygen(&folder.join("host_key"))?;
@@ -100,17 +100,17 @@ impl Host {
             boots: 0,
         };
         host.write_file("host.sh", HOST_SCRIPT)?;
-        host.write_file("sshd_config", &host.config(bed))?;
+        host.write_file("sshd_config", &host.config(testbed))?;
         host.set_load("0.10 0.10 0.10 1/84 7182\n")?;
         let mut host = host;
         host.boot()?;
         Ok(host)
     }
 
-    fn config(&self, bed: &Path) -> String {
-        let (folder, bed) = (self.folder.display(), bed.display());
+    fn config(&self, testbed: &Path) -> String {
+        let (folder, testbed) = (self.folder.display(), testbed.display());
         format!(
-            "ListenAddress {}\nPort {}\nHostKey {folder}/host_key\nAuthorizedKeysFile {bed}/id.pub\nPidFile none\n\
+            "ListenAddress {}\nPort {}\nHostKey {folder}/host_key\nAuthorizedKeysFile {testbed}/id.pub\nPidFile none\n\
              StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
              PermitRootLogin prohibit-password\nMaxStartups 200\nMaxSessions 64\n",
             self.at.ip(),
@@ -158,7 +158,7 @@ impl Host {
         self.write_file("boot_id", &format!("{}\n", self.boot_id()))?;
         let log = self.folder.join("keeper.log");
         let errors = File::create(&log).map_err(file_error("creating", &log))?;
-        let mut keeper = Command::new("bash")
+        let mut supervisor = Command::new("bash")
             .arg(self.folder.join("host.sh"))
             .arg("keep")
             .arg(&self.folder)
@@ -172,11 +172,11 @@ impl Host {
             .spawn()
             .map_err(|source| SshTestbedError::Program { program: "bash", source })?;
         let mut ready = String::new();
-        if let Some(output) = keeper.stdout.take() {
+        if let Some(output) = supervisor.stdout.take() {
             // A failed read leaves an empty line, which is handled as no reply.
             let _read = BufReader::new(output).read_line(&mut ready);
         }
-        self.supervisor = Some(keeper);
+        self.supervisor = Some(supervisor);
         if ready.trim() != "ready" {
             self.stop();
             return Err(SshTestbedError::Supervisor { host: self.name.clone(), said: last_lines(&log) });
@@ -196,10 +196,10 @@ impl Host {
     /// Stops the host: connections are refused.
     pub fn stop(&mut self) {
         self.black_hole = None;
-        if let Some(mut keeper) = self.supervisor.take() {
-            // The end of its input tells the keeper to exit.
-            drop(keeper.stdin.take());
-            drop(keeper.wait());
+        if let Some(mut supervisor) = self.supervisor.take() {
+            // The end of its input tells the supervisor to exit.
+            drop(supervisor.stdin.take());
+            drop(supervisor.wait());
         }
     }
 
@@ -263,9 +263,9 @@ fn processes() -> impl Iterator<Item = u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     // A zombie has no connection any more.
-    (words.next()? != "Z").then(|| words.next()?.parse().ok()).flatten()
+    (fields.next()? != "Z").then(|| fields.next()?.parse().ok()).flatten()
 }
 
 fn signal(pid: u32, signal: Signal) {

@@ -44,8 +44,8 @@ impl SshFleet {
     /// Returns [`SshTestbedError::Unsupported`] with what is missing.
     pub fn start(hosts: u8) -> Result<Self, SshTestbedError> {
         host::check_supported()?;
-        let place = std::env::temp_dir();
-        let folder = tempfile::tempdir().map_err(file_error("creating a folder in", &place))?;
+        let temp_dir = std::env::temp_dir();
+        let folder = tempfile::tempdir().map_err(file_error("creating a folder in", &temp_dir))?;
         keygen(&folder.path().join("id"))?;
         let hosts = boot(folder.path(), hosts)?;
         let fleet = Self { hosts, folder };
@@ -121,11 +121,11 @@ impl SshFleet {
 }
 
 /// Boots hosts in parallel, because booting is mostly waiting.
-fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, SshTestbedError> {
+fn boot(testbed: &Path, hosts: u8) -> Result<Vec<Host>, SshTestbedError> {
     let numbers: Vec<u8> = (1..=hosts).collect();
     let mut booted = std::thread::scope(|scope| {
         let part = numbers.len().div_ceil(MAX_CONCURRENT_BOOTS).max(1);
-        let boot = |number: &u8| Ok((*number, Host::new(bed, &format!("host{number}"), *number)?));
+        let boot = |number: &u8| Ok((*number, Host::new(testbed, &format!("host{number}"), *number)?));
         let boot_all = move |numbers: &[u8]| numbers.iter().map(boot).collect::<Result<Vec<_>, SshTestbedError>>();
         let threads: Vec<_> = numbers.chunks(part).map(|part| scope.spawn(move || boot_all(part))).collect();
         let mut booted = Vec::new();
@@ -141,10 +141,10 @@ fn boot(bed: &Path, hosts: u8) -> Result<Vec<Host>, SshTestbedError> {
 /// Creates a key pair without a passphrase.
 fn keygen(path: &Path) -> Result<(), SshTestbedError> {
     let program = "ssh-keygen";
-    let made = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
-    let made = made.map_err(|source| SshTestbedError::Program { program, source })?;
-    if made.status.success() {
+    let output = Command::new(program).args(["-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f"]).arg(path).output();
+    let output = output.map_err(|source| SshTestbedError::Program { program, source })?;
+    if output.status.success() {
         return Ok(());
     }
-    Err(SshTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&made.stderr).trim().to_owned() })
+    Err(SshTestbedError::ProgramFailed { program, said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }

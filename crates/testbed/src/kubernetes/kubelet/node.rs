@@ -123,8 +123,8 @@ impl FakeNode {
     /// Creates the node or updates an existing one of that name, as a kubelet does when it starts.
     pub(super) async fn register(self, client: Client) -> Result<(), KubeletError> {
         let nodes: Api<Node> = Api::all(client.clone());
-        let wanted = self.object();
-        let node: Node = serde_json::from_value(wanted.clone()).expect("the JSON below is a Node");
+        let object = self.object();
+        let node: Node = serde_json::from_value(object.clone()).expect("the JSON below is a Node");
         let parameters = PostParams::default();
         match retry(|| nodes.create(&parameters, &node)).await {
             Ok(_) => return Ok(()),
@@ -136,7 +136,7 @@ impl FakeNode {
         retry(|| nodes.patch(&self.name, &parameters, &labels))
             .await
             .map_err(failed(format!("labelling node {}", self.name)))?;
-        patch_status(&client, &self.name, &wanted["status"]).await
+        patch_status(&client, &self.name, &object["status"]).await
     }
 
     fn object(&self) -> Value {

@@ -67,8 +67,8 @@ where
                 continue;
             }
             Ok(watcher::Event::Delete(pod)) => {
-                let gone = pod.uid();
-                forget(&playing, |uid| gone.as_deref() == Some(uid));
+                let deleted_uid = pod.uid();
+                forget(&playing, |uid| deleted_uid.as_deref() == Some(uid));
                 continue;
             }
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => pod,
@@ -98,11 +98,11 @@ fn handle_pod(
     let deleted = pod.metadata.deletion_timestamp.is_some();
     let mut playing = playing.lock().unwrap_or_else(PoisonError::into_inner);
     if playing.get(&key).is_none_or(|(known, _)| *known != uid) {
-        let (orders, told) = unbounded_channel();
+        let (orders, commands) = unbounded_channel();
         let play = if is_over(&pod) { None } else { Some(play(&pod)) };
-        let life =
-            PodTask { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), commands: told };
-        tokio::spawn(life.run_to_end(play));
+        let task =
+            PodTask { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), commands };
+        tokio::spawn(task.run_to_end(play));
         if let Some((_, before)) = playing.insert(key.clone(), (uid, orders)) {
             drop(before.send(PodCommand::Gone));
         }
@@ -113,20 +113,20 @@ fn handle_pod(
     }
 }
 
-fn forget(playing: &ActivePods, gone: impl Fn(&str) -> bool) {
+fn forget(playing: &ActivePods, is_deleted: impl Fn(&str) -> bool) {
     let mut playing = playing.lock().unwrap_or_else(PoisonError::into_inner);
     playing.retain(|_, (uid, orders)| {
-        let gone = gone(uid);
-        if gone {
+        let is_deleted = is_deleted(uid);
+        if is_deleted {
             drop(orders.send(PodCommand::Gone));
         }
-        !gone
+        !is_deleted
     });
 }
 
 /// Returns an address that no other pod of this kubelet has.
-fn address(made: &AtomicU32) -> String {
-    let [_, high, middle, low] = made.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+fn address(counter: &AtomicU32) -> String {
+    let [_, high, middle, low] = counter.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     format!("100.{}.{middle}.{low}", 64 | (high & 63))
 }
 
@@ -195,10 +195,10 @@ impl PodTask {
                 Some((lasts, then))
             }
         };
-        let told = self.commands.recv();
+        let command = self.commands.recv();
         let order = match ends {
-            None => told.await,
-            Some((lasts, then)) => match tokio::time::timeout(lasts, told).await {
+            None => command.await,
+            Some((lasts, then)) => match tokio::time::timeout(lasts, command).await {
                 Ok(order) => order,
                 Err(_) => return PodStop::Ended(then),
             },

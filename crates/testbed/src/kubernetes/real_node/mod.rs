@@ -14,7 +14,7 @@
 //! ```
 //!
 //! It needs root. Processes and mounts are in namespaces that end with the process that started the node, even if it is
-//! killed; a keeper outside (`node.sh`) removes the rest. Containers see the node's own /run, /var/lib and /var/log and
+//! killed; a supervisor outside (`node.sh`) removes the rest. Containers see the node's own /run, /var/lib and /var/log and
 //! this machine's files elsewhere, so a test's folder can be mounted under its own path.
 //!
 //! A link that only the two can reach connects node and control plane. The API server contacts the kubelet directly.
@@ -62,7 +62,7 @@ pub struct RealNode {
     plane: Arc<ControlPlane>,
     inner: Mutex<Supervisor>,
     proxy: TcpProxy,
-    /// Declared last: the files are removed after the processes that use them. The keeper also removes them, in case
+    /// Declared last: the files are removed after the processes that use them. The supervisor also removes them, in case
     /// this process is killed.
     folder: TempDir,
 }
@@ -127,10 +127,10 @@ impl RealNode {
             said: inner.output.clone(),
         };
         let host = host.ok_or_else(|| ended(&inner))?;
-        let road = TcpProxy::open(host, plane.client.port)?;
-        settings::kubeconfig(folder.path(), &format!("https://{}", road.address()), plane.authority(), &user)?;
+        let proxy = TcpProxy::open(host, plane.client.port)?;
+        settings::kubeconfig(folder.path(), &format!("https://{}", proxy.address()), plane.authority(), &user)?;
         let node =
-            Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), proxy: road };
+            Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), proxy };
         node.wait("containerd did not answer", || {
             node.ctr(&["version"]).status().is_ok_and(|status| status.success())
         })?;
@@ -171,33 +171,33 @@ impl RealNode {
     fn import(&self, kind: &'static str, program: Option<&Path>) -> Result<(), KubernetesTestbedError> {
         let script = repository_file("scripts/bed-images.sh");
         let log = self.folder.path().join("images.log");
-        let said = File::create(&log).map_err(file_error("creating", &log))?;
-        let mut making = Command::new(&script)
+        let log_file = File::create(&log).map_err(file_error("creating", &log))?;
+        let mut build = Command::new(&script)
             .arg(kind)
             .args(program)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(said)
+            .stderr(log_file)
             .spawn()
             .map_err(|source| KubernetesTestbedError::Program { program: script.clone(), source })?;
-        let archive = making.stdout.take().map_or_else(Stdio::null, Stdio::from);
+        let archive = build.stdout.take().map_or_else(Stdio::null, Stdio::from);
         let snapshotter = settings::snapshotter(self.folder.path());
-        let mut taking =
+        let mut import =
             self.ctr(&["--namespace", IMAGE_NAMESPACE, "images", "import", "--snapshotter", snapshotter, "-"]);
-        let taken = taking.stdin(archive).output();
-        let taken = taken.map_err(|source| KubernetesTestbedError::Program { program: "ctr".into(), source })?;
+        let imported = import.stdin(archive).output();
+        let imported = imported.map_err(|source| KubernetesTestbedError::Program { program: "ctr".into(), source })?;
         // Closes its copy of the pipe, or the script would never see the end.
-        drop(taking);
-        let made = making.wait().map_err(|source| KubernetesTestbedError::Program { program: script, source })?;
-        if made.success() && taken.status.success() {
+        drop(import);
+        let built = build.wait().map_err(|source| KubernetesTestbedError::Program { program: script, source })?;
+        if built.success() && imported.status.success() {
             return Ok(());
         }
-        let said = last_lines(&log);
-        if said.lines().last().is_some_and(|line| line.starts_with(NOT_RUN)) {
-            return Err(KubernetesTestbedError::NodeUnsupported { why: last_reason(&said) });
+        let output = last_lines(&log);
+        if output.lines().last().is_some_and(|line| line.starts_with(NOT_RUN)) {
+            return Err(KubernetesTestbedError::NodeUnsupported { why: last_reason(&output) });
         }
-        let taken = String::from_utf8_lossy(&taken.stderr);
-        Err(KubernetesTestbedError::Image { kind, said: format!("{}\n{said}", taken.trim()) })
+        let stderr = String::from_utf8_lossy(&imported.stderr);
+        Err(KubernetesTestbedError::Image { kind, said: format!("{}\n{output}", stderr.trim()) })
     }
 
     /// Reports GPUs in the node's status, as with a device plugin.
@@ -232,10 +232,10 @@ impl RealNode {
     /// # Errors
     /// Returns the end of its log.
     pub fn start_kubelet(&self) -> Result<(), KubernetesTestbedError> {
-        let began = self.heartbeat();
+        let before = self.heartbeat();
         self.command("start kubelet", "started")?;
         self.wait("the kubelet did not report the node as ready", || {
-            self.object().is_ok_and(|node| is_ready(&node)) && self.heartbeat() != began
+            self.object().is_ok_and(|node| is_ready(&node)) && self.heartbeat() != before
         })
     }
 
@@ -244,7 +244,7 @@ impl RealNode {
         self.folder.path().join("kubelet.log")
     }
 
-    /// Returns the id of the keeper process, which removes what no namespace contains.
+    /// Returns the id of the supervisor process, which removes what no namespace contains.
     pub fn supervisor_pid(&self) -> u32 {
         self.lock().process.id()
     }
@@ -264,8 +264,8 @@ impl RealNode {
 
     fn command(&self, order: &str, answer: &str) -> Result<(), KubernetesTestbedError> {
         let mut inner = self.lock();
-        let told = inner.commands.as_mut().is_some_and(|orders| writeln!(orders, "{order}").is_ok());
-        if told && inner.read_reply(answer).is_some() {
+        let sent = inner.commands.as_mut().is_some_and(|orders| writeln!(orders, "{order}").is_ok());
+        if sent && inner.read_reply(answer).is_some() {
             return Ok(());
         }
         Err(KubernetesTestbedError::NodeExited { node: self.name.clone(), said: inner.output.clone() })
@@ -312,7 +312,7 @@ impl Drop for RealNode {
 
 impl Supervisor {
     fn start(script: &Path, folder: &Path, programs: &Programs, name: &str) -> Result<Self, KubernetesTestbedError> {
-        let mut keeper = Command::new("bash")
+        let mut process = Command::new("bash")
             .arg(script)
             .arg("keep")
             .args([folder, &programs.kubelet])
@@ -320,21 +320,21 @@ impl Supervisor {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // A signal to this process's group must not reach the keeper.
+            // A signal to this process's group must not reach the supervisor.
             .process_group(0)
             .spawn()
             .map_err(|source| KubernetesTestbedError::Program { program: "bash".into(), source })?;
-        let (told, answers) = channel();
-        if let Some(output) = keeper.stdout.take() {
+        let (sender, answers) = channel();
+        if let Some(output) = process.stdout.take() {
             std::thread::spawn(move || {
-                BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| told.send(line))
+                BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
             });
         }
-        let orders = keeper.stdin.take();
-        Ok(Self { process: keeper, commands: orders, answers, output: String::new() })
+        let commands = process.stdin.take();
+        Ok(Self { process, commands, answers, output: String::new() })
     }
 
-    /// Returns the rest of the next line with this prefix. Other lines are kept in `said`.
+    /// Returns the rest of the next line with this prefix. Other lines are appended to `output`.
     fn read_reply(&mut self, begins: &str) -> Option<String> {
         loop {
             let line = self.answers.recv_timeout(PATIENCE).ok()?;
@@ -372,8 +372,8 @@ fn is_ready(node: &Value) -> bool {
 fn unsupported_reason() -> Result<Option<String>, KubernetesTestbedError> {
     let tried = Command::new("bash").args(["-c", NODE_SCRIPT, "node.sh", "try", "", "", ""]).output();
     let tried = tried.map_err(|source| KubernetesTestbedError::Program { program: "bash".into(), source })?;
-    let said = String::from_utf8_lossy(&tried.stdout);
-    let why = said.lines().last().unwrap_or("no output");
+    let stdout = String::from_utf8_lossy(&tried.stdout);
+    let why = stdout.lines().last().unwrap_or("no output");
     Ok((!tried.status.success()).then(|| format!("root may not create namespaces and control groups here: {why}")))
 }
 

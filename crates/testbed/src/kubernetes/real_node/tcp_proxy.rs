@@ -75,28 +75,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_at_one_end_is_heard_at_the_other_until_it_ends() {
+    fn bytes_are_forwarded_in_both_directions_until_the_connection_ends() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let road = TcpProxy::open(Ipv4Addr::LOCALHOST, server.local_addr().unwrap().port()).unwrap();
-        let mut client = TcpStream::connect(road.address()).unwrap();
+        let proxy = TcpProxy::open(Ipv4Addr::LOCALHOST, server.local_addr().unwrap().port()).unwrap();
+        let mut client = TcpStream::connect(proxy.address()).unwrap();
         let (mut served, _) = server.accept().unwrap();
         client.write_all(b"asked").unwrap();
-        let mut heard = [0; 5];
-        served.read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"asked");
+        let mut received = [0; 5];
+        served.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"asked");
         served.write_all(b"said").unwrap();
         drop(served);
-        let mut heard = String::new();
-        client.read_to_string(&mut heard).unwrap();
-        assert_eq!(heard, "said");
+        let mut received = String::new();
+        client.read_to_string(&mut received).unwrap();
+        assert_eq!(received, "said");
     }
 
     #[test]
-    fn without_a_listener_at_the_end_the_connection_ends() {
+    fn without_a_listener_behind_the_proxy_the_connection_is_closed() {
         let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let road = TcpProxy::open(Ipv4Addr::LOCALHOST, unused).unwrap();
-        let mut client = TcpStream::connect(road.address()).unwrap();
-        let mut heard = Vec::new();
-        assert_eq!(client.read_to_end(&mut heard).unwrap_or(0), 0);
+        let proxy = TcpProxy::open(Ipv4Addr::LOCALHOST, unused).unwrap();
+        let mut client = TcpStream::connect(proxy.address()).unwrap();
+        let mut received = Vec::new();
+        assert_eq!(client.read_to_end(&mut received).unwrap_or(0), 0);
     }
 }
