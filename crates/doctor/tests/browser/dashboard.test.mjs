@@ -154,7 +154,7 @@ test("every page shows that the cluster has not been observed yet", async () => 
     for (const [place, body] of Object.entries(empty)) await page.route(API + place, answer(body));
   };
   for (const [name, path] of pages.filter(([name]) => name !== "case")) {
-    const said = await seen(path, ".state", { before: before_ });
+    const said = await seen(path, ".placeholder", { before: before_ });
     assert.deepEqual(said, [], name);
   }
 });
