@@ -11,7 +11,7 @@ const plot = (width, height, label, ...content) =>
   );
 
 // The distribution of a measurement over the fleet. `nodeValue` highlights the value of one node.
-export function histogram({ least: min, most: max, median, p5, p95, bars, nodes }, unit, nodeValue = null) {
+export function histogram({ min, max, median, p5, p95, bars, nodes }, unit, nodeValue = null) {
   const format = (value) => formatMeasurement(value, unit);
   const hasNodeValue = nodeValue !== null && nodeValue !== undefined;
   const [width, height] = [480, 90];

@@ -17,7 +17,7 @@ export const STATUS_STYLES = {
   suspect: { tone: "warn", symbol: "!", shape: "half" },
   quarantined: { tone: "bad", symbol: "✕", shape: "cross" },
   repairing: { tone: "info", symbol: "↻", shape: "dot" },
-  proving: { tone: "info", symbol: "…", shape: "bar" },
+  requalifying: { tone: "info", symbol: "…", shape: "bar" },
   out: { tone: "bad", symbol: "⊘", shape: "bar" },
   held: { tone: "held", symbol: "⏸", shape: "frame" },
   free: { tone: "good", symbol: "○", shape: "solid" },

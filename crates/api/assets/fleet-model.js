@@ -9,8 +9,8 @@ const COLUMNS = {
   rack: ["rack", "racks"],
   sku: ["sku", "skus"],
   health: ["health", "health"],
-  life: ["life", "lives"],
-  use: ["use", "uses"],
+  state: ["state", "states"],
+  occupancy: ["occupancy", "occupancies"],
   severity: ["severity", "severities"],
 };
 

@@ -115,7 +115,7 @@ function renderCase(page, id) {
         el("span", {}, "node ", nodeLink(item.node)),
         el("span", {}, "opened ", timeElement(item.opened)),
         el("span", {}, `hardware ${item.hardware}`),
-        el("span", {}, `repair step: ${item.rung}`),
+        el("span", {}, `repair step: ${item.repair_step}`),
         el("span", {}, item.id),
         item.advice && el("span", {}, `advice: ${typeof item.advice === "string" ? item.advice : JSON.stringify(item.advice)}`),
       ),
@@ -156,13 +156,13 @@ function renderCase(page, id) {
           ],
         }),
       ),
-      (item.failed_work ?? []).length > 0 &&
+      (item.job_failures ?? []).length > 0 &&
         section(
           "Failed user work",
           table(page, {
             name: "work",
             caption: "Failed user work",
-            rows: item.failed_work,
+            rows: item.job_failures,
             columns: [
               { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
               { key: "name", title: "Work", value: (row) => row.name },

@@ -24,8 +24,8 @@ import { table } from "../table.js";
 const COLOUR_MODES = [
   ["health", "Health"],
   ["age", "Age of validation"],
-  ["life", "State"],
-  ["use", "Use"],
+  ["state", "State"],
+  ["occupancy", "Occupancy"],
   ["severity", "Worst finding"],
 ];
 
@@ -38,9 +38,9 @@ function renderSummary({ status, findings, map }) {
   const nodesByReason = new Map();
   for (const { reason, node } of findings.items) nodesByReason.set(reason, (nodesByReason.get(reason) ?? new Set()).add(node));
   const alerts = [
-    ...status.troubles,
+    ...status.problems,
     status.breaker.state !== "closed" &&
-      !status.troubles.some((problem) => /breaker/i.test(problem)) &&
+      !status.problems.some((problem) => /breaker/i.test(problem)) &&
       `The circuit breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out of service"}`,
     ...status.pauses.map(
       (pause) => `Validation ${pause.pool ? `of pool ${pause.pool}` : "of all pools"} is paused by ${pause.by}: ${pause.why}`,
@@ -76,7 +76,7 @@ function renderSummary({ status, findings, map }) {
       el("span", {}, `◷ ${formatCount(status.nodes.overdue)} overdue`),
       el("span", {}, `${status.running.running} of ${status.running.limit} runs active`),
       el("span", {}, `mode: ${status.mode}`),
-      el("span", {}, `last observed `, status.seen ? timeElement(status.seen) : "never"),
+      el("span", {}, `last observed `, status.observed_at ? timeElement(status.observed_at) : "never"),
     ),
     nodesByReason.size > 0 &&
       el(
@@ -114,10 +114,10 @@ class FleetView {
   describe(node) {
     const fleet = this.fleet;
     const validated = fleet.validated(node);
-    const [health, life, use, severity] = ["health", "life", "use", "severity"].map((key) => fleet.value(node, key));
+    const [health, state, occupancy, severity] = ["health", "state", "occupancy", "severity"].map((key) => fleet.value(node, key));
     const lines = [
       fleet.name(node),
-      `${codeLabel(health)} · ${codeLabel(life)} · ${codeLabel(use)}`,
+      `${codeLabel(health)} · ${codeLabel(state)} · ${codeLabel(occupancy)}`,
       validated === null ? "Not fully tested" : `Fully tested: ${formatAge(validated)}`,
     ];
     if (severity) lines.push(`Worst finding: ${severityText(severity)}`);
@@ -239,8 +239,8 @@ class FleetView {
       fleet.has("rack") && textColumn("rack", "Rack"),
       textColumn("sku", "SKU"),
       badgeColumn("health", "Health"),
-      badgeColumn("life", "State"),
-      badgeColumn("use", "Use"),
+      badgeColumn("state", "State"),
+      badgeColumn("occupancy", "Occupancy"),
       { key: "validated", title: "Fully tested", value: iso, cell: (node) => (iso(node) ? timeElement(iso(node)) : "never") },
       badgeColumn("severity", "Worst finding"),
       this.measurement &&
@@ -318,7 +318,7 @@ export function render(page) {
   const addControls = (tests) => {
     const matchingNames = () => view.matchingNodes.slice(0, 256).map((node) => view.fleet.name(node));
     controls.append(
-      searchField(page, "filter", "Filter", "name, gpu*, health:fail, life:held, pool:…", () => view.render()),
+      searchField(page, "filter", "Filter", "name, gpu*, health:fail, state:held, pool:…", () => view.render()),
       selectField(
         page,
         "group",

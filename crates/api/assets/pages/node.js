@@ -20,10 +20,9 @@ function agentText(agent) {
 }
 
 function renderState(page, why, reload) {
-  const state = why.life_state?.is ?? why.life;
   const fact = (name, ...value) => el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, ...value));
   return [
-    el("h1", {}, why.node, " ", badge(state), " ", why.used && badge(why.used)),
+    el("h1", {}, why.node, " ", badge(why.state), " ", why.occupancy && badge(why.occupancy)),
     el("p", { class: "strong" }, inlineCode(why.headline)),
     nodeActionButtons(page, () => [why.node], reload),
     el(
@@ -32,7 +31,7 @@ function renderState(page, why, reload) {
       fact("Pool", why.pool ?? "–"),
       fact("Hardware", why.hardware ?? "unknown"),
       fact("In this state since", why.since ? timeElement(why.since) : "–"),
-      fact("In use by", why.used_text ?? "–"),
+      fact("In use by", why.occupancy_text ?? "–"),
       fact("Marks of Cluster Doctor", why.our_marks.join(", ") || "none"),
       fact("Other marks", why.foreign_marks.join(", ") || "none"),
       fact("Case", why.case ? link(["cases", why.case], why.case) : "none"),
@@ -41,7 +40,7 @@ function renderState(page, why, reload) {
         fact("Held", `by ${why.hold.by}: ${why.hold.why}`, why.hold.until ? [", until ", timeElement(why.hold.until)] : ""),
       why.run
         ? fact("Running test", inlineCode(why.run.because))
-        : fact("Not tested now because", inlineCode(why.passed_over?.text ?? "–")),
+        : fact("Not tested now because", inlineCode(why.skipped?.text ?? "–")),
     ),
     why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, inlineCode(line))))),
     section(
@@ -77,7 +76,7 @@ function renderState(page, why, reload) {
         emptyText: "No regular tests.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "standing", title: "Status", value: (row) => row.standing, cell: (row) => badge(row.standing) },
+          { key: "status", title: "Status", value: (row) => row.status, cell: (row) => badge(row.status) },
           {
             key: "last",
             title: "Last result",

@@ -54,7 +54,7 @@ export function render(page) {
   new LiveSection(page, container, {
     events: ["plan"],
     load: (signal) => get(["plan"], {}, signal),
-    render: ({ at, actions, passed_over: skipped }) => [
+    render: ({ at, actions, skipped }) => [
       el("h1", {}, actions.length ? `${plural(actions.length, "action")} in the next cycle` : "No actions in the next cycle"),
       el("p", { class: "dim" }, "Planned from the cluster state observed ", timeElement(at), ". Viewing the plan does not carry it out."),
       section(
