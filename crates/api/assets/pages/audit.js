@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { LiveSection, searchField } from "../components.js";
-import { el, link, nodeLink, replaceContent } from "../dom.js";
+import { el, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
 import { codeLabel, timeElement } from "../format.js";
 import { table } from "../table.js";
 
@@ -67,7 +67,7 @@ export function render(page) {
             title: "Confirmed plan",
             wide: true,
             value: (row) => row.plan ?? "",
-            cell: (row) => (row.plan ? el("details", {}, el("summary", {}, "Show"), el("pre", {}, row.plan)) : ""),
+            cell: (row) => (row.plan ? el("details", {}, el("summary", {}, "Show"), el("pre", {}, inlineCode(row.plan))) : ""),
           },
         ],
       }),

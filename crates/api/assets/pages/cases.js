@@ -9,7 +9,8 @@ import { table } from "../table.js";
 
 // Formats the evidence of a finding: a measurement with its limit, a log line, or JSON for any other kind.
 function evidenceText(evidence) {
-  if (!evidence || typeof evidence === "string") return evidence ?? "";
+  if (!evidence || evidence === "nothing") return "";
+  if (typeof evidence === "string") return evidence;
   if (evidence.measured) {
     const { metric, value, limit } = evidence.measured;
     const limitText = limit === null || limit === undefined ? "" : `, limit ${formatMeasurement(limit)}`;
@@ -68,7 +69,7 @@ function renderList(page) {
           { key: "node", title: "Node", value: (item) => item.node, cell: (item) => nodeLink(item.node) },
           {
             key: "finding",
-            title: "What is wrong",
+            title: "Findings",
             wide: true,
             value: findingText,
             cell: (item) => link(["cases", item.id], inlineCode(findingText(item) || "no finding")),
@@ -129,10 +130,10 @@ function renderCase(page, id) {
             { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
             {
               key: "entity",
-              title: "Where",
+              title: "Component",
               value: (row) => (typeof row.entity === "string" ? row.entity : JSON.stringify(row.entity)),
             },
-            { key: "text", title: "What", wide: true, value: (row) => row.text },
+            { key: "text", title: "Finding", wide: true, value: (row) => row.text },
             { key: "evidence", title: "Evidence", wide: true, value: (row) => evidenceText(row.evidence) },
             { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
             { key: "remedy", title: "Remedy", value: (row) => row.remedy },
@@ -152,20 +153,20 @@ function renderCase(page, id) {
             { key: "what", title: "Step", value: (row) => codeLabel(row.what) },
             { key: "state", title: "State", value: (row) => row.state },
             { key: "text", title: "Why", wide: true, value: (row) => row.text },
-            { key: "tries", title: "Tries", alignRight: true, value: (row) => row.tries },
+            { key: "tries", title: "Attempts", alignRight: true, value: (row) => row.tries },
           ],
         }),
       ),
       (item.job_failures ?? []).length > 0 &&
         section(
-          "Failed user work",
+          "Job failures",
           table(page, {
-            name: "work",
-            caption: "Failed user work",
+            name: "job-failures",
+            caption: "Job failures",
             rows: item.job_failures,
             columns: [
               { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
-              { key: "name", title: "Work", value: (row) => row.name },
+              { key: "name", title: "Job", value: (row) => row.name },
               { key: "owner", title: "Owner", value: (row) => row.owner },
               { key: "how", title: "How", value: (row) => Object.values(row.how ?? {}).join(" ") },
             ],

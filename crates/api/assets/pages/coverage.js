@@ -35,7 +35,7 @@ export function render(page) {
     load: (signal) => get(["coverage"], {}, signal),
     render: (rows) => {
       const label = (row) => `${row.test}: ${STATUSES.map(([key, , text]) => `${row[key]} ${text.toLowerCase()}`).join(", ")}`;
-      const missing = (row) => Math.max(0, row.nodes - row.not_applicable - row.covered);
+      const notCovered = (row) => Math.max(0, row.nodes - row.not_applicable - row.covered);
       return table(page, {
         name: "coverage",
         caption: "Coverage of each test",
@@ -63,11 +63,11 @@ export function render(page) {
               ),
           },
           {
-            key: "missing",
-            title: "Missing",
+            key: "not_covered",
+            title: "Not covered",
             alignRight: true,
-            value: missing,
-            cell: (row) => (missing(row) ? plural(missing(row), "node") : "✓ reached"),
+            value: notCovered,
+            cell: (row) => (notCovered(row) ? plural(notCovered(row), "node") : "✓ target met"),
           },
           ...STATUSES.map(([key, , text]) => ({ key, title: text, alignRight: true, value: (row) => row[key] })),
         ],

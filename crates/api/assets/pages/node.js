@@ -31,16 +31,16 @@ function renderState(page, why, reload) {
       fact("Pool", why.pool ?? "–"),
       fact("Hardware", why.hardware ?? "unknown"),
       fact("In this state since", why.since ? timeElement(why.since) : "–"),
-      fact("In use by", why.occupancy_text ?? "–"),
-      fact("Marks of Cluster Doctor", why.our_marks.join(", ") || "none"),
+      fact("In use by", inlineCode(why.occupancy_text ?? "–")),
+      fact("Marks set by Cluster Doctor", why.our_marks.join(", ") || "none"),
       fact("Other marks", why.foreign_marks.join(", ") || "none"),
       fact("Case", why.case ? link(["cases", why.case], why.case) : "none"),
       why.agent && fact("Agent", badge(why.agent.state), " ", ...agentText(why.agent)),
       why.hold &&
-        fact("Held", `by ${why.hold.by}: ${why.hold.why}`, why.hold.until ? [", until ", timeElement(why.hold.until)] : ""),
+        fact("Held", inlineCode(`by ${why.hold.by}: ${why.hold.why}`), why.hold.until ? [", until ", timeElement(why.hold.until)] : ""),
       why.run
         ? fact("Running test", inlineCode(why.run.because))
-        : fact("Not tested now because", inlineCode(why.skipped?.text ?? "–")),
+        : fact("Not tested because", inlineCode(why.skipped?.text ?? "–")),
     ),
     why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, inlineCode(line))))),
     section(
@@ -52,17 +52,17 @@ function renderState(page, why, reload) {
         emptyText: "No open findings.",
         columns: [
           { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
-          { key: "entity", title: "Where", value: (row) => row.entity },
-          { key: "text", title: "What", wide: true, value: (row) => row.text },
+          { key: "entity", title: "Component", value: (row) => row.entity },
+          { key: "text", title: "Finding", wide: true, value: (row) => row.text },
           { key: "evidence", title: "Evidence", wide: true, value: (row) => row.evidence },
           { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
           {
             key: "times",
-            title: "Seen",
+            title: "Occurrences",
             value: (row) => row.times,
             cell: (row) => (row.confirmed ? `${plural(row.times, "time")}, confirmed` : `${row.times} of ${row.confirm} to confirm`),
           },
-          { key: "first", title: "Since", value: (row) => row.first_seen, cell: (row) => timeElement(row.first_seen) },
+          { key: "first", title: "First seen", value: (row) => row.first_seen, cell: (row) => timeElement(row.first_seen) },
         ],
       }),
       severityLegend(why.open_findings.map((row) => row.severity)),

@@ -24,7 +24,7 @@ function renderList(page) {
         emptyText: "No tests are enabled.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "title", title: "What it shows", wide: true, value: (row) => row.title },
+          { key: "title", title: "Description", wide: true, value: (row) => row.title },
           {
             key: "covered",
             title: "Covered",
@@ -32,7 +32,7 @@ function renderList(page) {
             value: (row) => row.covered ?? "",
             cell: (row) => formatPercent(row.covered),
           },
-          { key: "routine", title: "Runs", value: (row) => (row.routine ? "regularly" : "on request") },
+          { key: "routine", title: "Schedule", value: (row) => (row.routine ? "regularly" : "on request") },
           { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => shortDuration(row.cutoff) },
           { key: "usual", title: "Usual duration", value: (row) => row.usual, cell: (row) => shortDuration(row.usual) },
           { key: "limit", title: "Time limit", value: (row) => row.limit, cell: (row) => shortDuration(row.limit) },
