@@ -1,8 +1,8 @@
-// Operator commands. The plan is shown first and must be confirmed. The controller checks permissions and rejects unauthorised requests,
-// whatever these pages show.
+// Operator commands. A dialog shows the plan, which the operator must confirm. The controller checks permissions; hidden buttons are only a
+// convenience.
 
-import { get, keepToken, post, token } from "./api.js";
-import { el, prose, swap } from "./dom.js";
+import { get, post, storeToken, storedToken } from "./api.js";
+import { el, inlineCode, replaceContent } from "./dom.js";
 
 export const ACTIONS = {
   test: { title: "Test now", verb: "Test", nodes: true, fields: [["tests", "Tests or suites", "all regular tests"]] },
@@ -22,39 +22,40 @@ export const ACTIONS = {
   "close-breaker": { title: "Close the circuit breaker", verb: "Close", nodes: false, fields: [] },
 };
 
-function dialog(title, ...content) {
-  const close = el("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
-  const box = el("dialog", { "aria-label": title }, el("div", { class: "bar" }, el("h2", {}, title), close), ...content);
-  close.addEventListener("click", () => box.close());
-  box.addEventListener("close", () => box.remove());
-  document.body.append(box);
-  box.showModal();
-  return box;
+function openDialog(title, ...content) {
+  const closeButton = el("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
+  const dialog = el("dialog", { "aria-label": title }, el("div", { class: "dialog-header" }, el("h2", {}, title), closeButton), ...content);
+  closeButton.addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
 }
 
-function field(name, label, hint) {
+// An input with a placeholder, or a checkbox if the placeholder is null.
+function field(name, label, placeholder) {
   const input =
-    hint === null
+    placeholder === null
       ? el("input", { type: "checkbox", name })
-      : el("input", { type: "text", name, placeholder: hint, autocomplete: "off" });
-  return el("label", { class: hint === null ? "field check" : "field" }, el("span", {}, label), input);
+      : el("input", { type: "text", name, placeholder, autocomplete: "off" });
+  return el("label", { class: placeholder === null ? "field check" : "field" }, el("span", {}, label), input);
 }
 
-function body(action, form) {
-  const asked = { why: form.elements.why.value.trim() };
-  if (action.nodes) asked.nodes = form.elements.nodes.value.split(/[\s;]+/).filter(Boolean);
-  for (const [name, , hint] of action.fields) {
+function requestBody(action, form) {
+  const request = { why: form.elements.why.value.trim() };
+  if (action.nodes) request.nodes = form.elements.nodes.value.split(/[\s;]+/).filter(Boolean);
+  for (const [name, , placeholder] of action.fields) {
     const input = form.elements[name];
-    if (hint === null) asked[name] = input.checked;
-    else if (input.value.trim()) asked[name] = name === "tests" ? input.value.trim().split(/[\s,]+/) : input.value.trim();
+    if (placeholder === null) request[name] = input.checked;
+    else if (input.value.trim()) request[name] = name === "tests" ? input.value.trim().split(/[\s,]+/) : input.value.trim();
   }
-  return asked;
+  return request;
 }
 
-// Prompts for the parameters, shows the plan, and carries it out once it is confirmed; then calls `done`.
-export function order(name, nodes = [], done = () => {}) {
+// Opens a dialog that asks for the parameters, shows the plan and executes it on confirmation; then calls `done`.
+export function openActionDialog(name, nodes = [], done = () => {}) {
   const action = ACTIONS[name];
-  const told = el("div", { class: "told", role: "status" });
+  const output = el("div", { class: "action-result", role: "status" });
   const form = el(
     "form",
     { class: "form" },
@@ -72,7 +73,7 @@ export function order(name, nodes = [], done = () => {}) {
           autocomplete: "off",
         }),
       ),
-    ...action.fields.map(([field_, label, hint]) => field(field_, label, hint)),
+    ...action.fields.map(([fieldName, label, placeholder]) => field(fieldName, label, placeholder)),
     el(
       "label",
       { class: "field" },
@@ -81,60 +82,72 @@ export function order(name, nodes = [], done = () => {}) {
     ),
     el("div", { class: "buttons" }, el("button", { type: "submit" }, "Show what would happen")),
   );
-  const box = dialog(action.title, form, told);
+  const dialog = openDialog(action.title, form, output);
 
-  const say = (error) =>
-    swap(told, el("p", { class: "error", role: "alert" }, prose(error.message), error.accepted ? [" (", prose(error.accepted), ")"] : ""));
-  const show = (plan, asked) => {
+  const showError = (error) =>
+    replaceContent(
+      output,
+      el(
+        "p",
+        { class: "error", role: "alert" },
+        inlineCode(error.message),
+        error.accepted ? [" (", inlineCode(error.accepted), ")"] : "",
+      ),
+    );
+  const showPlan = (plan, request) => {
     const confirm = el("button", { type: "button", class: "primary" }, `Confirm: ${action.verb.toLowerCase()}`);
     const changes = plan.changes.slice(0, 200);
-    swap(
-      told,
+    replaceContent(
+      output,
       el("h3", {}, "What would happen"),
-      el("p", { class: "strong" }, prose(plan.text)),
-      changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, prose(line)))),
+      el("p", { class: "strong" }, inlineCode(plan.text)),
+      changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, inlineCode(line)))),
       plan.changes.length > changes.length && el("p", {}, `… and ${plan.changes.length - changes.length} more`),
       el("div", { class: "buttons" }, confirm),
     );
     confirm.addEventListener("click", async () => {
       confirm.disabled = true;
       try {
-        const result = await post(name, { ...asked, confirm: plan.confirm });
+        const result = await post(name, { ...request, confirm: plan.confirm });
         form.hidden = true;
-        swap(told, el("p", { class: "strong" }, "Done. ", prose(result.text)), result.next && el("p", {}, prose(result.next)));
+        replaceContent(
+          output,
+          el("p", { class: "strong" }, "Done. ", inlineCode(result.text)),
+          result.next && el("p", {}, inlineCode(result.next)),
+        );
         done();
       } catch (error) {
         if (error.plan) {
-          show(error.plan, asked);
-          told.prepend(el("p", { class: "error", role: "alert" }, "The plan has changed. Review it again."));
-        } else say(error);
+          showPlan(error.plan, request);
+          output.prepend(el("p", { class: "error", role: "alert" }, "The plan has changed. Review it again."));
+        } else showError(error);
       }
     });
     confirm.focus();
   };
 
-  // Any input changes the plan, so the one shown is no longer valid.
-  form.addEventListener("input", () => swap(told));
+  // A changed field invalidates the plan on display.
+  form.addEventListener("input", () => replaceContent(output));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const asked = body(action, form);
+    const request = requestBody(action, form);
     try {
-      show(await post(name, asked), asked);
+      showPlan(await post(name, request), request);
     } catch (error) {
-      say(error);
+      showError(error);
     }
   });
   form.elements[action.nodes && nodes.length === 0 ? "nodes" : "why"].focus();
-  return box;
+  return dialog;
 }
 
-// A row of buttons for nodes; null for viewers.
-export function nodeActions(page, nodes, done) {
-  if (!page.who?.may_act) return null;
+// Buttons for commands on nodes; null if the user may not act.
+export function nodeActionButtons(page, nodes, done) {
+  if (!page.user?.may_act) return null;
   const button = (name) =>
     el(
       "button",
-      { type: "button", "data-key": `do-${name}`, on: { click: () => order(name, nodes(), done) } },
+      { type: "button", "data-key": `action-${name}`, on: { click: () => openActionDialog(name, nodes(), done) } },
       `${ACTIONS[name].title}…`,
     );
   return el(
@@ -144,9 +157,9 @@ export function nodeActions(page, nodes, done) {
   );
 }
 
-// Prompts for a token, verifies it, and keeps it for this tab.
-export function signIn(done) {
-  const told = el("div", { role: "status" });
+// Opens a dialog that asks for a token, verifies it and stores it for this tab.
+export function openSignInDialog(done) {
+  const output = el("div", { role: "status" });
   const input = el("input", {
     type: "password",
     name: "token",
@@ -155,31 +168,31 @@ export function signIn(done) {
     spellcheck: "false",
     placeholder: "doctor_token_…",
   });
-  const forget = el("button", { type: "button" }, "Sign out");
+  const signOutButton = el("button", { type: "button" }, "Sign out");
   const form = el(
     "form",
     { class: "form" },
-    el("p", {}, prose("Create a token with `doctor token create NAME --role operator`. This tab keeps it until it is closed.")),
+    el("p", {}, inlineCode("Create a token with `doctor token create NAME --role operator`. This tab keeps it until it is closed.")),
     el("label", { class: "field" }, el("span", {}, "Token"), input),
-    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Sign in"), token() && forget),
+    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Sign in"), storedToken() && signOutButton),
   );
-  const box = dialog("Sign in", form, told);
+  const dialog = openDialog("Sign in", form, output);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const before = token();
-    keepToken(input.value.trim());
+    const previous = storedToken();
+    storeToken(input.value.trim());
     try {
       await get(["whoami"]);
-      box.close();
+      dialog.close();
       done();
     } catch (error) {
-      keepToken(before);
-      swap(told, el("p", { class: "error", role: "alert" }, prose(error.message)));
+      storeToken(previous);
+      replaceContent(output, el("p", { class: "error", role: "alert" }, inlineCode(error.message)));
     }
   });
-  forget.addEventListener("click", () => {
-    keepToken(null);
-    box.close();
+  signOutButton.addEventListener("click", () => {
+    storeToken(null);
+    dialog.close();
     done();
   });
   input.focus();

@@ -1,90 +1,92 @@
-// API requests. The token is kept for this tab only and is sent only in the header.
+// API client. The token is stored in the session storage of this tab and sent only in the Authorization header.
 
 const BASE = new URL("api/v1/", document.baseURI);
-const KEPT = "doctor-token";
+const TOKEN_KEY = "doctor-token";
 
-export class Refused extends Error {
-  constructor(status, told) {
-    super(told.text);
+export class ApiError extends Error {
+  constructor(status, { text, code, accepted, plan }) {
+    super(text);
     this.status = status;
-    this.code = told.code;
-    this.accepted = told.accepted;
-    this.plan = told.plan;
+    this.code = code;
+    this.accepted = accepted;
+    this.plan = plan;
   }
 }
 
-export function token() {
+export function storedToken() {
   try {
-    return sessionStorage.getItem(KEPT);
+    return sessionStorage.getItem(TOKEN_KEY);
   } catch {
     return null;
   }
 }
 
-export function keepToken(text) {
-  if (text) sessionStorage.setItem(KEPT, text);
-  else sessionStorage.removeItem(KEPT);
+// Stores the token; null deletes it.
+export function storeToken(token) {
+  if (token) sessionStorage.setItem(TOKEN_KEY, token);
+  else sessionStorage.removeItem(TOKEN_KEY);
 }
 
-export function headers(more = {}) {
-  const known = token();
-  return known ? { ...more, authorization: `Bearer ${known}` } : more;
+export function requestHeaders(extra = {}) {
+  const token = storedToken();
+  return token ? { ...extra, authorization: `Bearer ${token}` } : extra;
 }
 
-export function address(parts, query = {}) {
+export function apiUrl(parts, query = {}) {
   const url = new URL(parts.map(encodeURIComponent).join("/"), BASE);
   for (const [name, value] of Object.entries(query))
     if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
   return url;
 }
 
-async function answered(asked) {
+// Returns a successful response. Throws an ApiError for any other, and if the controller is unreachable.
+async function checkedResponse(pending) {
   let response;
   try {
-    response = await asked;
+    response = await pending;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, { code: "unreachable", text: "The controller does not respond." });
+    throw new ApiError(0, { code: "unreachable", text: "The controller does not respond." });
   }
   if (response.ok) return response;
-  let told = { code: "unreadable", text: `The controller responded with status ${response.status}.` };
+  let body = { code: "unreadable", text: `The controller responded with status ${response.status}.` };
   try {
-    told = (await response.json()).error ?? told;
+    body = (await response.json()).error ?? body;
   } catch {
-    // A proxy in between sends its own body; the status suffices.
+    // The body is not JSON: the response comes from a proxy. The status is enough.
   }
-  throw new Refused(response.status, told);
+  throw new ApiError(response.status, body);
 }
 
 export async function get(parts, query, signal) {
-  const response = await answered(fetch(address(parts, query), { headers: headers(), signal }));
+  const response = await checkedResponse(fetch(apiUrl(parts, query), { headers: requestHeaders(), signal }));
   return response.json();
 }
 
-// Fetches all pages of a list, up to `most` rows, so that one table can show it.
-export async function all(parts, query, signal, most = 5000) {
+// Fetches the pages of a list until it ends or has `maxRows` rows.
+export async function getAll(parts, query, signal, maxRows = 5000) {
   const items = [];
   let cursor;
   do {
     const page = await get(parts, { ...query, limit: 500, cursor }, signal);
     items.push(...page.items);
     cursor = page.next;
-  } while (cursor && items.length < most);
+  } while (cursor && items.length < maxRows);
   return { items, next: cursor };
 }
 
 export async function post(action, body) {
-  const options = { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body) };
-  const response = await answered(fetch(address(["actions", action]), options));
+  const options = { method: "POST", headers: requestHeaders({ "content-type": "application/json" }), body: JSON.stringify(body) };
+  const response = await checkedResponse(fetch(apiUrl(["actions", action]), options));
   return response.json();
 }
 
 export async function download(parts, name) {
-  const response = await answered(fetch(address(parts), { headers: headers() }));
-  save(await response.blob(), name);
+  const response = await checkedResponse(fetch(apiUrl(parts), { headers: requestHeaders() }));
+  saveFile(await response.blob(), name);
 }
 
-export function save(blob, name) {
+export function saveFile(blob, name) {
   const url = URL.createObjectURL(blob);
   const anchor = Object.assign(document.createElement("a"), { href: url, download: name });
   anchor.click();

@@ -1,14 +1,14 @@
-// The frame around the pages: routing, sign-in, and whether the data is live.
+// The application shell: routing, sign-in, theme and event stream.
 //
-// Addresses are in the URL fragment, so that one document serves them all under any proxy path, and a link reproduces the view: page,
-// filter, sort order and selection.
+// Routes are in the URL fragment, so that one document serves all of them under any proxy path. A link reproduces the view: page, filter,
+// sort order and selection.
 
-import { ACTIONS, order, signIn } from "./actions.js";
+import { ACTIONS, openActionDialog, openSignInDialog } from "./actions.js";
 import { get } from "./api.js";
-import { el, href, swap } from "./dom.js";
-import { failed, loading } from "./frame.js";
-import { Live } from "./live.js";
-import { ageMoments, tellTime } from "./words.js";
+import { errorView, loadingView } from "./components.js";
+import { el, href, replaceContent } from "./dom.js";
+import { EventStream } from "./event-stream.js";
+import { setClusterTime, updateAges } from "./format.js";
 
 const PAGES = [
   { path: "", title: "Fleet", load: () => import("./pages/fleet.js") },
@@ -23,9 +23,9 @@ const PAGES = [
 
 const main = document.getElementById("main");
 let page = null;
-let who = null;
+let user = null;
 
-function where() {
+function parseHash() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path
     .split("/")
@@ -40,110 +40,110 @@ function where() {
   return { parts, query: new URLSearchParams(query ?? "") };
 }
 
-// The context of a page: its address, its parameters, and change notifications. `signal` aborts when the page is left.
+// The context of a page: its path, its query parameters and its event listeners. `signal` aborts when the user leaves the page.
 class Page {
-  #ears = [];
-  #end = new AbortController();
-  #saying = 0;
+  #listeners = [];
+  #abortController = new AbortController();
+  #urlTimer = 0;
 
   constructor({ parts, query }) {
     this.parts = parts;
     this.query = query;
     this.main = main;
-    this.who = who;
-    this.signal = this.#end.signal;
+    this.user = user;
+    this.signal = this.#abortController.signal;
   }
 
-  end() {
-    clearTimeout(this.#saying);
-    this.#end.abort();
+  dispose() {
+    clearTimeout(this.#urlTimer);
+    this.#abortController.abort();
   }
 
-  hear(ear) {
-    this.#ears.push(ear);
+  onEvent(listener) {
+    this.#listeners.push(listener);
   }
 
-  told(kind, data) {
-    for (const ear of this.#ears) ear(kind, data);
+  emit(name, data) {
+    for (const listener of this.#listeners) listener(name, data);
   }
 
-  // Stores a choice in the address, without adding a history entry.
-  say(name, value) {
+  // Sets a query parameter in the URL without adding a history entry; null removes it.
+  setParam(name, value) {
     if (value === null || value === "") this.query.delete(name);
     else this.query.set(name, value);
-    // Delayed, because browsers are slow at this and throttle frequent calls.
-    clearTimeout(this.#saying);
-    this.#saying = setTimeout(() => history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query))), 150);
+    // Debounced, because browsers throttle frequent history changes.
+    clearTimeout(this.#urlTimer);
+    this.#urlTimer = setTimeout(() => history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query))), 150);
   }
 
-  title(text) {
+  setTitle(text) {
     document.title = `${text} · Cluster Doctor`;
   }
 
-  refused(error) {
-    if (error.status === 401) askWho();
+  handleApiError(error) {
+    if (error.status === 401) promptSignIn();
   }
 }
 
-let asking = false;
-function askWho() {
-  if (asking || document.querySelector("dialog[open]")) return;
-  asking = true;
-  signIn(() => {
-    asking = false;
+let signInOpen = false;
+function promptSignIn() {
+  if (signInOpen || document.querySelector("dialog[open]")) return;
+  signInOpen = true;
+  openSignInDialog(() => {
+    signInOpen = false;
     start();
   });
-  document.querySelector("dialog")?.addEventListener("close", () => (asking = false));
+  document.querySelector("dialog")?.addEventListener("close", () => (signInOpen = false));
 }
 
-async function show() {
+async function navigate() {
   if (location.hash === "#main") {
     main.focus();
     return;
   }
-  page?.end();
-  const at = where();
-  const found = PAGES.find((one) => one.path === (at.parts[0] ?? ""));
-  const mine = new Page(at);
-  page = mine;
+  page?.dispose();
+  const target = parseHash();
+  const route = PAGES.find(({ path }) => path === (target.parts[0] ?? ""));
+  const nextPage = new Page(target);
+  page = nextPage;
   for (const anchor of document.querySelectorAll("#nav a")) {
-    if (anchor.dataset.path === found?.path) anchor.setAttribute("aria-current", "page");
+    if (anchor.dataset.path === route?.path) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
   }
-  swap(main, loading());
-  if (!found || (found.hidden && at.parts.length < 2)) {
-    mine.title("Not found");
-    swap(
+  replaceContent(main, loadingView());
+  if (!route || (route.hidden && target.parts.length < 2)) {
+    nextPage.setTitle("Not found");
+    replaceContent(
       main,
       el(
         "div",
-        { class: "state" },
+        { class: "placeholder" },
         el("p", { class: "strong" }, "Page not found."),
         el("a", { href: "#/" }, "Go to the fleet"),
       ),
     );
     return;
   }
-  mine.title(at.parts[1] ?? found.title);
+  nextPage.setTitle(target.parts[1] ?? route.title);
   try {
-    const { show: draw } = await found.load();
-    if (!mine.signal.aborted) draw(mine);
+    const { render } = await route.load();
+    if (!nextPage.signal.aborted) render(nextPage);
   } catch (error) {
-    if (!mine.signal.aborted) swap(main, failed(error, show));
+    if (!nextPage.signal.aborted) replaceContent(main, errorView(error, navigate));
   }
 }
 
-function drawTop() {
-  swap(
+function renderHeader() {
+  replaceContent(
     document.getElementById("nav"),
-    ...PAGES.filter((one) => !one.hidden).map((one) =>
-      el("a", { href: href(one.path ? [one.path] : []), "data-path": one.path }, one.title),
+    ...PAGES.filter((route) => !route.hidden).map((route) =>
+      el("a", { href: href(route.path ? [route.path] : []), "data-path": route.path }, route.title),
     ),
   );
-  const whoButton = document.getElementById("who");
-  whoButton.addEventListener("click", () => signIn(start));
+  const userButton = document.getElementById("user");
+  userButton.addEventListener("click", () => openSignInDialog(start));
   document.getElementById("pause").addEventListener("click", () => {
-    const box = el(
+    const dialog = el(
       "dialog",
       { "aria-label": "Cluster commands" },
       el("h2", {}, "Cluster commands"),
@@ -157,8 +157,8 @@ function drawTop() {
               type: "button",
               on: {
                 click: () => {
-                  box.close();
-                  order(name);
+                  dialog.close();
+                  openActionDialog(name);
                 },
               },
             },
@@ -167,78 +167,78 @@ function drawTop() {
         ),
       ),
     );
-    box.addEventListener("close", () => box.remove());
-    document.body.append(box);
-    box.showModal();
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
   });
-  theme();
+  initThemeButton();
 }
 
-function theme() {
+function initThemeButton() {
   const button = document.getElementById("theme");
   const root = document.documentElement;
-  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
-  const name = () => {
-    button.textContent = dark() ? "☾" : "☀";
-    button.setAttribute("aria-label", dark() ? "Dark mode: switch to light" : "Light mode: switch to dark");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const updateButton = () => {
+    button.textContent = isDark() ? "☾" : "☀";
+    button.setAttribute("aria-label", isDark() ? "Dark mode: switch to light" : "Light mode: switch to dark");
   };
-  const changed = () => {
-    name();
-    page?.told("theme", {});
+  const onThemeChange = () => {
+    updateButton();
+    page?.emit("theme", {});
   };
   button.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
+    root.dataset.theme = isDark() ? "light" : "dark";
     try {
       localStorage.setItem("doctor-theme", root.dataset.theme);
     } catch {
-      // Without storage the choice lasts for this page.
+      // Without local storage the choice lasts until the page is closed.
     }
-    changed();
+    onThemeChange();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
-  name();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onThemeChange);
+  updateButton();
 }
 
-let live = null;
-function listen() {
-  live?.stop();
-  const sign = document.getElementById("live");
-  live = new Live(
-    (kind, data) => {
-      page?.told(kind, data);
-      if (kind === "plan" || kind === "everything") clock();
+let eventStream = null;
+function connectEventStream() {
+  eventStream?.stop();
+  const indicator = document.getElementById("live");
+  eventStream = new EventStream(
+    (name, data) => {
+      page?.emit(name, data);
+      if (name === "plan" || name === "everything") syncClock();
     },
     (connected) => {
-      sign.textContent = connected ? "Live" : "Not live";
-      sign.className = connected ? "live on" : "live off";
-      sign.title = connected ? "Changes are shown as they happen" : "Connection lost; reconnecting";
+      indicator.textContent = connected ? "Live" : "Not live";
+      indicator.className = connected ? "live on" : "live off";
+      indicator.title = connected ? "Changes are shown as they happen" : "Connection lost; reconnecting";
     },
   );
-  live.start();
+  eventStream.start();
 }
 
-// Updates the cluster's time from the controller.
-async function clock() {
+// Reads the cluster's time from the controller.
+async function syncClock() {
   try {
-    tellTime((await get(["status"])).at);
-    ageMoments();
+    setClusterTime((await get(["status"])).at);
+    updateAges();
   } catch {
-    // The page itself reports the failure.
+    // The page reports the failure.
   }
 }
 
 async function start() {
-  // The page below reports missing access.
-  who = await get(["whoami"]).catch(() => null);
-  document.getElementById("who").textContent = who?.known ? `${who.name} (${who.role})` : "Sign in";
-  document.getElementById("pause").hidden = !who?.may_act;
-  listen();
-  // Ages use the local time until the cluster's is known.
-  clock();
-  show();
+  // On failure the page reports that access is denied.
+  user = await get(["whoami"]).catch(() => null);
+  document.getElementById("user").textContent = user?.known ? `${user.name} (${user.role})` : "Sign in";
+  document.getElementById("pause").hidden = !user?.may_act;
+  connectEventStream();
+  // Until the first response, ages use the browser's clock.
+  syncClock();
+  navigate();
 }
 
-addEventListener("hashchange", show);
-setInterval(() => ageMoments(), 30_000);
-drawTop();
+addEventListener("hashchange", navigate);
+setInterval(() => updateAges(), 30_000);
+renderHeader();
 start();

@@ -1,7 +1,7 @@
-// Small plots. Each has a text alternative for screen readers; exact values are in the table beside it.
+// Charts. Each has a text alternative for screen readers; the tables contain the exact values.
 
-import { el, svg } from "./dom.js";
-import { figure, stamp } from "./words.js";
+import { el, plainText, svg } from "./dom.js";
+import { formatMeasurement, formatTimestamp } from "./format.js";
 
 const plot = (width, height, label, ...content) =>
   svg(
@@ -10,31 +10,34 @@ const plot = (width, height, label, ...content) =>
     ...content,
   );
 
-// The distribution of a measurement over the fleet; `mine` is one node's value.
-export function spread({ least, most, median, p5, p95, bars, nodes }, unit, mine = null) {
+// The distribution of a measurement over the fleet. `nodeValue` highlights the value of one node.
+export function histogram({ min, max, median, p5, p95, bars, nodes }, unit, nodeValue = null) {
+  const format = (value) => formatMeasurement(value, unit);
+  const hasNodeValue = nodeValue !== null && nodeValue !== undefined;
   const [width, height] = [480, 90];
-  const [low, high] = mine === null || mine === undefined ? [least, most] : [Math.min(least, mine), Math.max(most, mine)];
-  const wide = high > low ? high - low : 1;
-  const x = (value) => (high > low ? ((value - low) / wide) * (width - 12) + 6 : width / 2);
-  const tallest = Math.max(...bars, 1);
-  const step = (most - least) / bars.length;
-  const column = (count, place) => {
-    const from = bars.length === 1 ? width / 2 - 10 : x(least + place * step);
-    const to = bars.length === 1 ? width / 2 + 10 : x(least + (place + 1) * step);
-    const tall = count ? Math.max(2, (count / tallest) * (height - 22)) : 0;
+  const [low, high] = hasNodeValue ? [Math.min(min, nodeValue), Math.max(max, nodeValue)] : [min, max];
+  const range = high > low ? high - low : 1;
+  const x = (value) => (high > low ? ((value - low) / range) * (width - 12) + 6 : width / 2);
+  const maxCount = Math.max(...bars, 1);
+  const step = (max - min) / bars.length;
+  const column = (count, index) => {
+    const from = bars.length === 1 ? width / 2 - 10 : x(min + index * step);
+    const to = bars.length === 1 ? width / 2 + 10 : x(min + (index + 1) * step);
+    const barHeight = count ? Math.max(2, (count / maxCount) * (height - 22)) : 0;
     return svg("rect", {
       class: "column",
       x: from + 0.5,
-      y: height - 14 - tall,
+      y: height - 14 - barHeight,
       width: Math.max(1, to - from - 1),
-      height: tall,
+      height: barHeight,
     });
   };
   const line = (value, name) => svg("line", { class: name, x1: x(value), x2: x(value), y1: 2, y2: height - 14 });
-  const label = `${nodes} nodes from ${figure(least, unit)} to ${figure(most, unit)}, median ${figure(median, unit)}${mine === null || mine === undefined ? "" : `, this node ${figure(mine, unit)}`}`;
+  const nodeText = hasNodeValue ? `, this node ${format(nodeValue)}` : "";
+  const label = `${nodes} nodes from ${format(min)} to ${format(max)}, median ${format(median)}${nodeText}`;
   return el(
     "figure",
-    { class: "spread" },
+    { class: "chart" },
     plot(
       width,
       height,
@@ -42,38 +45,41 @@ export function spread({ least, most, median, p5, p95, bars, nodes }, unit, mine
       svg("rect", { class: "band", x: x(p5), y: 2, width: Math.max(1, x(p95) - x(p5)), height: height - 16 }),
       ...bars.map(column),
       line(median, "median"),
-      mine !== null && mine !== undefined && line(mine, "mine"),
+      hasNodeValue && line(nodeValue, "this-node"),
     ),
     el(
       "figcaption",
-      { class: "ends" },
-      el("span", {}, figure(low, unit)),
-      el("span", {}, `median ${figure(median, unit)}`),
-      el("span", {}, figure(high, unit)),
+      { class: "axis-labels" },
+      el("span", {}, format(low)),
+      el("span", {}, `median ${format(median)}`),
+      el("span", {}, format(high)),
     ),
   );
 }
 
-// One node's values over time, over the band of its peers.
-export function past(values, unit, peers = null) {
+// The values of one node over time, with a band for 90 % of the fleet.
+export function historyChart(values, unit, peers = null) {
+  const format = (value) => formatMeasurement(value, unit);
   const [width, height] = [480, 90];
-  const times = values.map((one) => Date.parse(one.at));
-  const known = values.map((one) => one.value).concat(peers ? [peers.p5, peers.p95] : []);
+  const times = values.map((point) => Date.parse(point.at));
+  const all = values.map((point) => point.value).concat(peers ? [peers.p5, peers.p95] : []);
   const [from, to] = [Math.min(...times), Math.max(...times)];
-  const [low, high] = [Math.min(...known), Math.max(...known)];
-  const x = (at) => (to > from ? ((at - from) / (to - from)) * (width - 16) + 8 : width / 2);
+  const [low, high] = [Math.min(...all), Math.max(...all)];
+  const x = (time) => (to > from ? ((time - from) / (to - from)) * (width - 16) + 8 : width / 2);
   const y = (value) => (high > low ? height - 8 - ((value - low) / (high - low)) * (height - 16) : height / 2);
-  const points = values.map((one, place) => [x(times[place]), y(one.value)]);
-  const dot = ([cx, cy], place) =>
+  const points = values.map((point, index) => [x(times[index]), y(point.value)]);
+  const dot = ([cx, cy], index) =>
     svg(
       "circle",
-      { class: place === points.length - 1 ? "dot last" : "dot", cx, cy, r: 3.5 },
-      svg("title", {}, `${stamp(values[place].at)}: ${figure(values[place].value, unit)}`),
+      { class: index === points.length - 1 ? "dot last" : "dot", cx, cy, r: 3.5 },
+      svg("title", {}, `${formatTimestamp(values[index].at)}: ${format(values[index].value)}`),
     );
-  const label = `${values.length} results, the last ${figure(values.at(-1).value, unit)}${peers ? `; 90 % of the fleet: ${figure(peers.p5, unit)} to ${figure(peers.p95, unit)}` : ""}`;
+  const last = values.at(-1);
+  const peersText = peers ? `; 90 % of the fleet: ${format(peers.p5)} to ${format(peers.p95)}` : "";
+  const label = `${values.length} results, the last ${format(last.value)}${peersText}`;
   return el(
     "figure",
-    { class: "spread" },
+    { class: "chart" },
     plot(
       width,
       height,
@@ -84,21 +90,21 @@ export function past(values, unit, peers = null) {
     ),
     el(
       "figcaption",
-      { class: "ends" },
-      el("span", {}, stamp(values[0].at).slice(0, 10)),
-      el("span", {}, `now ${figure(values.at(-1).value, unit)}`),
-      el("span", {}, stamp(values.at(-1).at).slice(0, 10)),
+      { class: "axis-labels" },
+      el("span", {}, formatTimestamp(values[0].at).slice(0, 10)),
+      el("span", {}, `now ${format(last.value)}`),
+      el("span", {}, formatTimestamp(last.at).slice(0, 10)),
     ),
   );
 }
 
-// Daily node-hours as bars, with a mark on days with faults, against the limit if there is one.
-export function days(rows, limit) {
+// Node-hours per day as bars, with the number of faults above, and the daily limit as a line.
+export function dailyChart(rows, limit) {
   const [width, height] = [960, 200];
-  const most = Math.max(...rows.map((row) => row.node_hours), limit ?? 0, 1);
-  const wide = width / Math.max(1, rows.length);
-  const tall = (hours) => (hours / most) * (height - 40);
-  const bar = (row, place) =>
+  const max = Math.max(...rows.map((row) => row.node_hours), limit ?? 0, 1);
+  const slot = width / Math.max(1, rows.length);
+  const barHeight = (hours) => (hours / max) * (height - 40);
+  const bar = (row, index) =>
     svg(
       "g",
       {},
@@ -109,21 +115,21 @@ export function days(rows, limit) {
       ),
       svg("rect", {
         class: "column",
-        x: place * wide + wide * 0.15,
-        width: wide * 0.7,
-        y: height - 14 - tall(row.node_hours),
-        height: tall(row.node_hours),
+        x: index * slot + slot * 0.15,
+        width: slot * 0.7,
+        y: height - 14 - barHeight(row.node_hours),
+        height: barHeight(row.node_hours),
       }),
       row.faults > 0 &&
         svg(
           "text",
-          { class: "fault", x: place * wide + wide / 2, y: height - 20 - tall(row.node_hours), "text-anchor": "middle" },
+          { class: "fault", x: index * slot + slot / 2, y: height - 20 - barHeight(row.node_hours), "text-anchor": "middle" },
           `✕${row.faults}`,
         ),
-      (rows.length <= 16 || place % Math.ceil(rows.length / 16) === 0) &&
+      (rows.length <= 16 || index % Math.ceil(rows.length / 16) === 0) &&
         svg(
           "text",
-          { class: "tick", x: place * wide + wide / 2, y: height - 2, "text-anchor": "middle" },
+          { class: "tick", x: index * slot + slot / 2, y: height - 2, "text-anchor": "middle" },
           row.day.slice(5, 10),
         ),
     );
@@ -132,47 +138,47 @@ export function days(rows, limit) {
     "svg",
     { class: "plot days", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     ...rows.map(bar),
-    limit && svg("line", { class: "median", x1: 0, x2: width, y1: height - 14 - tall(limit), y2: height - 14 - tall(limit) }),
+    limit && svg("line", { class: "median", x1: 0, x2: width, y1: height - 14 - barHeight(limit), y2: height - 14 - barHeight(limit) }),
   );
 }
 
-// A timeline with one lane per kind of event.
+// A timeline with one lane for each kind of entry.
 const LANES = [
   ["results", "Runs"],
   ["boot", "Boots"],
   ["act", "Marks, repairs, commands"],
 ];
-export function lanes(moments) {
+export function timelineChart(entries) {
   const [width, lane] = [960, 26];
-  const times = moments.map((one) => Date.parse(one.at));
+  const times = entries.map((entry) => Date.parse(entry.at));
   const [from, to] = [Math.min(...times), Math.max(...times)];
-  const x = (at) => (to > from ? ((at - from) / (to - from)) * (width - 200) + 180 : width / 2);
-  const shape = (one, y) => {
-    const at = x(Date.parse(one.at));
-    const told = svg("title", {}, `${stamp(one.at)}: ${one.text || one.what}`);
-    if (one.kind === "results") {
-      const bad = one.what === "fail";
+  const x = (time) => (to > from ? ((time - from) / (to - from)) * (width - 200) + 180 : width / 2);
+  const marker = (entry, y) => {
+    const cx = x(Date.parse(entry.at));
+    const tooltip = svg("title", {}, `${formatTimestamp(entry.at)}: ${plainText(entry.text || entry.what)}`);
+    if (entry.kind === "results") {
+      const failed = entry.what === "fail";
       return svg(
         "path",
         {
-          class: `moment ${one.what}`,
-          d: bad
-            ? `M${at - 5} ${y - 5}L${at + 5} ${y + 5}M${at + 5} ${y - 5}L${at - 5} ${y + 5}`
-            : `M${at - 5} ${y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0`,
+          class: `event ${entry.what}`,
+          d: failed
+            ? `M${cx - 5} ${y - 5}L${cx + 5} ${y + 5}M${cx + 5} ${y - 5}L${cx - 5} ${y + 5}`
+            : `M${cx - 5} ${y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0`,
         },
-        told,
+        tooltip,
       );
     }
     return svg(
       "path",
       {
-        class: `moment ${one.kind}`,
+        class: `event ${entry.kind}`,
         d:
-          one.kind === "boot"
-            ? `M${at} ${y - 6}L${at + 6} ${y + 5}H${at - 6}Z`
-            : `M${at} ${y - 5}L${at + 5} ${y}L${at} ${y + 5}L${at - 5} ${y}Z`,
+          entry.kind === "boot"
+            ? `M${cx} ${y - 6}L${cx + 6} ${y + 5}H${cx - 6}Z`
+            : `M${cx} ${y - 5}L${cx + 5} ${y}L${cx} ${y + 5}L${cx - 5} ${y}Z`,
       },
-      told,
+      tooltip,
     );
   };
   const height = LANES.length * lane + 20;
@@ -182,27 +188,27 @@ export function lanes(moments) {
       class: "plot lanes",
       viewBox: `0 0 ${width} ${height}`,
       role: "img",
-      "aria-label": `${moments.length} events; each is in the table below`,
+      "aria-label": `${entries.length} events; each is in the table below`,
     },
-    ...LANES.flatMap(([kind, name], place) => {
-      const y = place * lane + lane / 2;
+    ...LANES.flatMap(([kind, name], index) => {
+      const y = index * lane + lane / 2;
       return [
         svg("line", { class: "lane", x1: 180, x2: width - 10, y1: y, y2: y }),
         svg("text", { class: "tick", x: 0, y: y + 4 }, name),
-        ...moments.filter((one) => one.kind === kind).map((one) => shape(one, y)),
+        ...entries.filter((entry) => entry.kind === kind).map((entry) => marker(entry, y)),
       ];
     }),
-    svg("text", { class: "tick", x: 180, y: height - 4 }, stamp(new Date(from).toISOString())),
-    svg("text", { class: "tick", x: width - 10, y: height - 4, "text-anchor": "end" }, stamp(new Date(to).toISOString())),
+    svg("text", { class: "tick", x: 180, y: height - 4 }, formatTimestamp(new Date(from).toISOString())),
+    svg("text", { class: "tick", x: width - 10, y: height - 4, "text-anchor": "end" }, formatTimestamp(new Date(to).toISOString())),
   );
 }
 
-// Shares of a whole, as a bar; the cells beside it name them.
-export const stack = (parts, label) =>
+// Counts as parts of one bar, by CSS class.
+export const stackedBar = (shares, label) =>
   el(
     "div",
-    { class: "share", role: "img", "aria-label": label },
-    ...parts
+    { class: "stacked-bar", role: "img", "aria-label": label },
+    ...shares
       .filter(([, count]) => count > 0)
       .map(([code, count]) => el("span", { class: code, style: { "flex-grow": String(count) } })),
   );

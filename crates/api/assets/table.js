@@ -1,13 +1,13 @@
-// Tables: sorted by clicking a heading, paged, and saved as CSV. The choices are stored in the address.
+// Tables with sortable columns, pages and CSV export. Sort order and page number are stored in the URL.
 
-import { save } from "./api.js";
-import { csv } from "./csv.js";
-import { el, prose, swap } from "./dom.js";
-import { plural } from "./words.js";
+import { saveFile } from "./api.js";
+import { toCsv } from "./csv.js";
+import { el, inlineCode, replaceContent } from "./dom.js";
+import { plural } from "./format.js";
 
-const ROWS = 100;
+const ROWS_PER_PAGE = 100;
 
-const shownText = (content) => (typeof content === "string" ? prose(content) : content);
+const cellContent = (content) => (typeof content === "string" ? inlineCode(content) : content);
 
 function compare(a, b) {
   if (a === b) return 0;
@@ -17,104 +17,111 @@ function compare(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
-// columns: { key, title, value(row) for sorting and CSV, cell(row) for display if it differs, right }. `name` is the file's name and the
-// table's prefix in the address. `usual` is the default sort order: a key, with `-` in front for descending. `size` rows are shown per
-// page; `more` fetches older ones.
+// columns: { key, title, value(row) for sorting and CSV, cell(row) for display if it differs, alignRight, wide }. `name` is the name of the
+// CSV file and the prefix of the URL parameters. `defaultSort` is a column key, with a leading `-` for descending order. `loadMore` fetches
+// older rows.
 export function table(
   page,
-  { name, caption, columns, rows, usual = null, nothing = "No rows.", more = null, size = ROWS },
+  { name, caption, columns, rows, defaultSort = null, emptyText = "No rows.", loadMore = null, pageSize = ROWS_PER_PAGE },
 ) {
-  const place = el("div", { class: "table" });
+  const container = el("div", { class: "table" });
   const [sortKey, pageKey] = [`${name}.sort`, `${name}.page`];
 
-  function draw() {
-    const sort = page.query.get(sortKey) ?? usual;
-    const [key, down] = sort?.startsWith("-") ? [sort.slice(1), true] : [sort, false];
-    const by = columns.find((column) => column.key === key);
-    const sorted = by
-      ? [...rows].sort((a, b) => (down ? compare(by.value(b), by.value(a)) : compare(by.value(a), by.value(b))))
+  function render() {
+    const sort = page.query.get(sortKey) ?? defaultSort;
+    const [key, descending] = sort?.startsWith("-") ? [sort.slice(1), true] : [sort, false];
+    const sortColumn = columns.find((column) => column.key === key);
+    const sorted = sortColumn
+      ? [...rows].sort((a, b) => (descending ? -1 : 1) * compare(sortColumn.value(a), sortColumn.value(b)))
       : rows;
-    const pages = Math.max(1, Math.ceil(sorted.length / size));
-    const at = Math.min(pages, Math.max(1, Number(page.query.get(pageKey) ?? 1) || 1));
-    const shown = sorted.slice((at - 1) * size, at * size);
-    const go = (to) => {
-      page.say(pageKey, to > 1 ? String(to) : null);
-      draw();
+    const pageCount = Math.max(1, Math.ceil(sorted.length / pageSize));
+    const pageNumber = Math.min(pageCount, Math.max(1, Number(page.query.get(pageKey) ?? 1) || 1));
+    const visible = sorted.slice((pageNumber - 1) * pageSize, pageNumber * pageSize);
+    const goToPage = (number) => {
+      page.setParam(pageKey, number > 1 ? String(number) : null);
+      render();
     };
     const heading = (column) => {
-      const mine = column.key === key;
-      const turn = () => {
-        page.say(sortKey, mine && !down ? `-${column.key}` : column.key);
-        page.say(pageKey, null);
-        draw();
+      const isSortColumn = column.key === key;
+      const toggleSort = () => {
+        page.setParam(sortKey, isSortColumn && !descending ? `-${column.key}` : column.key);
+        page.setParam(pageKey, null);
+        render();
       };
       const button = el(
         "button",
-        { type: "button", class: "sort", "data-key": `${name}-${column.key}`, on: { click: turn } },
+        { type: "button", class: "sort", "data-key": `${name}-${column.key}`, on: { click: toggleSort } },
         column.title,
-        el("span", { "aria-hidden": "true" }, mine ? (down ? " ▾" : " ▴") : ""),
+        el("span", { "aria-hidden": "true" }, isSortColumn ? (descending ? " ▾" : " ▴") : ""),
       );
-      const order = mine ? (down ? "descending" : "ascending") : "none";
-      return el("th", { scope: "col", class: column.right ? "right" : "", "aria-sort": order }, button);
+      const ariaSort = isSortColumn ? (descending ? "descending" : "ascending") : "none";
+      return el("th", { scope: "col", class: column.alignRight ? "right" : "", "aria-sort": ariaSort }, button);
     };
-    const cell = (one, column) => {
-      const content = (column.cell ?? column.value)(one) ?? "";
-      const kind = [column.right && "right", column.wide && "wide"].filter(Boolean).join(" ");
-      // A single element, because on a phone a cell is a title and its content side by side.
-      return el("td", { class: kind || null, "data-title": column.title }, content === "" ? null : el("div", {}, shownText(content)));
+    const cell = (item, column) => {
+      const content = (column.cell ?? column.value)(item) ?? "";
+      const classes = [column.alignRight && "right", column.wide && "wide"].filter(Boolean).join(" ");
+      // A single element, because on a narrow screen the cell is a grid of the column title and its content.
+      return el(
+        "td",
+        { class: classes || null, "data-title": column.title },
+        content === "" ? null : el("div", {}, cellContent(content)),
+      );
     };
-    const row = (one) => el("tr", {}, ...columns.map((column) => cell(one, column)));
-    const export_ = () => {
-      const text = csv(
+    const row = (item) => el("tr", {}, ...columns.map((column) => cell(item, column)));
+    const exportCsv = () => {
+      const text = toCsv(
         columns.map((column) => column.title),
-        sorted.map((one) => columns.map((column) => column.value(one))),
+        sorted.map((item) => columns.map((column) => column.value(item))),
       );
-      save(new Blob([text], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
+      saveFile(new Blob([text], { type: "text/csv;charset=utf-8" }), `${name}.csv`);
     };
-    const foot = el(
+    const pageButton = (direction, text, target) =>
+      el(
+        "button",
+        {
+          type: "button",
+          disabled: target < 1 || target > pageCount,
+          "data-key": `${name}-${direction}-page`,
+          on: { click: () => goToPage(target) },
+        },
+        text,
+      );
+    const footer = el(
       "div",
-      { class: "foot" },
-      el("span", { class: "dim" }, plural(rows.length, "row"), more ? " so far" : ""),
-      pages > 1 &&
+      { class: "table-footer" },
+      el("span", { class: "dim" }, plural(rows.length, "row"), loadMore ? " so far" : ""),
+      pageCount > 1 &&
         el(
           "span",
           { class: "pages" },
-          el(
-            "button",
-            { type: "button", disabled: at === 1, "data-key": `${name}-before`, on: { click: () => go(at - 1) } },
-            "‹ Previous",
-          ),
-          ` ${at} of ${pages} `,
-          el(
-            "button",
-            { type: "button", disabled: at === pages, "data-key": `${name}-after`, on: { click: () => go(at + 1) } },
-            "Next ›",
-          ),
+          pageButton("previous", "‹ Previous", pageNumber - 1),
+          ` ${pageNumber} of ${pageCount} `,
+          pageButton("next", "Next ›", pageNumber + 1),
         ),
-      more && el("button", { type: "button", "data-key": `${name}-more`, on: { click: more } }, "Load older"),
-      el("button", { type: "button", class: "quiet", "data-key": `${name}-csv`, on: { click: export_ } }, "Save as CSV"),
+      loadMore && el("button", { type: "button", "data-key": `${name}-more`, on: { click: loadMore } }, "Load older"),
+      el("button", { type: "button", class: "quiet", "data-key": `${name}-csv`, on: { click: exportCsv } }, "Save as CSV"),
     );
     if (!rows.length) {
-      swap(place, el("p", { class: "state" }, nothing));
+      replaceContent(container, el("p", { class: "placeholder" }, emptyText));
       return;
     }
-    swap(
-      place,
+    replaceContent(
+      container,
       el(
         "div",
         { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
         el(
           "table",
           {},
-          el("caption", { class: "hidden" }, caption),
+          el("caption", { class: "visually-hidden" }, caption),
           el("thead", {}, el("tr", {}, ...columns.map(heading))),
-          el("tbody", {}, ...shown.map(row)),
+          el("tbody", {}, ...visible.map(row)),
         ),
       ),
-      foot,
+      footer,
     );
   }
 
-  draw();
-  return place;
+  render();
+  return container;
 }

@@ -78,7 +78,7 @@ impl Severity {
     }
 
     /// Returns what a finding of this severity requires, for people: the code alone is the name of a remedy. The
-    /// dashboard has the same table (`words.js`, compared by a test). Without commas and semicolons, because it is
+    /// dashboard has the same table (`format.js`, compared by a test). Without commas and semicolons, because it is
     /// part of lists.
     pub const fn meaning(self) -> &'static str {
         match self {

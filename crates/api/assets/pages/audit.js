@@ -1,58 +1,58 @@
 // The audit trail: who did what, when and why, including rejected requests.
 
 import { get } from "../api.js";
-import { el, link, nodeLink, swap } from "../dom.js";
-import { Part, searchBox } from "../frame.js";
+import { LiveSection, searchField } from "../components.js";
+import { el, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
+import { codeLabel, timeElement } from "../format.js";
 import { table } from "../table.js";
-import { moment, title } from "../words.js";
 
-export function show(page) {
-  const place = el("section", { class: "card" });
-  let [part, pages, timer] = [null, 1, null];
-  const filtered = () => {
+export function render(page) {
+  const container = el("section", { class: "card" });
+  let [entries, pageCount, timer] = [null, 1, null];
+  const onFilter = () => {
     clearTimeout(timer);
-    timer = setTimeout(() => part.now(), 300);
+    timer = setTimeout(() => entries.reload(), 300);
   };
-  swap(
+  replaceContent(
     page.main,
     el("h1", {}, "Audit"),
-    el("div", { class: "controls" }, searchBox(page, "node", "Node", "full node name", filtered)),
-    place,
+    el("div", { class: "controls" }, searchField(page, "node", "Node", "full node name", onFilter)),
+    container,
   );
-  const read = async (signal) => {
+  const load = async (signal) => {
     const items = [];
     let cursor;
-    for (let turn = 0; turn < pages; turn += 1) {
-      const some = await get(["audit"], { node: page.query.get("node"), limit: 200, cursor }, signal);
-      items.push(...some.items);
-      cursor = some.next;
+    for (let index = 0; index < pageCount; index += 1) {
+      const batch = await get(["audit"], { node: page.query.get("node"), limit: 200, cursor }, signal);
+      items.push(...batch.items);
+      cursor = batch.next;
       if (!cursor) break;
     }
     return { items, next: cursor };
   };
-  const more = () => {
-    pages += 1;
-    part.now();
+  const loadMore = () => {
+    pageCount += 1;
+    entries.reload();
   };
-  part = new Part(page, place, {
-    kinds: ["plan"],
-    read,
-    draw: ({ items, next }) =>
+  entries = new LiveSection(page, container, {
+    events: ["plan"],
+    load,
+    render: ({ items, next }) =>
       table(page, {
         name: "audit",
         caption: "The audit trail",
         rows: items,
-        more: next ? more : null,
-        nothing: page.query.get("node") ? "No entries for this node." : "No entries yet.",
+        loadMore: next ? loadMore : null,
+        emptyText: page.query.get("node") ? "No entries for this node." : "No entries yet.",
         columns: [
-          { key: "at", title: "When", value: (row) => row.at, cell: (row) => moment(row.at) },
+          { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
           {
             key: "by",
             title: "Who",
             value: (row) => row.by,
             cell: (row) => [row.by, row.origin && el("div", { class: "dim" }, `from ${row.origin}`)],
           },
-          { key: "what", title: "What", value: (row) => row.what, cell: (row) => title(row.what) },
+          { key: "what", title: "What", value: (row) => row.what, cell: (row) => codeLabel(row.what) },
           { key: "node", title: "Node", value: (row) => row.node ?? "", cell: (row) => nodeLink(row.node) },
           {
             key: "case",
@@ -67,7 +67,7 @@ export function show(page) {
             title: "Confirmed plan",
             wide: true,
             value: (row) => row.plan ?? "",
-            cell: (row) => (row.plan ? el("details", {}, el("summary", {}, "Show"), el("pre", {}, row.plan)) : ""),
+            cell: (row) => (row.plan ? el("details", {}, el("summary", {}, "Show"), el("pre", {}, inlineCode(row.plan))) : ""),
           },
         ],
       }),

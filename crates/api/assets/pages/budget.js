@@ -1,25 +1,25 @@
-// The cost of validation against what it found, by day.
+// Node-hours of validation and the faults found, by day.
 
 import { get } from "../api.js";
-import { days } from "../charts.js";
-import { el, swap } from "../dom.js";
-import { Part, choice, section } from "../frame.js";
+import { dailyChart } from "../charts.js";
+import { LiveSection, section, selectField } from "../components.js";
+import { el, replaceContent } from "../dom.js";
+import { formatMeasurement, plural } from "../format.js";
 import { table } from "../table.js";
-import { figure, plural } from "../words.js";
 
-const card = (text, value, more) =>
+const statCard = (title, value, note) =>
   el(
     "div",
-    { class: "number" },
-    el("div", { class: "dim" }, text),
+    { class: "stat" },
+    el("div", { class: "dim" }, title),
     el("strong", {}, value),
-    more && el("div", { class: "dim" }, more),
+    note && el("div", { class: "dim" }, note),
   );
 
-export function show(page) {
-  const place = el("div", {});
-  let part = null;
-  swap(
+export function render(page) {
+  const container = el("div", {});
+  let content = null;
+  replaceContent(
     page.main,
     el("h1", {}, "Budget"),
     el(
@@ -30,7 +30,7 @@ export function show(page) {
     el(
       "div",
       { class: "controls" },
-      choice(
+      selectField(
         page,
         "since",
         "Period",
@@ -41,41 +41,41 @@ export function show(page) {
           ["365d", "365 days"],
         ],
         "30d",
-        () => part.now(),
+        () => content.reload(),
       ),
     ),
-    place,
+    container,
   );
-  part = new Part(page, place, {
-    kinds: ["runs", "cases"],
-    read: (signal) => get(["budget"], { since: page.query.get("since") ?? "30d" }, signal),
-    draw: (of) => [
+  content = new LiveSection(page, container, {
+    events: ["runs", "cases"],
+    load: (signal) => get(["budget"], { since: page.query.get("since") ?? "30d" }, signal),
+    render: (budget) => [
       el(
         "div",
-        { class: "numbers" },
-        card(
+        { class: "stats" },
+        statCard(
           "Spent",
-          `${of.node_hours.toFixed(1)} node-hours`,
-          of.node_hours_per_day ? `limit: ${figure(of.node_hours_per_day)} per day` : "no daily limit",
+          `${budget.node_hours.toFixed(1)} node-hours`,
+          budget.node_hours_per_day ? `limit: ${formatMeasurement(budget.node_hours_per_day)} per day` : "no daily limit",
         ),
-        card("Found", plural(of.faults, "fault")),
-        card("Per fault", of.node_hours_per_fault === null ? "–" : `${of.node_hours_per_fault.toFixed(1)} node-hours`),
+        statCard("Found", plural(budget.faults, "fault")),
+        statCard("Per fault", budget.node_hours_per_fault === null ? "–" : `${budget.node_hours_per_fault.toFixed(1)} node-hours`),
       ),
       section(
         "By day (UTC)",
         el("p", { class: "dim" }, "Bars: node-hours. ✕: faults found that day."),
-        days(of.days, of.node_hours_per_day),
+        dailyChart(budget.days, budget.node_hours_per_day),
         table(page, {
           name: "budget",
           caption: "By day",
-          rows: of.days,
-          usual: "-day",
-          nothing: "No data in this period.",
+          rows: budget.days,
+          defaultSort: "-day",
+          emptyText: "No data in this period.",
           columns: [
             { key: "day", title: "Day", value: (row) => row.day.slice(0, 10) },
-            { key: "hours", title: "Node-hours", right: true, value: (row) => Number(row.node_hours.toFixed(2)) },
-            { key: "faults", title: "Faults found", right: true, value: (row) => row.faults },
-            { key: "closed", title: "Cases closed", right: true, value: (row) => row.closed },
+            { key: "hours", title: "Node-hours", alignRight: true, value: (row) => Number(row.node_hours.toFixed(2)) },
+            { key: "faults", title: "Faults found", alignRight: true, value: (row) => row.faults },
+            { key: "closed", title: "Cases closed", alignRight: true, value: (row) => row.closed },
           ],
         }),
       ),

@@ -1,35 +1,41 @@
-// Cases: one fault of one machine each, from the first finding to return or replacement. The list, and the details of one.
+// The list of cases, and one case. A case is a fault of one machine, from the first finding until the node returns or is replaced.
 
-import { all, get } from "../api.js";
+import { get, getAll } from "../api.js";
 import { badge, severityLegend } from "../colours.js";
-import { el, link, nodeLink, prose, swap } from "../dom.js";
-import { Part, choice, section } from "../frame.js";
+import { LiveSection, section, selectField } from "../components.js";
+import { el, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
+import { codeLabel, formatMeasurement, severityRank, severityText, timeElement } from "../format.js";
 import { table } from "../table.js";
-import { figure, moment, severityRank, severityText, title } from "../words.js";
 
-// The evidence of a finding as text: a measurement against its limit, an observed line, or any other form.
-export function evidence(of) {
-  if (!of || typeof of === "string") return of ?? "";
-  if (of.measured)
-    return `${of.measured.metric} = ${figure(of.measured.value)}${of.measured.limit === null || of.measured.limit === undefined ? "" : `, limit ${figure(of.measured.limit)}`}`;
-  if (of.event) return of.event.text;
-  return JSON.stringify(of);
+// Formats the evidence of a finding: a measurement with its limit, a log line, or JSON for any other kind.
+function evidenceText(evidence) {
+  if (!evidence || evidence === "nothing") return "";
+  if (typeof evidence === "string") return evidence;
+  if (evidence.measured) {
+    const { metric, value, limit } = evidence.measured;
+    const limitText = limit === null || limit === undefined ? "" : `, limit ${formatMeasurement(limit)}`;
+    return `${metric} = ${formatMeasurement(value)}${limitText}`;
+  }
+  if (evidence.event) return evidence.event.text;
+  return JSON.stringify(evidence);
 }
 
-const lastStep = (one) => one.steps.at(-1);
-const action = (one) => (lastStep(one) ? `${title(lastStep(one).what)}: ${lastStep(one).state}` : "none yet");
-const finding = (one) => one.findings.map((each) => each.text).join("; ");
+const lastStep = (item) => item.steps.at(-1);
+const lastStepText = (item) => (lastStep(item) ? `${codeLabel(lastStep(item).what)}: ${lastStep(item).state}` : "none yet");
+const findingText = (item) => item.findings.map((finding) => finding.text).join("; ");
 
-function list(page) {
-  const place = el("section", { class: "card" });
-  let part = null;
-  swap(
+const stateBadge = (item) => badge(item.state.is, codeLabel(item.state.how ?? item.state.is));
+
+function renderList(page) {
+  const container = el("section", { class: "card" });
+  let content = null;
+  replaceContent(
     page.main,
     el("h1", {}, "Cases"),
     el(
       "div",
       { class: "controls" },
-      choice(
+      selectField(
         page,
         "state",
         "Show",
@@ -38,131 +44,131 @@ function list(page) {
           ["all", "All"],
         ],
         "open",
-        () => part.now(),
+        () => content.reload(),
       ),
     ),
-    place,
+    container,
   );
-  part = new Part(page, place, {
-    kinds: ["cases"],
-    read: (signal) => all(["cases"], { state: page.query.get("state") ?? "open" }, signal),
-    draw: ({ items }) => [
+  content = new LiveSection(page, container, {
+    events: ["cases"],
+    load: (signal) => getAll(["cases"], { state: page.query.get("state") ?? "open" }, signal),
+    render: ({ items }) => [
       table(page, {
         name: "cases",
         caption: "Cases",
         rows: items,
-        usual: "-severity",
-        nothing: "No open cases.",
+        defaultSort: "-severity",
+        emptyText: "No open cases.",
         columns: [
           {
             key: "severity",
             title: "Severity",
-            value: (one) => severityRank(one.severity),
-            cell: (one) => badge(one.severity),
+            value: (item) => severityRank(item.severity),
+            cell: (item) => badge(item.severity),
           },
-          { key: "node", title: "Node", value: (one) => one.node, cell: (one) => nodeLink(one.node) },
+          { key: "node", title: "Node", value: (item) => item.node, cell: (item) => nodeLink(item.node) },
           {
             key: "finding",
-            title: "What is wrong",
+            title: "Findings",
             wide: true,
-            value: finding,
-            cell: (one) => link(["cases", one.id], prose(finding(one) || "no finding")),
+            value: findingText,
+            cell: (item) => link(["cases", item.id], inlineCode(findingText(item) || "no finding")),
           },
           {
             key: "evidence",
             title: "Evidence",
             wide: true,
-            value: (one) => one.findings.map((each) => evidence(each.evidence)).join("; "),
+            value: (item) => item.findings.map((finding) => evidenceText(finding.evidence)).join("; "),
           },
-          { key: "opened", title: "Open since", value: (one) => one.opened, cell: (one) => moment(one.opened) },
+          { key: "opened", title: "Open since", value: (item) => item.opened, cell: (item) => timeElement(item.opened) },
           {
             key: "action",
             title: "Last step",
-            value: action,
-            cell: (one) => [action(one), lastStep(one) && el("div", { class: "dim" }, prose(lastStep(one).text))],
+            value: lastStepText,
+            cell: (item) => [lastStepText(item), lastStep(item) && el("div", { class: "dim" }, inlineCode(lastStep(item).text))],
           },
           {
             key: "state",
             title: "State",
-            value: (one) => one.state.how ?? one.state.is,
-            cell: (one) => badge(one.state.is, title(one.state.how ?? one.state.is)),
+            value: (item) => item.state.how ?? item.state.is,
+            cell: stateBadge,
           },
         ],
       }),
-      severityLegend(items.map((one) => one.severity)),
+      severityLegend(items.map((item) => item.severity)),
     ],
   });
 }
 
-function one(page, id) {
-  const place = el("div", {});
-  swap(page.main, place);
-  new Part(page, place, {
-    kinds: [(kind, data) => kind === "cases" && (data.more > 0 || data.cases?.includes(id))],
-    read: (signal) => get(["cases", id], {}, signal),
-    draw: (of) => [
-      el("h1", {}, `Case of ${of.node}`, " ", badge(of.state.is, title(of.state.how ?? of.state.is)), " ", badge(of.severity)),
+function renderCase(page, id) {
+  const container = el("div", {});
+  replaceContent(page.main, container);
+  new LiveSection(page, container, {
+    events: [(name, data) => name === "cases" && (data.more > 0 || data.cases?.includes(id))],
+    load: (signal) => get(["cases", id], {}, signal),
+    render: (item) => [
+      el("h1", {}, `Case of ${item.node}`, " ", stateBadge(item), " ", badge(item.severity)),
       el(
         "p",
         { class: "facts" },
-        // A closed case requires nothing any more.
-        el("span", {}, `severity ${of.state.is === "open" ? severityText(of.severity) : of.severity}`),
-        el("span", {}, "node ", nodeLink(of.node)),
-        el("span", {}, "opened ", moment(of.opened)),
-        el("span", {}, `hardware ${of.hardware}`),
-        el("span", {}, `repair step: ${of.rung}`),
-        el("span", {}, of.id),
-        of.advice && el("span", {}, `advice: ${typeof of.advice === "string" ? of.advice : JSON.stringify(of.advice)}`),
+        // A closed case requires no action.
+        el("span", {}, `severity ${item.state.is === "open" ? severityText(item.severity) : item.severity}`),
+        el("span", {}, "node ", nodeLink(item.node)),
+        el("span", {}, "opened ", timeElement(item.opened)),
+        el("span", {}, `hardware ${item.hardware}`),
+        el("span", {}, `repair step: ${item.repair_step}`),
+        el("span", {}, item.id),
+        item.advice && el("span", {}, `advice: ${typeof item.advice === "string" ? item.advice : JSON.stringify(item.advice)}`),
       ),
       section(
         "Findings",
         table(page, {
           name: "findings",
           caption: "Findings",
-          rows: of.findings,
+          rows: item.findings,
           columns: [
-            { key: "severity", title: "Severity", value: (each) => each.severity, cell: (each) => badge(each.severity) },
+            { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
             {
               key: "entity",
-              title: "Where",
-              value: (each) => (typeof each.entity === "string" ? each.entity : JSON.stringify(each.entity)),
+              title: "Component",
+              value: (row) => (typeof row.entity === "string" ? row.entity : JSON.stringify(row.entity)),
             },
-            { key: "text", title: "What", wide: true, value: (each) => each.text },
-            { key: "evidence", title: "Evidence", wide: true, value: (each) => evidence(each.evidence) },
-            { key: "rule", title: "Check and rule", value: (each) => `${each.check} / ${each.rule}` },
-            { key: "remedy", title: "Remedy", value: (each) => each.remedy },
+            { key: "text", title: "Finding", wide: true, value: (row) => row.text },
+            { key: "evidence", title: "Evidence", wide: true, value: (row) => evidenceText(row.evidence) },
+            { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
+            { key: "remedy", title: "Remedy", value: (row) => row.remedy },
           ],
         }),
-        severityLegend(of.findings.map((each) => each.severity)),
+        severityLegend(item.findings.map((row) => row.severity)),
       ),
       section(
         "Steps taken",
         table(page, {
           name: "steps",
           caption: "Steps",
-          rows: of.steps,
-          nothing: "No steps yet.",
+          rows: item.steps,
+          emptyText: "No steps yet.",
           columns: [
-            { key: "at", title: "When", value: (each) => each.at, cell: (each) => moment(each.at) },
-            { key: "what", title: "Step", value: (each) => title(each.what) },
-            { key: "state", title: "State", value: (each) => each.state },
-            { key: "text", title: "Why", wide: true, value: (each) => each.text },
-            { key: "tries", title: "Tries", right: true, value: (each) => each.tries },
+            { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
+            { key: "what", title: "Step", value: (row) => codeLabel(row.what) },
+            { key: "state", title: "State", value: (row) => row.state },
+            { key: "text", title: "Why", wide: true, value: (row) => row.text },
+            { key: "tries", title: "Attempts", alignRight: true, value: (row) => row.tries },
           ],
         }),
       ),
-      (of.failed_work ?? []).length > 0 &&
+      (item.job_failures ?? []).length > 0 &&
         section(
-          "Failed user work",
+          "Job failures",
           table(page, {
-            name: "work",
-            caption: "Failed user work",
-            rows: of.failed_work,
+            name: "job-failures",
+            caption: "Job failures",
+            rows: item.job_failures,
             columns: [
-              { key: "at", title: "When", value: (each) => each.at, cell: (each) => moment(each.at) },
-              { key: "name", title: "Work", value: (each) => each.name },
-              { key: "owner", title: "Owner", value: (each) => each.owner },
-              { key: "how", title: "How", value: (each) => Object.values(each.how ?? {}).join(" ") },
+              { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
+              { key: "name", title: "Job", value: (row) => row.name },
+              { key: "owner", title: "Owner", value: (row) => row.owner },
+              { key: "how", title: "How", value: (row) => Object.values(row.how ?? {}).join(" ") },
             ],
           }),
         ),
@@ -170,4 +176,4 @@ function one(page, id) {
   });
 }
 
-export const show = (page) => (page.parts[1] ? one(page, page.parts[1]) : list(page));
+export const render = (page) => (page.parts[1] ? renderCase(page, page.parts[1]) : renderList(page));

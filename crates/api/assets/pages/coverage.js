@@ -1,13 +1,14 @@
-// How much of the cluster each test covers, against its target: every node within the test's period.
+// The share of nodes with a conclusive result of each test within its period.
 
 import { get } from "../api.js";
-import { stack } from "../charts.js";
-import { el, link, swap } from "../dom.js";
-import { Part } from "../frame.js";
+import { stackedBar } from "../charts.js";
+import { LiveSection } from "../components.js";
+import { el, link, replaceContent } from "../dom.js";
+import { formatPercent, plural, shortDuration } from "../format.js";
 import { table } from "../table.js";
-import { percent, plural, span } from "../words.js";
 
-const STANDINGS = [
+// Test statuses: the field of a row, the CSS class and the label.
+const STATUSES = [
   ["pass", "pass", "Pass"],
   ["fail", "fail", "Fail"],
   ["inconclusive", "inconclusive", "Inconclusive"],
@@ -16,38 +17,39 @@ const STANDINGS = [
   ["not_applicable", "not-applicable", "Not applicable"],
 ];
 
-export function show(page) {
-  const place = el("section", { class: "card" });
-  swap(
+export function render(page) {
+  const container = el("section", { class: "card" });
+  replaceContent(
     page.main,
     el("h1", {}, "Coverage"),
     el(
       "p",
       { class: "dim" },
-      "Target: every node that a test applies to has a conclusive result (pass or fail) no older than the test's period. Inconclusive results do not count.",
+      "Target: every node that a test applies to has a conclusive result (pass or fail) no older than the test's period. " +
+        "Inconclusive results do not count.",
     ),
-    place,
+    container,
   );
-  new Part(page, place, {
-    kinds: ["nodes", "runs", "status"],
-    read: (signal) => get(["coverage"], {}, signal),
-    draw: (rows) => {
-      const label = (row) => `${row.test}: ${STANDINGS.map(([key, , text]) => `${row[key]} ${text.toLowerCase()}`).join(", ")}`;
-      const missing = (row) => Math.max(0, row.nodes - row.not_applicable - row.covered);
+  new LiveSection(page, container, {
+    events: ["nodes", "runs", "status"],
+    load: (signal) => get(["coverage"], {}, signal),
+    render: (rows) => {
+      const label = (row) => `${row.test}: ${STATUSES.map(([key, , text]) => `${row[key]} ${text.toLowerCase()}`).join(", ")}`;
+      const notCovered = (row) => Math.max(0, row.nodes - row.not_applicable - row.covered);
       return table(page, {
         name: "coverage",
         caption: "Coverage of each test",
         rows,
-        nothing: "No regular tests. The policy's suites and periods define them.",
+        emptyText: "No regular tests. The policy's suites and periods define them.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "cutoff", title: "Target: within", value: (row) => row.cutoff, cell: (row) => span(row.cutoff) },
+          { key: "cutoff", title: "Target: within", value: (row) => row.cutoff, cell: (row) => shortDuration(row.cutoff) },
           {
             key: "percent",
             title: "Covered",
-            right: true,
+            alignRight: true,
             value: (row) => row.percent,
-            cell: (row) => el("strong", {}, percent(row.percent)),
+            cell: (row) => el("strong", {}, formatPercent(row.percent)),
           },
           {
             key: "bar",
@@ -55,19 +57,19 @@ export function show(page) {
             wide: true,
             value: (row) => row.nodes,
             cell: (row) =>
-              stack(
-                STANDINGS.map(([key, code]) => [code, row[key]]),
+              stackedBar(
+                STATUSES.map(([key, code]) => [code, row[key]]),
                 label(row),
               ),
           },
           {
-            key: "missing",
-            title: "Missing",
-            right: true,
-            value: missing,
-            cell: (row) => (missing(row) ? plural(missing(row), "node") : "✓ reached"),
+            key: "not_covered",
+            title: "Not covered",
+            alignRight: true,
+            value: notCovered,
+            cell: (row) => (notCovered(row) ? plural(notCovered(row), "node") : "✓ target met"),
           },
-          ...STANDINGS.map(([key, , text]) => ({ key, title: text, right: true, value: (row) => row[key] })),
+          ...STATUSES.map(([key, , text]) => ({ key, title: text, alignRight: true, value: (row) => row[key] })),
         ],
       });
     },

@@ -1,69 +1,68 @@
-// One node: its state and why, its timeline, its measurements beside those of its peers and its own past, and the logs of its tests.
+// One node: its state and the reasons, its timeline, its measurements compared with its peers and over time, and the logs of its tests.
 
-import { nodeActions } from "../actions.js";
+import { nodeActionButtons } from "../actions.js";
 import { download, get } from "../api.js";
-import { lanes, past, spread } from "../charts.js";
+import { histogram, historyChart, timelineChart } from "../charts.js";
 import { badge, severityLegend } from "../colours.js";
-import { el, link, prose, swap } from "../dom.js";
-import { Part, empty, failed, section } from "../frame.js";
-import { follow } from "../log.js";
+import { LiveSection, emptyView, errorView, section } from "../components.js";
+import { el, inlineCode, link, replaceContent } from "../dom.js";
+import { codeLabel, formatMeasurement, plural, setClusterTime, shortDuration, timeElement } from "../format.js";
+import { logViewer } from "../log-viewer.js";
 import { table } from "../table.js";
-import { figure, moment, plural, span, tellTime, title } from "../words.js";
 
-const due = (of) => (of.is === "now" ? "now" : [of.is === "retry" ? "retry " : "", moment(of.at)]);
+const dueText = (due) => (due.is === "now" ? "now" : [due.is === "retry" ? "retry " : "", timeElement(due.at)]);
 
-function agentWords(agent) {
-  const heard = agent.heard ? [agent.silent ? "no report since " : "last report ", moment(agent.heard)] : [];
-  const runs = agent.program ? [`, doctor-node ${agent.program}`] : [];
-  const differs = agent.skew.length > 0 ? [` (${agent.skew.join("; ")})`] : [];
-  return [...heard, ...runs, ...differs];
+function agentText(agent) {
+  const lastReport = agent.heard ? [agent.silent ? "no report since " : "last report ", timeElement(agent.heard)] : [];
+  const version = agent.program ? [`, doctor-node ${agent.program}`] : [];
+  const skew = agent.skew.length > 0 ? [` (${agent.skew.join("; ")})`] : [];
+  return [...lastReport, ...version, ...skew];
 }
 
-function state(page, why, again) {
-  const word = why.life_state?.is ?? why.life;
+function renderState(page, why, reload) {
   const fact = (name, ...value) => el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, ...value));
   return [
-    el("h1", {}, why.node, " ", badge(word), " ", why.used && badge(why.used)),
-    el("p", { class: "strong" }, prose(why.headline)),
-    nodeActions(page, () => [why.node], again),
+    el("h1", {}, why.node, " ", badge(why.state), " ", why.occupancy && badge(why.occupancy)),
+    el("p", { class: "strong" }, inlineCode(why.headline)),
+    nodeActionButtons(page, () => [why.node], reload),
     el(
       "dl",
-      { class: "card factlist" },
+      { class: "card fact-list" },
       fact("Pool", why.pool ?? "–"),
       fact("Hardware", why.hardware ?? "unknown"),
-      fact("In this state since", why.since ? moment(why.since) : "–"),
-      fact("In use by", why.used_text ?? "–"),
-      fact("Marks of Cluster Doctor", why.our_marks.join(", ") || "none"),
+      fact("In this state since", why.since ? timeElement(why.since) : "–"),
+      fact("In use by", inlineCode(why.occupancy_text ?? "–")),
+      fact("Marks set by Cluster Doctor", why.our_marks.join(", ") || "none"),
       fact("Other marks", why.foreign_marks.join(", ") || "none"),
       fact("Case", why.case ? link(["cases", why.case], why.case) : "none"),
-      why.agent && fact("Agent", badge(why.agent.state), " ", ...agentWords(why.agent)),
+      why.agent && fact("Agent", badge(why.agent.state), " ", ...agentText(why.agent)),
       why.hold &&
-        fact("Held", `by ${why.hold.by}: ${why.hold.why}`, why.hold.until ? [", until ", moment(why.hold.until)] : ""),
+        fact("Held", inlineCode(`by ${why.hold.by}: ${why.hold.why}`), why.hold.until ? [", until ", timeElement(why.hold.until)] : ""),
       why.run
-        ? fact("Running test", prose(why.run.because))
-        : fact("Not tested now because", prose(why.passed_over?.text ?? "–")),
+        ? fact("Running test", inlineCode(why.run.because))
+        : fact("Not tested because", inlineCode(why.skipped?.text ?? "–")),
     ),
-    why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, prose(line))))),
+    why.next.length > 0 && section("What to do next", el("ul", {}, ...why.next.map((line) => el("li", {}, inlineCode(line))))),
     section(
       "Findings",
       table(page, {
         name: "findings",
         caption: "Open findings",
         rows: why.open_findings,
-        nothing: "No open findings.",
+        emptyText: "No open findings.",
         columns: [
           { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
-          { key: "entity", title: "Where", value: (row) => row.entity },
-          { key: "text", title: "What", wide: true, value: (row) => row.text },
+          { key: "entity", title: "Component", value: (row) => row.entity },
+          { key: "text", title: "Finding", wide: true, value: (row) => row.text },
           { key: "evidence", title: "Evidence", wide: true, value: (row) => row.evidence },
           { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
           {
             key: "times",
-            title: "Seen",
+            title: "Occurrences",
             value: (row) => row.times,
             cell: (row) => (row.confirmed ? `${plural(row.times, "time")}, confirmed` : `${row.times} of ${row.confirm} to confirm`),
           },
-          { key: "first", title: "Since", value: (row) => row.first_seen, cell: (row) => moment(row.first_seen) },
+          { key: "first", title: "First seen", value: (row) => row.first_seen, cell: (row) => timeElement(row.first_seen) },
         ],
       }),
       severityLegend(why.open_findings.map((row) => row.severity)),
@@ -74,42 +73,42 @@ function state(page, why, again) {
         name: "tests",
         caption: "Status of each test",
         rows: why.test_lines,
-        nothing: "No regular tests.",
+        emptyText: "No regular tests.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "standing", title: "Status", value: (row) => row.standing, cell: (row) => badge(row.standing) },
+          { key: "status", title: "Status", value: (row) => row.status, cell: (row) => badge(row.status) },
           {
             key: "last",
             title: "Last result",
             value: (row) => row.last?.at ?? "",
-            cell: (row) => (row.last ? [title(row.last.verdict), " ", moment(row.last.at)] : "never"),
+            cell: (row) => (row.last ? [codeLabel(row.last.verdict), " ", timeElement(row.last.at)] : "never"),
           },
           { key: "reason", title: "Reason", value: (row) => row.last?.reason ?? "" },
-          { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => span(row.cutoff) },
-          { key: "due", title: "Due", value: (row) => row.due.at ?? row.due.is, cell: (row) => due(row.due) },
+          { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => shortDuration(row.cutoff) },
+          { key: "due", title: "Due", value: (row) => row.due.at ?? row.due.is, cell: (row) => dueText(row.due) },
         ],
       }),
     ),
   ];
 }
 
-const timeline = (page, moments) =>
-  moments.length === 0
-    ? empty("No events yet.")
+const renderTimeline = (page, entries) =>
+  entries.length === 0
+    ? emptyView("No events yet.")
     : [
-        lanes(moments),
+        timelineChart(entries),
         table(page, {
           name: "timeline",
           caption: "Events",
-          rows: moments,
-          size: 15,
+          rows: entries,
+          pageSize: 15,
           columns: [
-            { key: "at", title: "When", value: (row) => row.at, cell: (row) => moment(row.at) },
+            { key: "at", title: "When", value: (row) => row.at, cell: (row) => timeElement(row.at) },
             {
               key: "kind",
               title: "Kind",
               value: (row) => row.kind,
-              cell: (row) => (row.kind === "results" ? badge(row.what) : title(row.kind === "act" ? row.what : row.kind)),
+              cell: (row) => (row.kind === "results" ? badge(row.what) : codeLabel(row.kind === "act" ? row.what : row.kind)),
             },
             { key: "text", title: "What", wide: true, value: (row) => row.text },
             { key: "by", title: "By", value: (row) => row.by ?? "" },
@@ -118,91 +117,98 @@ const timeline = (page, moments) =>
         }),
       ];
 
-// Each measurement of the newest results beside those of all nodes, and over the node's own past.
-function figures(page, rows) {
-  if (!rows.length) return empty("No measurements yet.");
-  const draw = ({ test, figures: known }) => {
-    const box = el("div", {});
-    const paint = (peers) =>
-      swap(
-        box,
+// Each measurement compared with the values of all nodes, and over time.
+function renderMeasurements(page, rows) {
+  if (!rows.length) return emptyView("No measurements yet.");
+  const renderTest = ({ test, figures: measurements }) => {
+    const body = el("div", {});
+    const renderBody = (peers) =>
+      replaceContent(
+        body,
         el(
           "div",
-          { class: "figures" },
-          ...known.map((one) => {
-            const of = peers?.figures.find((each) => each.name === one.name && each.unit === one.unit)?.spread;
-            const last = one.values.at(-1).value;
+          { class: "measurements" },
+          ...measurements.map((measurement) => {
+            const distribution = peers?.figures.find((peer) => peer.name === measurement.name && peer.unit === measurement.unit)?.spread;
+            const last = measurement.values.at(-1).value;
             return el(
               "div",
-              { class: "figurebox" },
-              el("h4", {}, one.name, el("span", { class: "dim" }, ` ${figure(last, one.unit)}`)),
+              { class: "measurement" },
+              el("h4", {}, measurement.name, el("span", { class: "dim" }, ` ${formatMeasurement(last, measurement.unit)}`)),
               el(
                 "div",
-                { class: "pair" },
+                { class: "two-columns" },
                 el(
                   "div",
                   {},
                   el("div", { class: "dim" }, "Compared with peers"),
-                  of ? spread(of, one.unit, last) : el("p", { class: "dim" }, peers ? "No peer has this measurement." : "Loading …"),
+                  distribution
+                    ? histogram(distribution, measurement.unit, last)
+                    : el("p", { class: "dim" }, peers ? "No peer has this measurement." : "Loading …"),
                 ),
-                el("div", {}, el("div", { class: "dim" }, "History of this node"), past(one.values, one.unit, of)),
+                el(
+                  "div",
+                  {},
+                  el("div", { class: "dim" }, "History of this node"),
+                  historyChart(measurement.values, measurement.unit, distribution),
+                ),
               ),
             );
           }),
         ),
       );
-    paint(null);
-    const details = el("details", { open: true }, el("summary", {}, test), box);
-    // The controller reads the measurements of thousands of nodes in steps: show what it has, and ask again.
-    const compare = async () => {
+    renderBody(null);
+    const details = el("details", { open: true }, el("summary", {}, test), body);
+    // The controller reads the measurements of thousands of nodes in steps: show the partial result and repeat the request.
+    const loadPeers = async () => {
       try {
         const peers = await get(["tests", test], {}, page.signal);
-        paint(peers);
-        if (!peers.complete && box.isConnected) setTimeout(compare, 2000);
+        renderBody(peers);
+        if (!peers.complete && body.isConnected) setTimeout(loadPeers, 2000);
       } catch (error) {
-        if (error.name !== "AbortError") box.append(failed(error));
+        if (error.name !== "AbortError") body.append(errorView(error));
       }
     };
-    compare();
+    loadPeers();
     return details;
   };
-  return rows.map(draw);
+  return rows.map(renderTest);
 }
 
-// Runs, and the log of the selected one; an active run is selected by default.
-function runs(page, node, rows) {
+// The runs, and the log of the selected run; by default that of the active run.
+function renderRuns(page, node, rows) {
   const log = el("div", {});
-  const open = (run, test) => swap(log, el("h3", {}, `${test} of ${run.run}`), follow(page, { run: run.run, node, test }));
-  const get_ = async (run) => {
+  const openLog = (run, test) => replaceContent(log, el("h3", {}, `${test} of ${run.run}`), logViewer(page, { run: run.run, node, test }));
+  const saveEvidence = async (run) => {
     try {
       await download(["runs", run.run, "evidence", node], `${run.run}_${node}.json`);
     } catch (error) {
-      swap(log, failed(error));
+      replaceContent(log, errorView(error));
     }
   };
-  const under = rows.find((run) => run.state === "running");
-  const choose = (run, test) => {
-    page.say("log", `${run.run}/${test}`);
-    open(run, test);
+  const activeRun = rows.find((run) => run.state === "running");
+  const selectLog = (run, test) => {
+    page.setParam("log", `${run.run}/${test}`);
+    openLog(run, test);
     log.scrollIntoView({ block: "nearest" });
   };
-  const chosen = page.query.get("log")?.split("/");
-  const wanted = rows.find((run) => run.run === chosen?.[0]);
-  if (wanted?.tests.includes(chosen[1])) open(wanted, chosen[1]);
-  else if (under) open(under, under.tests[0]);
+  const selection = page.query.get("log")?.split("/");
+  const selectedRun = rows.find((run) => run.run === selection?.[0]);
+  if (selectedRun?.tests.includes(selection[1])) openLog(selectedRun, selection[1]);
+  else if (activeRun) openLog(activeRun, activeRun.tests[0]);
   return [
     table(page, {
       name: "runs",
       caption: "Runs",
       rows,
-      nothing: "No runs yet.",
+      emptyText: "No runs yet.",
       columns: [
-        { key: "planned", title: "Planned", value: (row) => row.planned, cell: (row) => moment(row.planned) },
+        { key: "planned", title: "Planned", value: (row) => row.planned, cell: (row) => timeElement(row.planned) },
         {
           key: "state",
           title: "State",
           value: (row) => row.state,
-          cell: (row) => [title(row.state), row.end && el("div", { class: "dim" }, row.end)],
+          cell: (row) => [codeLabel(row.state), row.end && el("div", { class: "dim" }, row.end)],
         },
         { key: "tests", title: "Tests", value: (row) => row.tests.join(" ") },
         { key: "because", title: "Why", wide: true, value: (row) => row.because },
@@ -218,7 +224,7 @@ function runs(page, node, rows) {
                   type: "button",
                   class: "quiet",
                   "data-key": `log-${row.run}-${test}`,
-                  on: { click: () => choose(row, test) },
+                  on: { click: () => selectLog(row, test) },
                 },
                 test,
               ),
@@ -236,7 +242,7 @@ function runs(page, node, rows) {
                     type: "button",
                     class: "quiet",
                     "aria-label": `Save the evidence of run ${row.run}`,
-                    on: { click: () => get_(row) },
+                    on: { click: () => saveEvidence(row) },
                   },
                   "Save",
                 )
@@ -248,41 +254,47 @@ function runs(page, node, rows) {
   ];
 }
 
-export function show(page) {
+export function render(page) {
   const node = page.parts[1];
-  const [head, when, measured, ran] = Array.from({ length: 4 }, () => el("div", {}));
-  const rest = el("div", {}, section("Timeline", when), section("Measurements", measured), section("Runs and logs", ran));
-  swap(page.main, head, rest);
-  const mine = (kind, data) => kind === "nodes" && (data.more > 0 || data.nodes?.includes(node));
-  const first = new Part(page, head, {
-    kinds: [mine, "cases"],
-    read: async (signal) => {
-      const asked = get(["nodes", node], {}, signal);
-      // An unknown node is reported once.
-      asked.then(
-        () => (rest.hidden = false),
-        (error) => (rest.hidden = error.status === 404),
+  const [stateContainer, timelineContainer, measurementsContainer, runsContainer] = Array.from({ length: 4 }, () => el("div", {}));
+  const details = el(
+    "div",
+    {},
+    section("Timeline", timelineContainer),
+    section("Measurements", measurementsContainer),
+    section("Runs and logs", runsContainer),
+  );
+  replaceContent(page.main, stateContainer, details);
+  const isThisNode = (name, data) => name === "nodes" && (data.more > 0 || data.nodes?.includes(node));
+  const stateSection = new LiveSection(page, stateContainer, {
+    events: [isThisNode, "cases"],
+    load: async (signal) => {
+      const pending = get(["nodes", node], {}, signal);
+      // Report an unknown node once: hide the other sections.
+      pending.then(
+        () => (details.hidden = false),
+        (error) => (details.hidden = error.status === 404),
       );
-      const why = await asked;
-      tellTime(why.at);
-      // A new response time alone is no reason to redraw.
+      const why = await pending;
+      setClusterTime(why.at);
+      // A new timestamp alone must not cause a re-render.
       return { ...why, at: null };
     },
-    draw: (why) => state(page, why, () => first.soon()),
+    render: (why) => renderState(page, why, () => stateSection.scheduleReload()),
   });
-  new Part(page, when, {
-    kinds: [mine],
-    read: (signal) => get(["nodes", node, "timeline"], { limit: 200 }, signal),
-    draw: (rows) => timeline(page, rows),
+  new LiveSection(page, timelineContainer, {
+    events: [isThisNode],
+    load: (signal) => get(["nodes", node, "timeline"], { limit: 200 }, signal),
+    render: (rows) => renderTimeline(page, rows),
   });
-  new Part(page, measured, {
-    kinds: [mine],
-    read: (signal) => get(["nodes", node, "figures"], {}, signal),
-    draw: (rows) => figures(page, rows),
+  new LiveSection(page, measurementsContainer, {
+    events: [isThisNode],
+    load: (signal) => get(["nodes", node, "figures"], {}, signal),
+    render: (rows) => renderMeasurements(page, rows),
   });
-  new Part(page, ran, {
-    kinds: [mine, "runs"],
-    read: async (signal) => (await get(["runs"], { node, limit: 50 }, signal)).items,
-    draw: (rows) => runs(page, node, rows),
+  new LiveSection(page, runsContainer, {
+    events: [isThisNode, "runs"],
+    load: async (signal) => (await get(["runs"], { node, limit: 50 }, signal)).items,
+    render: (rows) => renderRuns(page, node, rows),
   });
 }

@@ -1,71 +1,71 @@
-// What the next cycle would do and why, and for every other node, why not.
+// The actions of the next cycle with their reasons, and the reason for each skipped node.
 
 import { get } from "../api.js";
-import { el, href, nodeLink, swap } from "../dom.js";
-import { Part, choice, searchBox, section } from "../frame.js";
+import { LiveSection, searchField, section, selectField } from "../components.js";
+import { el, href, nodeLink, replaceContent } from "../dom.js";
+import { codeLabel, plural, timeElement } from "../format.js";
 import { table } from "../table.js";
-import { moment, plural, title } from "../words.js";
 
-function passedOver(page, rows) {
+function renderSkipped(page, rows) {
   const codes = new Map();
   for (const row of rows) codes.set(row.code, (codes.get(row.code) ?? 0) + 1);
-  const below = el("div", {});
-  const draw = () => {
+  const tableContainer = el("div", {});
+  const renderTable = () => {
     const [code, text] = [page.query.get("code"), (page.query.get("node") ?? "").toLowerCase()];
-    swap(
-      below,
+    replaceContent(
+      tableContainer,
       table(page, {
-        name: "passed-over",
+        name: "skipped",
         caption: "Skipped nodes",
-        usual: "node",
-        nothing: "No nodes match.",
+        defaultSort: "node",
+        emptyText: "No nodes match.",
         rows: rows.filter((row) => (!code || row.code === code) && row.node.toLowerCase().includes(text)),
         columns: [
           { key: "node", title: "Node", value: (row) => row.node, cell: (row) => nodeLink(row.node) },
-          { key: "code", title: "Reason", value: (row) => row.code, cell: (row) => title(row.code) },
+          { key: "code", title: "Reason", value: (row) => row.code, cell: (row) => codeLabel(row.code) },
           { key: "why", title: "Why", wide: true, value: (row) => row.why },
         ],
       }),
     );
   };
-  draw();
+  renderTable();
   const sorted = [...codes].sort((a, b) => b[1] - a[1]);
   return [
     el(
       "p",
       { class: "facts" },
       ...sorted.map(([code, count]) =>
-        el("a", { href: href(page.parts, { code }) }, `${title(code)} ${count.toLocaleString("en")}`),
+        el("a", { href: href(page.parts, { code }) }, `${codeLabel(code)} ${count.toLocaleString("en")}`),
       ),
     ),
     el(
       "div",
       { class: "controls" },
-      choice(page, "code", "Reason", [["", "All"], ...sorted.map(([code]) => [code, title(code)])], "", draw),
-      searchBox(page, "node", "Node", "part of a name", draw),
+      selectField(page, "code", "Reason", [["", "All"], ...sorted.map(([code]) => [code, codeLabel(code)])], "", renderTable),
+      searchField(page, "node", "Node", "part of a name", renderTable),
     ),
-    below,
+    tableContainer,
   ];
 }
 
-export function show(page) {
-  const place = el("div", {});
-  swap(page.main, place);
-  new Part(page, place, {
-    kinds: ["plan"],
-    read: (signal) => get(["plan"], {}, signal),
-    draw: ({ at, actions, passed_over: passed }) => [
+export function render(page) {
+  const container = el("div", {});
+  replaceContent(page.main, container);
+  new LiveSection(page, container, {
+    events: ["plan"],
+    load: (signal) => get(["plan"], {}, signal),
+    render: ({ at, actions, skipped }) => [
       el("h1", {}, actions.length ? `${plural(actions.length, "action")} in the next cycle` : "No actions in the next cycle"),
-      el("p", { class: "dim" }, "Planned from the cluster state observed ", moment(at), ". Viewing the plan does not carry it out."),
+      el("p", { class: "dim" }, "Planned from the cluster state observed ", timeElement(at), ". Viewing the plan does not carry it out."),
       section(
         "Actions",
         table(page, {
           name: "plan",
           caption: "Actions",
           rows: actions,
-          nothing: "No test is due on a free node, and no repair step is pending.",
+          emptyText: "No test is due on a free node, and no repair step is pending.",
           columns: [
-            { key: "action", title: "Action", value: (row) => title(row.action) },
+            { key: "action", title: "Action", value: (row) => codeLabel(row.action) },
             {
               key: "nodes",
               title: "Nodes",
@@ -73,12 +73,12 @@ export function show(page) {
               cell: (row) => (row.nodes && /^[^,[\]]+$/.test(row.nodes) ? nodeLink(row.nodes) : (row.nodes ?? "")),
             },
             { key: "what", title: "What", value: (row) => row.what },
-            { key: "code", title: "Reason", value: (row) => title(row.code) },
+            { key: "code", title: "Reason", value: (row) => codeLabel(row.code) },
             { key: "why", title: "Why", wide: true, value: (row) => row.why },
           ],
         }),
       ),
-      section(`Skipped: ${plural(passed.length, "node")}`, passedOver(page, passed)),
+      section(`Skipped: ${plural(skipped.length, "node")}`, renderSkipped(page, skipped)),
     ],
   });
 }

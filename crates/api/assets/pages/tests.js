@@ -1,67 +1,67 @@
-// Tests: the list, and how the measurements of each are distributed over the fleet, with its outliers.
+// The list of tests, and one test: the distribution of its measurements over the fleet, and the outliers.
 
 import { get } from "../api.js";
-import { spread } from "../charts.js";
-import { el, href, link, nodeLink, swap } from "../dom.js";
-import { Part, empty, searchBox, section } from "../frame.js";
+import { histogram } from "../charts.js";
+import { LiveSection, emptyView, searchField, section } from "../components.js";
+import { el, href, link, nodeLink, replaceContent } from "../dom.js";
+import { formatMeasurement, formatPercent, plural, shortDuration } from "../format.js";
 import { table } from "../table.js";
-import { figure, percent, plural, span } from "../words.js";
 
-function list(page) {
-  const place = el("section", { class: "card" });
-  swap(page.main, el("h1", {}, "Tests"), place);
-  new Part(page, place, {
-    kinds: ["status"],
-    read: async (signal) => {
+function renderList(page) {
+  const container = el("section", { class: "card" });
+  replaceContent(page.main, el("h1", {}, "Tests"), container);
+  new LiveSection(page, container, {
+    events: ["status"],
+    load: async (signal) => {
       const [tests, coverage] = await Promise.all([get(["tests"], {}, signal), get(["coverage"], {}, signal)]);
       return tests.map((test) => ({ ...test, covered: coverage.find((row) => row.test === test.test)?.percent ?? null }));
     },
-    draw: (rows) =>
+    render: (rows) =>
       table(page, {
         name: "tests",
         caption: "Tests",
         rows,
-        nothing: "No tests are enabled.",
+        emptyText: "No tests are enabled.",
         columns: [
           { key: "test", title: "Test", value: (row) => row.test, cell: (row) => link(["tests", row.test], row.test) },
-          { key: "title", title: "What it shows", wide: true, value: (row) => row.title },
+          { key: "title", title: "Description", wide: true, value: (row) => row.title },
           {
             key: "covered",
             title: "Covered",
-            right: true,
+            alignRight: true,
             value: (row) => row.covered ?? "",
-            cell: (row) => percent(row.covered),
+            cell: (row) => formatPercent(row.covered),
           },
-          { key: "routine", title: "Runs", value: (row) => (row.routine ? "regularly" : "on request") },
-          { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => span(row.cutoff) },
-          { key: "usual", title: "Usual duration", value: (row) => row.usual, cell: (row) => span(row.usual) },
-          { key: "limit", title: "Time limit", value: (row) => row.limit, cell: (row) => span(row.limit) },
+          { key: "routine", title: "Schedule", value: (row) => (row.routine ? "regularly" : "on request") },
+          { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => shortDuration(row.cutoff) },
+          { key: "usual", title: "Usual duration", value: (row) => row.usual, cell: (row) => shortDuration(row.usual) },
+          { key: "limit", title: "Time limit", value: (row) => row.limit, cell: (row) => shortDuration(row.limit) },
           { key: "together", title: "Multi-node", value: (row) => (row.together ? "yes" : "no") },
         ],
       }),
   });
 }
 
-function outliers(page, { name, unit, spread: of }) {
-  if (!of.outliers.length) return el("p", { class: "dim" }, "No outliers.");
+function renderOutliers(page, { name, unit, spread: distribution }) {
+  if (!distribution.outliers.length) return el("p", { class: "dim" }, "No outliers.");
   return [
     el(
       "p",
       {},
-      `${plural(of.outliers.length + of.more_outliers, "node")} more than four times the usual deviation from the median:`,
+      `${plural(distribution.outliers.length + distribution.more_outliers, "node")} more than four deviations from the median:`,
     ),
     table(page, {
       name: `outliers-${name}`,
       caption: `Outliers of ${name}`,
-      rows: of.outliers,
-      usual: "-deviations",
+      rows: distribution.outliers,
+      defaultSort: "-deviations",
       columns: [
         { key: "node", title: "Node", value: (row) => row.node, cell: (row) => nodeLink(row.node) },
-        { key: "value", title: "Value", right: true, value: (row) => row.value, cell: (row) => figure(row.value, unit) },
+        { key: "value", title: "Value", alignRight: true, value: (row) => row.value, cell: (row) => formatMeasurement(row.value, unit) },
         {
           key: "deviations",
           title: "Deviation",
-          right: true,
+          alignRight: true,
           value: (row) => Math.abs(row.deviations),
           cell: (row) => `${row.deviations.toFixed(1)} ×`,
         },
@@ -70,52 +70,56 @@ function outliers(page, { name, unit, spread: of }) {
   ];
 }
 
-function one(page, test) {
-  const place = el("div", {});
-  let [part, timer] = [null, null];
-  const filtered = () => {
+const percentile = ({ spread, unit }, key) => formatMeasurement(spread[key], unit);
+
+function renderTest(page, test) {
+  const container = el("div", {});
+  let [content, timer] = [null, null];
+  const onFilter = () => {
     clearTimeout(timer);
-    timer = setTimeout(() => part.now(), 400);
+    timer = setTimeout(() => content.reload(), 400);
   };
-  swap(
+  replaceContent(
     page.main,
     el("h1", {}, `Test ${test}`),
-    el("div", { class: "controls" }, searchBox(page, "select", "Nodes", "node[01-64], pool=NAME, gpu*", filtered)),
-    place,
+    el("div", { class: "controls" }, searchField(page, "select", "Nodes", "node[01-64], pool=NAME, gpu*", onFilter)),
+    container,
   );
-  part = new Part(page, place, {
-    kinds: ["runs"],
-    read: async (signal) => {
-      const of = await get(["tests", test], { select: page.query.get("select") }, signal);
-      // The controller reads the evidence of thousands of nodes in steps.
-      if (!of.complete) setTimeout(() => part.soon(), 1000);
-      return of;
+  content = new LiveSection(page, container, {
+    events: ["runs"],
+    load: async (signal) => {
+      const response = await get(["tests", test], { select: page.query.get("select") }, signal);
+      // The controller reads the results of thousands of nodes in steps.
+      if (!response.complete) setTimeout(() => content.scheduleReload(), 1000);
+      return response;
     },
-    draw: (of) => [
+    render: (response) => [
       el(
         "p",
         { class: "facts" },
-        el("span", {}, `${plural(of.nodes, "node")} with a result`),
-        of.coverage && el("span", {}, `covered ${percent(of.coverage.percent)}, target: within ${span(of.coverage.cutoff)}`),
-        !of.complete && el("span", { role: "status" }, `measurements of ${plural(of.read, "node")} read so far …`),
+        el("span", {}, `${plural(response.nodes, "node")} with a result`),
+        response.coverage &&
+          el("span", {}, `covered ${formatPercent(response.coverage.percent)}, target: within ${shortDuration(response.coverage.cutoff)}`),
+        !response.complete && el("span", { role: "status" }, `measurements of ${plural(response.read, "node")} read so far …`),
       ),
-      of.figures.length === 0 && empty(of.nodes ? "This test has no measurements." : "No node has a result of this test yet."),
-      ...of.figures.map((each) =>
+      response.figures.length === 0 &&
+        emptyView(response.nodes ? "This test has no measurements." : "No node has a result of this test yet."),
+      ...response.figures.map((measurement) =>
         section(
-          each.name,
+          measurement.name,
           el(
             "p",
             { class: "facts" },
-            el("span", {}, `${plural(each.spread.nodes, "node")}`),
-            el("span", {}, `90 % from ${figure(each.spread.p5, each.unit)} to ${figure(each.spread.p95, each.unit)}`),
-            el("a", { href: href([], { colour: `figure:${test}/${each.name}` }) }, "Show on the map"),
+            el("span", {}, `${plural(measurement.spread.nodes, "node")}`),
+            el("span", {}, `90 % from ${percentile(measurement, "p5")} to ${percentile(measurement, "p95")}`),
+            el("a", { href: href([], { colour: `figure:${test}/${measurement.name}` }) }, "Show on the map"),
           ),
-          spread(each.spread, each.unit),
-          outliers(page, each),
+          histogram(measurement.spread, measurement.unit),
+          renderOutliers(page, measurement),
         ),
       ),
     ],
   });
 }
 
-export const show = (page) => (page.parts[1] ? one(page, page.parts[1]) : list(page));
+export const render = (page) => (page.parts[1] ? renderTest(page, page.parts[1]) : renderList(page));

@@ -41,14 +41,15 @@ const FILES: [File; 25] = files![
     "app.js": SCRIPT,
     "charts.js": SCRIPT,
     "colours.js": SCRIPT,
+    "components.js": SCRIPT,
     "csv.js": SCRIPT,
     "dom.js": SCRIPT,
-    "fleet-looks.js": SCRIPT,
-    "frame.js": SCRIPT,
+    "event-stream.js": SCRIPT,
+    "fleet-model.js": SCRIPT,
+    "format.js": SCRIPT,
     "icon.svg": SVG,
-    "live.js": SCRIPT,
-    "log.js": SCRIPT,
-    "map.js": SCRIPT,
+    "log-viewer.js": SCRIPT,
+    "node-map.js": SCRIPT,
     "pages/audit.js": SCRIPT,
     "pages/budget.js": SCRIPT,
     "pages/cases.js": SCRIPT,
@@ -60,7 +61,6 @@ const FILES: [File; 25] = files![
     "style.css": CSS,
     "table.js": SCRIPT,
     "theme.js": SCRIPT,
-    "words.js": SCRIPT,
 ];
 
 /// Returns the routes of the dashboard. Each file is compressed once, here.
@@ -110,12 +110,12 @@ mod tests {
 
     #[test]
     fn severity_meanings_in_the_scripts_match_the_program() {
-        let script = include_str!("../../assets/words.js");
+        let script = include_str!("../../assets/format.js");
         let (_, rest) = script.split_once("export const SEVERITIES = {\n").unwrap();
         let (table, _) = rest.split_once("};\n").unwrap();
         let row = |severity: &Severity| format!("  {}: \"{}\",\n", severity.code(), severity.meaning());
         assert_eq!(table, Severity::ALL.iter().map(row).collect::<String>());
-        for (path, _, text) in FILES.into_iter().filter(|(path, ..)| *path != "/assets/words.js") {
+        for (path, _, text) in FILES.into_iter().filter(|(path, ..)| *path != "/assets/format.js") {
             assert!(!text.contains("\"isolate\""), "{path} has a list of severities of its own");
         }
     }

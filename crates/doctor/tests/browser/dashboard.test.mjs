@@ -136,7 +136,7 @@ test("every page shows that the cluster has not been observed yet", async () => 
     "runs*": nothing,
     coverage: [],
     tests: [],
-    plan: { at: "2026-11-01T00:00:00Z", actions: [], passed_over: [] },
+    plan: { at: "2026-11-01T00:00:00Z", actions: [], skipped: [] },
     "budget*": {
       since: "2026-11-01T00:00:00Z",
       until: "2026-11-01T00:00:00Z",
@@ -154,7 +154,7 @@ test("every page shows that the cluster has not been observed yet", async () => 
     for (const [place, body] of Object.entries(empty)) await page.route(API + place, answer(body));
   };
   for (const [name, path] of pages.filter(([name]) => name !== "case")) {
-    const said = await seen(path, ".state", { before: before_ });
+    const said = await seen(path, ".placeholder", { before: before_ });
     assert.deepEqual(said, [], name);
   }
 });
@@ -285,7 +285,7 @@ test("markup in names, reasons, evidence and logs stays text", async () => {
       "title",
       "what",
       "what_text",
-      "used_text",
+      "occupancy_text",
     ].includes(key);
     return typeof value === "string" && text ? evil + value : value;
   };

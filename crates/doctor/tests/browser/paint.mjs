@@ -29,7 +29,7 @@ async function answers() {
     hovers.push(performance.now() - began);
   }
   if (!tip.textContent) throw new Error("nothing was under the pointer");
-  for (const text of ["node0", "node00", "health:fail", "*99", "life:in", ""]) {
+  for (const text of ["node0", "node00", "health:fail", "*99", "state:in", ""]) {
     const began = performance.now();
     filter.value = text;
     filter.dispatchEvent(new InputEvent("input"));

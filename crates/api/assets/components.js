@@ -1,0 +1,115 @@
+// UI components that the pages share: loading, error and empty views, form fields, and sections that reload on events.
+
+import { el, inlineCode, replaceContent } from "./dom.js";
+
+// Limits the rate of reloads, because events come in bursts.
+const MIN_RELOAD_INTERVAL_MS = 1500;
+
+export function errorView(error, retry) {
+  const content = [el("p", { class: "strong" }, inlineCode(error.message))];
+  if (error.accepted) content.push(el("p", {}, "Accepted: ", inlineCode(error.accepted)));
+  if (retry) content.push(el("button", { type: "button", on: { click: retry } }, "Try again"));
+  return el("div", { class: "placeholder error", role: "alert" }, ...content);
+}
+
+export const emptyView = (...text) => el("p", { class: "placeholder" }, ...text);
+export const loadingView = () => el("p", { class: "placeholder", "aria-busy": "true" }, "Loading …");
+
+// A section that loads its data and reloads it on events. `load` fetches the data, `render` returns its elements, `events` are the names of
+// the events that reload it, or functions of name and data that return whether to reload.
+export class LiveSection {
+  #page;
+  #load;
+  #render;
+  #renderedJson = null;
+  #lastLoaded = 0;
+  #timer = null;
+  #loading = false;
+
+  constructor(page, container, { load, render, events = [] }) {
+    this.#page = page;
+    this.container = container;
+    this.#load = load;
+    this.#render = render;
+    page.onEvent((name, data) => {
+      const matches = (event) => (typeof event === "function" ? event(name, data) : event === name);
+      if (name === "everything" || events.some(matches)) this.scheduleReload();
+    });
+    page.signal.addEventListener("abort", () => clearTimeout(this.#timer));
+    replaceContent(container, loadingView());
+    this.reload();
+  }
+
+  scheduleReload() {
+    if (this.#timer || this.#page.signal.aborted) return;
+    const delay = Math.max(0, this.#lastLoaded + MIN_RELOAD_INTERVAL_MS - Date.now());
+    this.#timer = setTimeout(() => {
+      this.#timer = null;
+      this.reload();
+    }, delay);
+  }
+
+  async reload() {
+    if (this.#loading) {
+      this.scheduleReload();
+      return;
+    }
+    this.#loading = true;
+    try {
+      const data = await this.#load(this.#page.signal);
+      if (this.#page.signal.aborted) return;
+      const json = JSON.stringify(data);
+      if (json !== this.#renderedJson) {
+        this.#renderedJson = json;
+        replaceContent(this.container, this.#render(data));
+      }
+    } catch (error) {
+      if (error.name === "AbortError" || this.#page.signal.aborted) return;
+      this.#renderedJson = null;
+      this.#page.handleApiError(error);
+      replaceContent(
+        this.container,
+        errorView(error, () => this.reload()),
+      );
+    } finally {
+      this.#loading = false;
+      this.#lastLoaded = Date.now();
+    }
+  }
+}
+
+// A labelled select element whose value is stored in the URL.
+export function selectField(page, name, label, options, defaultValue, onChange) {
+  const value = page.query.get(name) ?? defaultValue;
+  const select = el(
+    "select",
+    { "data-key": name, name },
+    ...options.map(([code, text]) => el("option", { value: code, selected: code === value }, text)),
+  );
+  select.addEventListener("change", () => {
+    page.setParam(name, select.value === defaultValue ? null : select.value);
+    onChange(select.value);
+  });
+  return el("label", { class: "choice" }, el("span", {}, label), select);
+}
+
+// A labelled search input whose value is stored in the URL.
+export function searchField(page, name, label, placeholder, onChange) {
+  const input = el("input", {
+    type: "search",
+    name,
+    "data-key": name,
+    placeholder,
+    value: page.query.get(name) ?? "",
+    spellcheck: "false",
+    autocomplete: "off",
+  });
+  input.addEventListener("input", () => {
+    page.setParam(name, input.value.trim() || null);
+    onChange(input.value.trim());
+  });
+  return el("label", { class: "choice grow" }, el("span", {}, label), input);
+}
+
+// A card with a heading.
+export const section = (title, ...content) => el("section", { class: "card" }, el("h2", {}, title), ...content);
