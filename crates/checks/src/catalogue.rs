@@ -267,8 +267,8 @@ impl RuleBook<'_> {
         let site = self.policy.rules.iter();
         let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);
         // A policy rule replaces the built-in rule with the same id, even if it is about another check.
-        let kept = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
-        Ok(kept.chain(added.cloned()).collect())
+        let retained = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
+        Ok(retained.chain(added.cloned()).collect())
     }
 }
 

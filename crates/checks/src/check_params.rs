@@ -34,7 +34,7 @@ pub fn string(params: &Params, name: &str, example: &str) -> Result<Option<Strin
 /// Returns the observation that the check should return.
 pub fn number(params: &Params, name: &str, example: &str) -> Result<Option<f64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
-    let number = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64));
+    let number = value.as_float().or_else(|| value.as_integer().map(|integer| integer as f64));
     number.filter(|number| number.is_finite()).map(Some).ok_or_else(|| invalid_param(name, example))
 }
 
@@ -64,7 +64,7 @@ pub fn duration(params: &Params, name: &str, example: &str) -> Result<Option<Spa
 pub fn bytes(params: &Params, name: &str, example: &str) -> Result<Option<u64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let bytes = match value {
-        toml::Value::Integer(whole) => u64::try_from(*whole).ok(),
+        toml::Value::Integer(integer) => u64::try_from(*integer).ok(),
         toml::Value::String(text) => parse_bytes(text),
         _ => None,
     };

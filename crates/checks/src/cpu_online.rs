@@ -48,9 +48,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let number = |place: usize| {
-        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
+    let number = |index: usize| {
+        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
+        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
     };
     let (present, online) = (number(0)?, number(1)?);
     if present == 0 || online == 0 {

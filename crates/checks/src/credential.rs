@@ -35,8 +35,8 @@ impl Credential {
         // The parser's error quotes its line, which may contain the key.
         toml_text::read(text, &[]).map_err(|error: TomlError| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
-            let wanted = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
-            TomlError::at(text, None, format!("{line}{wanted}"))
+            let expected = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
+            TomlError::at(text, None, format!("{line}{expected}"))
         })
     }
 

@@ -87,14 +87,14 @@ const RUNTIME_ERROR: &str = "runtime_error";
 fn no_diagnostic(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
     if exit != Some(0) {
         // `Error: unable to establish a connection to the specified host` appears on either stream.
-        let said = if stderr.trim().is_empty() { text } else { stderr };
-        return Observation::CouldNot(exit_failure(exit, said));
+        let detail = if stderr.trim().is_empty() { text } else { stderr };
+        return Observation::CouldNot(exit_failure(exit, detail));
     }
     if text.trim().is_empty() {
         return could_not(FailureKind::Empty, "dcgmi printed nothing");
     }
-    let said: String = text.trim().chars().take(200).collect();
-    could_not(FailureKind::Unparseable, format!("no diagnostic result in the output of dcgmi: {said}"))
+    let excerpt: String = text.trim().chars().take(200).collect();
+    could_not(FailureKind::Unparseable, format!("no diagnostic result in the output of dcgmi: {excerpt}"))
 }
 
 #[derive(Default)]
@@ -174,8 +174,8 @@ impl DiagnosticReader<'_> {
             }
             Some(Status::Warn) => {
                 self.tally.warned += 1;
-                let said = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
-                self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {said}"));
+                let warning_texts = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
+                self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {warning_texts}"));
             }
             Some(Status::Fail) => {
                 self.tally.failed += 1;
@@ -193,8 +193,8 @@ impl DiagnosticReader<'_> {
                 }
             }
             None => {
-                let said = value_text(&result["status"]);
-                let text = format!("{name} has status `{said}`; expected Pass, Fail, Warn, Skip or Not Run");
+                let status = value_text(&result["status"]);
+                let text = format!("{name} has status `{status}`; expected Pass, Fail, Warn, Skip or Not Run");
                 self.look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
@@ -514,11 +514,11 @@ mod tests {
 
     #[test]
     fn a_part_of_a_torn_answer_does_not_pass_for_the_whole() {
-        let whole = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
-        let whole = whole.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
-        assert_eq!(ran(0, &whole), ["pass within-limits"]);
-        let torn = &whole[..whole.rfind("\"iteration\":1").unwrap()];
-        assert_eq!(ran(0, torn), ["inconclusive unparseable"]);
+        let full = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
+        let full = full.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
+        assert_eq!(ran(0, &full), ["pass within-limits"]);
+        let truncated = &full[..full.rfind("\"iteration\":1").unwrap()];
+        assert_eq!(ran(0, truncated), ["inconclusive unparseable"]);
     }
 
     #[test]
@@ -544,13 +544,13 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let said = unread(&["memory", "pcie", "targeted_stress", "diagnostic"], &[]);
-        assert_eq!(said.len(), 2, "{said:?}");
+        let failures = unread(&["memory", "pcie", "targeted_stress", "diagnostic"], &[]);
+        assert_eq!(failures.len(), 2, "{failures:?}");
         assert!(
-            said[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
-            "{said:?}"
+            failures[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
+            "{failures:?}"
         );
-        assert_eq!(said[1], "diagnostic is part of this level and has no result");
+        assert_eq!(failures[1], "diagnostic is part of this level and has no result");
         assert!(unread(&["memory", "targeted_stress", "diagnostic"], &["targeted_stress", "diagnostic"]).is_empty());
     }
 

@@ -217,11 +217,11 @@ mod tests {
         let failed = |kind| classify_outputs(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
         assert_eq!(failed(FailureKind::Missing), ["not-applicable no-dcgm"]);
         assert_eq!(failed(FailureKind::TimedOut), ["inconclusive timed-out"]);
-        let said = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
-        assert_eq!(said("engine none\n"), ["not-applicable dcgm-not-running"]);
-        assert_eq!(said("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);
-        assert_eq!(said("watched 0x1d3\n"), ["inconclusive empty"]);
-        assert_eq!(said("all is well\n"), ["inconclusive unparseable"]);
+        let findings = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
+        assert_eq!(findings("engine none\n"), ["not-applicable dcgm-not-running"]);
+        assert_eq!(findings("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);
+        assert_eq!(findings("watched 0x1d3\n"), ["inconclusive empty"]);
+        assert_eq!(findings("all is well\n"), ["inconclusive unparseable"]);
         assert_eq!(look("cut\n"), ["inconclusive too-long"]);
     }
 

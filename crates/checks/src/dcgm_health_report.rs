@@ -73,11 +73,11 @@ impl HealthReport {
             return Ok(Self::NoEngine);
         }
         let mut answer = WatchedHealth::default();
-        let mut asked = false;
+        let mut is_complete = false;
         for line in text.lines() {
             let read = match line.split_once(' ').unwrap_or((line, "")) {
                 ("watched", rest) => parse_hex(rest).map(|watched| {
-                    (answer.watched, asked) = (watched, true);
+                    (answer.watched, is_complete) = (watched, true);
                 }),
                 ("gpu", rest) => parse_gpu(rest).map(|gpu| answer.gpus.push(gpu)),
                 ("incident", rest) => parse_incident(rest).map(|incident| answer.incidents.push(incident)),
@@ -89,7 +89,7 @@ impl HealthReport {
             };
             read.ok_or_else(|| line.chars().take(200).collect::<String>())?;
         }
-        asked.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
+        is_complete.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
     }
 }
 
@@ -103,14 +103,14 @@ fn parse_gpu(rest: &str) -> Option<(u32, String)> {
 }
 
 fn parse_incident(rest: &str) -> Option<Incident> {
-    let mut words = rest.splitn(6, ' ');
+    let mut fields = rest.splitn(6, ' ');
     Some(Incident {
-        kind: words.next()?.parse().ok()?,
-        entity: words.next()?.parse().ok()?,
-        system: parse_hex(words.next()?)?,
-        health: words.next()?.parse().ok()?,
-        error: words.next()?.parse().ok()?,
-        text: words.next().unwrap_or_default().to_owned(),
+        kind: fields.next()?.parse().ok()?,
+        entity: fields.next()?.parse().ok()?,
+        system: parse_hex(fields.next()?)?,
+        health: fields.next()?.parse().ok()?,
+        error: fields.next()?.parse().ok()?,
+        text: fields.next().unwrap_or_default().to_owned(),
     })
 }
 

@@ -25,14 +25,14 @@ pub(crate) fn rules_for_events(check: &Check, events: &[Event]) -> Result<Vec<Ru
     })
 }
 
-/// Parses the rules for which `wanted` returns true, given the rule's event code.
-fn parse_rules(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
+/// Parses the rules for which `is_selected` returns true, given the rule's event code.
+fn parse_rules(text: &str, mut is_selected: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
     let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
     let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is not a list")) };
     let mut read = Vec::new();
     for rule in rules {
         let event = rule.get_ref().as_table().and_then(|rule| rule.get("event"));
-        if wanted(event.and_then(|code| code.get_ref().as_str())) {
+        if is_selected(event.and_then(|code| code.get_ref().as_str())) {
             read.push(Rule::deserialize(ValueDeserializer::from(rule))?);
         }
     }
@@ -53,8 +53,8 @@ mod tests {
             let read = rules_for_events(check, &events).unwrap();
             assert!(!read.is_empty() && read.len() < all.len() / 10, "{} of {}", read.len(), all.len());
             let says = |rule: &&Rule| matches!(&rule.when, When::Event(code) if events.iter().any(|event| event.code == *code));
-            let wanted: Vec<&Rule> = all.iter().filter(says).collect();
-            assert!(wanted.iter().all(|rule| read.contains(rule)) && wanted.len() == events.len());
+            let expected: Vec<&Rule> = all.iter().filter(says).collect();
+            assert!(expected.iter().all(|rule| read.contains(rule)) && expected.len() == events.len());
         }
     }
 

@@ -112,15 +112,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if mounted.is_empty() {
         return could_not(FailureKind::Unparseable, "/proc/mounts lists no mount".to_owned());
     }
-    let wanted = mounts(params);
-    if wanted.len() != spaces.len() || wanted.is_empty() {
-        let (wanted, answers) = (wanted.len(), spaces.len());
+    let expected = mounts(params);
+    if expected.len() != spaces.len() || expected.is_empty() {
+        let (expected, answers) = (expected.len(), spaces.len());
         let text =
-            format!("{wanted} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
+            format!("{expected} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
     let mut look = ObservationBuilder::default();
-    for (path, output) in wanted.iter().zip(spaces) {
+    for (path, output) in expected.iter().zip(spaces) {
         let entity = Entity::new(EntityKind::Mount, path.clone());
         let is_there = mounted.iter().any(|point| point == path);
         match output {
@@ -158,10 +158,10 @@ fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
     ]
 }
 
-/// Returns 0 if `whole` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
+/// Returns 0 if `total` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
 #[expect(clippy::cast_precision_loss, reason = "a percentage does not need more than 53 bits")]
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+fn percent(part: u64, total: u64) -> f64 {
+    if total == 0 { 0.0 } else { part as f64 * 100.0 / total as f64 }
 }
 
 fn mount_points(table: &str) -> Vec<String> {

@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn a_rate_that_no_gpu_has_is_slow_without_a_profile() {
         let slow = r#",{"name":"gemm_bf16_flop_per_s","entity":"gpu:0000:1b:00.0","value":3e12,"unit":"flop/s"}"#;
-        let said = classify_outputs(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
-        assert_eq!(said, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
+        let findings = classify_outputs(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
+        assert_eq!(findings, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
     }
 
     #[test]

@@ -292,19 +292,19 @@ impl AgentReport {
     /// If the bytes are not a complete report signed with this key, or have an unsupported schema version.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
         #[derive(Default, Deserialize)]
-        struct Said {
+        struct Envelope {
             #[serde(default)]
-            versions: SaidVersions,
+            versions: EnvelopeVersions,
         }
         #[derive(Default, Deserialize)]
-        struct SaidVersions {
+        struct EnvelopeVersions {
             #[serde(default)]
             schema: Schema,
         }
         let body = verify_body(REPORT_HEADER, bytes, key)?;
         // Parse the schema version first: the fields of a newer version would only be reported as unknown.
-        let said: Said = parse(body)?;
-        let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::CURRENT);
+        let envelope: Envelope = parse(body)?;
+        let (found, older, known) = (envelope.versions.schema, Schema::OLDEST, Schema::CURRENT);
         if found > known {
             return Err(DocumentError::NewerSchema { found, older, known });
         }
@@ -386,10 +386,10 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(Document::open(&bytes[..cut], &key).is_err(), "cut at {cut}");
         }
-        for place in 0..bytes.len() {
+        for index in 0..bytes.len() {
             let mut changed = bytes.clone();
-            changed[place] ^= 1;
-            assert!(Document::open(&changed, &key).is_err(), "changed at {place}");
+            changed[index] ^= 1;
+            assert!(Document::open(&changed, &key).is_err(), "changed at {index}");
         }
     }
 

@@ -76,8 +76,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     ];
     for (patterns, first, code, word, most) in kinds {
         let (mut sum, mut any) = (0.0, false);
-        for (place, pattern) in patterns.iter().enumerate() {
-            for series in sampled_series(outputs.get(first + place))? {
+        for (index, pattern) in patterns.iter().enumerate() {
+            for series in sampled_series(outputs.get(first + index))? {
                 let Some(errors) = errors_in_last_hour(&series, &mut look) else { continue };
                 (sum, any) = (sum + errors, true);
                 if errors > most {
@@ -106,7 +106,7 @@ fn errors_in_last_hour(series: &Series<'_>, look: &mut ObservationBuilder) -> Op
 
 /// Returns the module by its board label, or else by its location in the driver.
 fn dimm_entity(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
-    let place = match match_pattern_exact(pattern, path) {
+    let id = match match_pattern_exact(pattern, path) {
         Some([controller, slot]) => {
             let beside = |file: &&FileText| {
                 file.path.rsplit_once('/').map(|(folder, _)| folder) == path.rsplit_once('/').map(|(folder, _)| folder)
@@ -118,7 +118,7 @@ fn dimm_entity(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
         }
         None => match_pattern_exact(pattern, path).map_or_else(|| path.to_owned(), |[controller]| format!("mc{controller}")),
     };
-    Entity::new(EntityKind::Dimm, place)
+    Entity::new(EntityKind::Dimm, id)
 }
 
 #[cfg(test)]

@@ -78,8 +78,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let mut look = ObservationBuilder::default();
-    for (place, counter) in COUNTERS.iter().enumerate() {
-        for series in sampled_series(outputs.get(place))? {
+    for (index, counter) in COUNTERS.iter().enumerate() {
+        for series in sampled_series(outputs.get(index))? {
             let Some([device, port]) = match_pattern_exact(counter.pattern, series.path) else { continue };
             match (series.growth(Span::minutes(11)), series.current()) {
                 (Some(growth), _) => {

@@ -69,34 +69,34 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let rdma = symlinks(outputs.get(1))?;
     let modules = directory_names(outputs.get(2)).map_err(Observation::CouldNot)?;
     let seconds = uptime_seconds(outputs.get(3)).map_err(Observation::CouldNot)?;
-    let mut troubles = Vec::new();
+    let mut events = Vec::new();
     for name in ["efa", "ib_uverbs"].iter().filter(|name| !modules.iter().any(|module| module == **name)) {
         let text = format!("the kernel module {name} is not loaded");
-        troubles.push(Event::seen("efa-module-missing", Entity::node(), text));
+        events.push(Event::seen("efa-module-missing", Entity::node(), text));
     }
     let mut usable = 0.0;
     for function in &efa {
-        let has_rdma = rdma.iter().any(|(_, place)| place.rsplit('/').next() == Some(function.bus));
+        let has_rdma = rdma.iter().any(|(_, target)| target.rsplit('/').next() == Some(function.bus));
         match (function.driver, has_rdma) {
             (Some("efa"), true) => usable += 1.0,
             (Some("efa"), false) => {
-                troubles.push(Event::seen("efa-not-bound", function.entity(), "it has no RDMA device"));
+                events.push(Event::seen("efa-not-bound", function.entity(), "it has no RDMA device"));
             }
             (driver, _) => {
                 let text = format!("its driver is {}, expected efa", driver.unwrap_or("none"));
-                troubles.push(Event::seen("efa-not-bound", function.entity(), text));
+                events.push(Event::seen("efa-not-bound", function.entity(), text));
             }
         }
     }
     look.metric(Metric::count("efa_usable", Entity::node(), usable));
-    if seconds < GRACE_SECONDS && !troubles.is_empty() {
+    if seconds < GRACE_SECONDS && !events.is_empty() {
         let text = format!(
             "{usable} of {} EFA adapters are ready {seconds:.0} s after boot; some take minutes",
             efa.len()
         );
         return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
-    troubles.into_iter().for_each(|event| look.event(event));
+    events.into_iter().for_each(|event| look.event(event));
     Ok(look.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
 }
 

@@ -73,12 +73,12 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         Err(failure) => look.unreadable(failure),
     }
     if wants_library {
-        let places = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
+        let directories = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
         let is_there = |names: &Result<&[String], _>| {
             names.as_ref().is_ok_and(|names| names.iter().any(|name| name.starts_with("libfabric.so")))
         };
-        if !places.iter().any(is_there) {
-            match places.into_iter().find_map(Result::err) {
+        if !directories.iter().any(is_there) {
+            match directories.into_iter().find_map(Result::err) {
                 Some(failure) => look.unreadable(failure),
                 None => {
                     let text = format!("libfabric not found in {} or {}", LIBRARY_DIRS[0], LIBRARY_DIRS[1]);

@@ -201,14 +201,14 @@ impl Series<'_> {
 /// Returns the history of each file, including files that no longer exist.
 fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
     let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
-    for (place, sample) in samples.iter().enumerate() {
+    for (index, sample) in samples.iter().enumerate() {
         let nothing = |s: &Sample| Point { at: s.at, uptime: s.up, text: None };
         for series in all.values_mut() {
             let before = series.points.last().and_then(|point| point.text);
             series.points.push(Point { text: before, ..nothing(sample) });
         }
         for file in &sample.files {
-            let missed = || samples[..=place].iter().map(nothing).collect();
+            let missed = || samples[..=index].iter().map(nothing).collect();
             let new = || Series { path: &file.path, points: missed(), failure: None };
             let series = all.entry(&file.path).or_insert_with(new);
             series.failure = file.text.as_ref().err();
@@ -216,8 +216,8 @@ fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
                 point.text = file.text.as_deref().ok();
             }
         }
-        for gone in &sample.gone {
-            if let Some(series) = all.get_mut(gone.as_str()) {
+        for path in &sample.gone {
+            if let Some(series) = all.get_mut(path.as_str()) {
                 series.failure = None;
                 if let Some(point) = series.points.last_mut() {
                     point.text = None;
@@ -310,10 +310,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_not_one_that_is_gone() {
-        let ProbeOutput::Samples(mut looked) = looks(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
+        let ProbeOutput::Samples(mut samples) = looks(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
-        looked[1].files[0].text = Err(denied.clone());
-        let output = ProbeOutput::Samples(looked);
+        samples[1].files[0].text = Err(denied.clone());
+        let output = ProbeOutput::Samples(samples);
         let all = sampled_series(Some(&output)).unwrap();
         assert_eq!((all[0].current_text(), all[0].current()), (None, Err(denied)));
     }

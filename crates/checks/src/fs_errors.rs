@@ -88,8 +88,8 @@ fn report_errors(disk: String, series: &Series<'_>, when: Option<u64>, look: &mu
     let entity = Entity::new(EntityKind::Disk, disk);
     look.metric(Metric::count("file_system_errors", entity.clone(), count));
     // The count survives a reboot, so the first reading has nothing to compare with.
-    let looks = series.points.iter().filter(|point| point.text.is_some()).count();
-    let grown = if looks > 1 { series.growth_by(DAY, sum_counters).map_or(0.0, |growth| growth.by) } else { 0.0 };
+    let readings = series.points.iter().filter(|point| point.text.is_some()).count();
+    let grown = if readings > 1 { series.growth_by(DAY, sum_counters).map_or(0.0, |growth| growth.by) } else { 0.0 };
     if grown > 0.0 {
         let text = format!("{grown} new file-system errors within a day, {count} in total");
         look.event(Event::seen("file-system-errors-grow", entity, text));

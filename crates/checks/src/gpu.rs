@@ -109,9 +109,9 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut ObservationBuilder) -
 /// Like [`read_number`], for all members of a numbered family. If the family itself cannot be read, the runner records
 /// the failure under the requested name, `nvlink.*.state`.
 pub fn read_indexed(gpu: &Gpu, family: &str, what: &str, look: &mut ObservationBuilder) -> Vec<(u32, f64)> {
-    let asked = format!("{family}.*.{what}");
-    if matches!(gpu.get(&asked), Some(FieldValue::Failed { .. })) {
-        read_failure(gpu, &[&asked]).into_iter().for_each(|failure| look.unreadable(failure));
+    let pattern = format!("{family}.*.{what}");
+    if matches!(gpu.get(&pattern), Some(FieldValue::Failed { .. })) {
+        read_failure(gpu, &[&pattern]).into_iter().for_each(|failure| look.unreadable(failure));
     }
     let mut read = |(number, reading): (u32, &FieldValue)| match reading {
         FieldValue::Number(value) => Some((number, *value)),

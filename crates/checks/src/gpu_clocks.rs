@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn a_gpu_that_would_not_tell_is_not_fast() {
-        let gone: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
-        assert_eq!(look(&[h200(), gone]), ["inconclusive failed"]);
+        let lost_fields: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
+        assert_eq!(look(&[h200(), lost_fields]), ["inconclusive failed"]);
         let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, FieldValue::NotSupported)).collect();
         assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
         // A newer driver, without application clocks.

@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None => "default",
         Some(Some(mode)) if MODES.contains(&mode) => mode,
         Some(_) => return invalid_param("mode", "mode = \"exclusive-process\""),
@@ -55,8 +55,8 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             return;
         };
         look.metric(Metric::count("compute_mode", gpu.entity(), number));
-        if *mode != wanted {
-            let text = format!("compute mode is {mode}, expected {wanted}");
+        if *mode != expected {
+            let text = format!("compute mode is {mode}, expected {expected}");
             look.event(Event::seen("compute-mode", gpu.entity(), text));
         }
     })

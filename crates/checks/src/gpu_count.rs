@@ -52,11 +52,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     };
     let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);
-    let place = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
-    let mut there: BTreeSet<String> = answer.on_pci.iter().map(place).collect();
-    there.extend(answer.gpus.iter().map(|gpu| place(&gpu.entity().id)));
+    let bus_id = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
+    let mut present: BTreeSet<String> = answer.on_pci.iter().map(bus_id).collect();
+    present.extend(answer.gpus.iter().map(|gpu| bus_id(&gpu.entity().id)));
     // A GPU that could not report its bus id is one of those on the bus.
-    let count = there.len().min(answer.on_pci.len().max(answer.gpus.len()));
+    let count = present.len().min(answer.on_pci.len().max(answer.gpus.len()));
     // The library without a GPU: its kernel module does not load without one, so all of them may be lost.
     if count == 0 && !has_library {
         return no_gpu();
@@ -103,9 +103,9 @@ mod tests {
     #[test]
     fn a_machine_that_lost_all_its_gpus_is_not_one_that_never_had_any() {
         assert_eq!(look(none()), ["not-applicable no-gpu"]);
-        let ProbeOutput::Gpus(mut gone) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
-        gone.on_pci.clear();
-        assert_eq!(look(ProbeOutput::Gpus(gone)), ["fail gpu-count reboot node"]);
+        let ProbeOutput::Gpus(mut result) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
+        result.on_pci.clear();
+        assert_eq!(look(ProbeOutput::Gpus(result)), ["fail gpu-count reboot node"]);
         assert_eq!(look(answer(&[])), ["fail gpu-count reboot node"]);
     }
 

@@ -80,9 +80,9 @@ const fn is_hang(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 
-/// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `words` is in lower case.
-fn text_contains(failure: &ProbeFailure, words: &str) -> bool {
-    failure.text.to_ascii_lowercase().contains(words)
+/// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `pattern` is in lower case.
+fn text_contains(failure: &ProbeFailure, pattern: &str) -> bool {
+    failure.text.to_ascii_lowercase().contains(pattern)
 }
 
 fn hang_event(failure: &ProbeFailure) -> Observation {

@@ -44,7 +44,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None | Some(Some("on")) => true,
         Some(Some("off")) => false,
         Some(_) => return invalid_param("mode", "mode = \"off\""),
@@ -55,8 +55,8 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         let (on, will_be) = (current != 0.0, pending != 0.0);
         look.metric(Metric::count("ecc_on", gpu.entity(), current));
         let word = |on| if on { "on" } else { "off" };
-        if on != wanted {
-            let text = format!("ECC is {}, expected {}", word(on), word(wanted));
+        if on != expected {
+            let text = format!("ECC is {}, expected {}", word(on), word(expected));
             look.event(Event::seen("ecc-mode-wrong", gpu.entity(), text));
         }
         if on != will_be {

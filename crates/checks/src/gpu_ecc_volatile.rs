@@ -49,9 +49,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             // The breakdown is informative but not required: some drivers report only the sum.
             let parts = MEMORY_KINDS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
             let parts = parts.collect::<Vec<_>>().join(", ");
-            let place = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
+            let breakdown = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
             let errors = if total == 1.0 { "error" } else { "errors" };
-            let text = format!("{total} uncorrected memory {errors} since the last reset{place}");
+            let text = format!("{total} uncorrected memory {errors} since the last reset{breakdown}");
             look.event(Event::seen("ecc-uncorrected", gpu.entity(), text));
         }
     })

@@ -74,8 +74,8 @@ mod tests {
     fn a_corrupt_one_is_found_however_the_driver_says_so() {
         assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
         assert_eq!(look(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
-        let said = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
-        assert_eq!(look(&[n(1.0), said]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
+        let corrupt = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
+        assert_eq!(look(&[n(1.0), corrupt]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
     }
 
     #[test]

@@ -49,7 +49,7 @@ const LIBRARY_PATTERNS: [&str; 2] = ["libcuda.so.*", "libnvidia-*.so.*"];
 const ELF_MAGIC: &str = "7f454c46";
 
 fn probes(_: &Params) -> Vec<Probe> {
-    let files = LIBRARY_DIRS.iter().flat_map(|place| LIBRARY_PATTERNS.map(|name| format!("{place}/{name}")));
+    let files = LIBRARY_DIRS.iter().flat_map(|dir| LIBRARY_PATTERNS.map(|name| format!("{dir}/{name}")));
     let files = files.map(|pattern| Probe::Bytes { pattern, most: 4 });
     std::iter::once(Probe::gpu(&["uuid"])).chain(files).collect()
 }
@@ -65,13 +65,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(instead) => return instead,
     };
     let mut look = ObservationBuilder::default();
-    let (mut whole, mut broken) = (0_u32, Vec::new());
+    let (mut intact, mut broken) = (0_u32, Vec::new());
     for list in lists {
         match list {
             ProbeOutput::Files(files) => {
                 for file in files {
                     match library_fault(file) {
-                        Ok(None) => whole += 1,
+                        Ok(None) => intact += 1,
                         Ok(Some(fault)) => broken.push(format!("{} {fault}", file.path)),
                         Err(failure) => look.unreadable(failure),
                     }
@@ -82,8 +82,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             _ => look.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
         }
     }
-    if whole > 0 || !broken.is_empty() {
-        look.metric(Metric::count("libraries_whole", Entity::node(), f64::from(whole)));
+    if intact > 0 || !broken.is_empty() {
+        look.metric(Metric::count("libraries_whole", Entity::node(), f64::from(intact)));
     }
     if !broken.is_empty() {
         let text = format!("{} broken driver libraries: {}", broken.len(), broken.join(", "));

@@ -54,7 +54,7 @@ enum ExpectedMode {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None => ExpectedMode::Uniform,
         Some(Some("off")) => ExpectedMode::Fixed(false),
         Some(Some("on")) => ExpectedMode::Fixed(true),
@@ -68,15 +68,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let mut look = ObservationBuilder::default();
     let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, current_mode(gpu, &mut look)?))).collect();
     let divided = modes.iter().filter(|(_, on)| *on).count();
-    match wanted {
+    match expected {
         ExpectedMode::Uniform if divided > 0 && divided < modes.len() => {
             let text = format!("MIG is on for {divided} of {} GPUs and off for the others", modes.len());
             look.event(Event::seen("mig-mixed", Entity::node(), text));
         }
         ExpectedMode::Uniform | ExpectedMode::Mixed => {}
-        ExpectedMode::Fixed(wanted) => {
-            for (gpu, on) in modes.iter().filter(|(_, on)| *on != wanted) {
-                let text = format!("MIG is {}, expected {}", on_off(*on), on_off(wanted));
+        ExpectedMode::Fixed(expected) => {
+            for (gpu, on) in modes.iter().filter(|(_, on)| *on != expected) {
+                let text = format!("MIG is {}, expected {}", on_off(*on), on_off(expected));
                 look.event(Event::seen("mig-mode", gpu.entity(), text));
             }
         }

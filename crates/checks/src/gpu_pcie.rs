@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(look(&[[const { FieldValue::NotSupported }; 6]]), ["not-applicable not-supported"]);
         assert_eq!(look(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
-        let gone = [lost(), lost(), lost(), lost(), lost(), lost()];
-        assert_eq!(look(&[well, gone]), ["inconclusive failed"]);
+        let lost_fields = [lost(), lost(), lost(), lost(), lost(), lost()];
+        assert_eq!(look(&[well, lost_fields]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -52,13 +52,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     };
     for_each_gpu(outputs.first(), "no GPU of this node has a power limit", |gpu, look| {
         let (limit, default) = (read_number(gpu, LIMIT, look), read_number(gpu, DEFAULT, look));
-        let (Some(limit), Some(wanted)) = (limit, watts.or(default)) else { return };
+        let (Some(limit), Some(expected)) = (limit, watts.or(default)) else { return };
         look.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
         let whose = if watts.is_some() { "expected" } else { "default" };
-        let text = format!("power limit {limit} W, {whose} {wanted} W");
-        if limit < wanted - TOLERANCE_WATTS {
+        let text = format!("power limit {limit} W, {whose} {expected} W");
+        if limit < expected - TOLERANCE_WATTS {
             look.event(Event::seen("power-limit-low", gpu.entity(), text));
-        } else if watts.is_some() && limit > wanted + TOLERANCE_WATTS {
+        } else if watts.is_some() && limit > expected + TOLERANCE_WATTS {
             look.event(Event::seen("power-limit-high", gpu.entity(), text));
         }
     })

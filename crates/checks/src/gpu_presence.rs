@@ -130,9 +130,9 @@ fn compare_bus_and_driver(answer: &GpuQueryResult, guests: &[String], look: &mut
 
 /// Reports a GPU's error, if any. The worst error counts: one cause makes every field fail.
 fn report_gpu_error(gpu: &Gpu, look: &mut ObservationBuilder) {
-    let said = |wanted: u32| {
+    let error_text = |nvml_code: u32| {
         gpu.fields.iter().find_map(|(_, reading)| match reading {
-            FieldValue::Failed { code, text } if *code == wanted => Some(text.clone()),
+            FieldValue::Failed { code, text } if *code == nvml_code => Some(text.clone()),
             _ => None,
         })
     };
@@ -142,7 +142,7 @@ fn report_gpu_error(gpu: &Gpu, look: &mut ObservationBuilder) {
         (NVML_INTERRUPT, "gpu-interrupt"),
         (NVML_RESET_REQUIRED, "gpu-needs-reset"),
     ];
-    match known.into_iter().find_map(|(wanted, code)| Some((code, said(wanted)?))) {
+    match known.into_iter().find_map(|(nvml_code, code)| Some((code, error_text(nvml_code)?))) {
         Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver reports: {text}"))),
         None => read_failure(gpu, &FIELDS).into_iter().for_each(|failure| look.unreadable(failure)),
     }
@@ -227,9 +227,9 @@ mod tests {
             look(&[fields(0.0), fields(5.0)], &[], &no_vfio()),
             ["fail gpu-device-missing reboot gpu:0000:19:00.0"]
         );
-        let ProbeOutput::Gpus(mut gone) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
-        gone.on_pci.truncate(1);
-        let outputs = [ProbeOutput::Gpus(gone), names(&["nvidia0", "nvidia1"]), no_vfio()];
+        let ProbeOutput::Gpus(mut result) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
+        result.on_pci.truncate(1);
+        let outputs = [ProbeOutput::Gpus(result), names(&["nvidia0", "nvidia1"]), no_vfio()];
         assert_eq!(classify_outputs(&CHECK, &outputs), ["fail gpu-off-bus reboot gpu:0000:19:00.0"]);
         let ProbeOutput::Gpus(mut lost) = answer(&[&fields(0.0), &refusing(15)]) else { panic!("gpus") };
         lost.on_pci.truncate(1);

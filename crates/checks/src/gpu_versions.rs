@@ -70,12 +70,12 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     let mut look = ObservationBuilder::default();
     look.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
-    if let Some(wanted) = wanted_driver.filter(|wanted| *wanted != version) {
-        let text = format!("driver version {version}, expected {wanted}");
+    if let Some(expected) = wanted_driver.filter(|expected| *expected != version) {
+        let text = format!("driver version {version}, expected {expected}");
         look.event(Event::seen("driver-unexpected", Entity::node(), text));
     }
     let vbios = version_parts(gpus, VBIOS, &mut look);
-    for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|wanted| !part.value.eq_ignore_ascii_case(wanted)))
+    for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|expected| !part.value.eq_ignore_ascii_case(expected)))
     {
         let text = format!("VBIOS version {}, expected {}", part.value, wanted_vbios.unwrap_or_default());
         look.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_gpu_that_would_not_tell_is_not_like_the_others() {
-        let gone = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
-        assert_eq!(look("", &[h200(), gone]), ["inconclusive failed"]);
+        let lost_fields = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
+        assert_eq!(look("", &[h200(), lost_fields]), ["inconclusive failed"]);
         let without =
             [(NAME, t("x")), (PART, FieldValue::NotSupported), (VBIOS, t("1")), (INFOROM, FieldValue::NotSupported)];
         assert_eq!(look("", &[without]), ["pass within-limits"]);

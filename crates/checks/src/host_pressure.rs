@@ -48,8 +48,8 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let mut look = ObservationBuilder::default();
-    for (place, (path, name)) in FILES.iter().enumerate() {
-        match file_text(outputs.get(place)) {
+    for (index, (path, name)) in FILES.iter().enumerate() {
+        match file_text(outputs.get(index)) {
             Ok(text) => match full_stall_percent(text) {
                 Some(percent) => look.metric(Metric::new(name, Entity::node(), percent, Unit::Percent)),
                 None => look.unreadable(unexpected_content(path, text)),

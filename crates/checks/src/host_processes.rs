@@ -27,8 +27,8 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
 
 /// Returns whether a process of this name is running. The kernel keeps 15 bytes of a name.
 pub fn is_running(processes: &[Process], name: &str) -> bool {
-    let kept = name.get(..15).unwrap_or(name);
-    processes.iter().any(|process| process.name == kept && !matches!(process.state, 'Z' | 'X'))
+    let truncated = name.get(..15).unwrap_or(name);
+    processes.iter().any(|process| process.name == truncated && !matches!(process.state, 'Z' | 'X'))
 }
 
 #[cfg(test)]

@@ -155,10 +155,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let mut look = ObservationBuilder::default();
-    for (place, counter) in COUNTERS.iter().enumerate() {
+    for (index, counter) in COUNTERS.iter().enumerate() {
         let most = limit(params, counter)?;
         let pattern = counter.pattern();
-        for series in sampled_series(outputs.get(place))? {
+        for series in sampled_series(outputs.get(index))? {
             let Some([device, port]) = match_pattern_exact(&pattern, series.path) else {
                 continue;
             };

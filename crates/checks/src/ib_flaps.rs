@@ -127,9 +127,9 @@ fn describe_drop(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<Strin
     // The value at that time: not all readings of an unchanged counter are kept.
     let value = |at| count?.points.iter().rfind(|point| point.at <= at)?.text;
     let stands_still = value(from) == value(to);
-    let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= REPORTED_FOR;
+    let is_recent = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= REPORTED_FOR;
     let is_up_now = last_down + 1 < points.len();
-    (long >= DROPPED_AFTER && stands_still && told).then(|| {
+    (long >= DROPPED_AFTER && stands_still && is_recent).then(|| {
         let end = if is_up_now { "it is up again" } else { "it is still down" };
         format!("the port was down for at least {long} without link recovery attempts; {end}")
     })

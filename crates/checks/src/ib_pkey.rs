@@ -57,11 +57,11 @@ fn key(text: &str) -> Option<u16> {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = string_list(params, "pkeys", EXAMPLE)? else {
+    let Some(required) = string_list(params, "pkeys", EXAMPLE)? else {
         return Ok(not_applicable("not-configured", "`pkeys` is not set"));
     };
-    let wanted: Vec<u16> =
-        wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| invalid_param("pkeys", EXAMPLE))?;
+    let required: Vec<u16> =
+        required.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| invalid_param("pkeys", EXAMPLE))?;
     let (layers, keys) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?);
     let mut look = ObservationBuilder::default();
     for layer in layers {
@@ -85,7 +85,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             continue;
         }
         look.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
-        for key in wanted.iter().filter(|key| !has.contains(key)) {
+        for key in required.iter().filter(|key| !has.contains(key)) {
             let all: Vec<_> = has.iter().map(|key| format!("{key:#06x}")).collect();
             let text = format!("the port is not in partition {key:#06x}; it is in {}", all.join(", "));
             look.event(Event::seen("pkey-missing", entity.clone(), text));

@@ -65,15 +65,15 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let series = sampled_series(outputs.first())?;
     let phys = glob_files(outputs.get(1))?;
     let mut look = ObservationBuilder::default();
-    for wanted in named.iter().flatten() {
-        if !series.iter().any(|one| port_id(one).is_some_and(|id| matches_port(wanted, id)) && one.current() != Ok(None)) {
-            look.event(Event::seen("port-missing", link_entity(wanted), "the port is listed in `ports` and does not exist"));
+    for port in named.iter().flatten() {
+        if !series.iter().any(|one| port_id(one).is_some_and(|id| matches_port(port, id)) && one.current() != Ok(None)) {
+            look.event(Event::seen("port-missing", link_entity(port), "the port is listed in `ports` and does not exist"));
         }
     }
     let mut active = 0.0;
     for one in &series {
         let Some(id) = port_id(one) else { continue };
-        let named = named.as_ref().map(|list| list.iter().any(|wanted| matches_port(wanted, id)));
+        let named = named.as_ref().map(|list| list.iter().any(|port| matches_port(port, id)));
         if named == Some(false) {
             continue;
         }
@@ -102,15 +102,15 @@ fn port_id<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
 }
 
 /// Returns whether `mlx5_0` or `mlx5_0/1` means this port.
-fn matches_port(wanted: &str, (device, port): (&str, &str)) -> bool {
-    match wanted.split_once('/') {
+fn matches_port(pattern: &str, (device, port): (&str, &str)) -> bool {
+    match pattern.split_once('/') {
         Some((name, number)) => name == device && number == port,
-        None => wanted == device,
+        None => pattern == device,
     }
 }
 
-fn link_entity(wanted: &str) -> Entity {
-    Entity::new(EntityKind::Link, wanted)
+fn link_entity(port: &str) -> Entity {
+    Entity::new(EntityKind::Link, port)
 }
 
 fn port_event(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText], is_named: bool) -> Event {

@@ -162,9 +162,9 @@ mod tests {
     fn every_job_is_evidence_by_its_number_and_half_a_note_is_none() {
         let all = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "3:0", "0:0")];
         let Observation::Measured { events, .. } = interpret(&Params::new(), &[output(&all)]) else { panic!() };
-        let said: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();
+        let found: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();
         assert_eq!(
-            said,
+            found,
             [
                 ("job-died", "job 1 of ann ended by signal 6", Some("job:1")),
                 ("job-failed", "job 2 of bob ended with code 3", Some("job:2")),

@@ -158,8 +158,8 @@ fn memory_hardware(text: &str) -> Option<RecordMatch> {
 /// `nvme 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
 fn pcie(text: &str) -> Option<RecordMatch> {
     let received = text.contains(": AER: ") && text.contains("Uncorrected (") && text.contains(" error received");
-    let told = text.contains("PCIe Bus Error: severity=Uncorrected");
-    if !received && !told {
+    let logged = text.contains("PCIe Bus Error: severity=Uncorrected");
+    if !received && !logged {
         return None;
     }
     let before = text.split_once(": AER: ").or_else(|| text.split_once(": PCIe Bus Error"))?.0;
@@ -322,11 +322,11 @@ mod tests {
 
     #[test]
     fn a_file_server_that_is_back_is_no_trouble() {
-        let gone = "nfs: server filer1 not responding, still trying";
+        let not_responding = "nfs: server filer1 not responding, still trying";
         let back = "nfs: server filer1 OK";
-        assert_eq!(look(&[gone, gone, back]), ["pass within-limits"]);
-        assert_eq!(look(&[gone, back, gone]), ["fail nfs-not-responding monitor service:filer1"]);
-        assert_eq!(look(&[gone, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(look(&[not_responding, not_responding, back]), ["pass within-limits"]);
+        assert_eq!(look(&[not_responding, back, not_responding]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(look(&[not_responding, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
     }
 
     #[test]

@@ -72,23 +72,23 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let wanted = expected_settings(params).ok_or_else(|| invalid_param("sysctl", SYSCTL))?;
-    let words = string_list(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
+    let expected = expected_settings(params).ok_or_else(|| invalid_param("sysctl", SYSCTL))?;
+    let args = string_list(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
     let mut look = ObservationBuilder::default();
     let mut right = 0.0;
-    if !words.is_empty() {
+    if !args.is_empty() {
         let line = file_text(outputs.first()).map_err(Observation::CouldNot)?;
-        for word in &words {
-            if line.split_ascii_whitespace().any(|own| own == word) {
+        for arg in &args {
+            if line.split_ascii_whitespace().any(|own| own == arg) {
                 right += 1.0;
             } else {
-                let text = format!("`{word}` is not on the kernel's command line");
+                let text = format!("`{arg}` is not on the kernel's command line");
                 look.event(Event::seen("cmdline-wrong", Entity::node(), text));
             }
         }
     }
-    for (place, (name, value)) in wanted.iter().enumerate() {
-        match file_text(outputs.get(place + 1)) {
+    for (index, (name, value)) in expected.iter().enumerate() {
+        match file_text(outputs.get(index + 1)) {
             Ok(own) if values_equal(own, value) => right += 1.0,
             Ok(own) => {
                 let text = format!("{name} is {}, expected {value}", own.trim());
@@ -101,7 +101,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Err(failure) => look.unreadable(failure),
         }
     }
-    if wanted.is_empty() && words.is_empty() {
+    if expected.is_empty() && args.is_empty() {
         return Ok(not_applicable("not-configured", "neither `sysctl` nor `cmdline` is set"));
     }
     look.metric(Metric::count("settings_right", Entity::node(), right));
@@ -109,8 +109,8 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
 }
 
 /// Compares word by word: the kernel separates the numbers of one setting with tabs.
-fn values_equal(own: &str, wanted: &str) -> bool {
-    own.split_ascii_whitespace().eq(wanted.split_ascii_whitespace())
+fn values_equal(actual: &str, expected: &str) -> bool {
+    actual.split_ascii_whitespace().eq(expected.split_ascii_whitespace())
 }
 
 #[cfg(test)]

@@ -53,15 +53,15 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let read = |place: usize, parse: fn(&str) -> Option<(f64, f64)>| {
-        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
+    let read = |index: usize, parse: fn(&str) -> Option<(f64, f64)>| {
+        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
+        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
     };
     let (open, may_open) = read(0, files)?;
     let (threads, _) = read(1, threads)?;
     let (pids, _) = read(2, parse_number)?;
     let (most_threads, _) = read(3, parse_number)?;
-    let percent = |name, part: f64, whole: f64| Metric::new(name, Entity::node(), part * 100.0 / whole, Unit::Percent);
+    let percent = |name, part: f64, total: f64| Metric::new(name, Entity::node(), part * 100.0 / total, Unit::Percent);
     let metrics = vec![
         percent("files_used_percent", open, may_open),
         percent("threads_used_percent", threads, pids.min(most_threads)),
@@ -80,8 +80,8 @@ fn parse_number(text: &str) -> Option<(f64, f64)> {
 
 /// Parses `522 0 2465610`: open, unused, maximum.
 fn files(text: &str) -> Option<(f64, f64)> {
-    let mut words = text.split_ascii_whitespace();
-    let (open, unused, most) = (number(words.next()?)?, number(words.next()?)?, number(words.next()?)?);
+    let mut fields = text.split_ascii_whitespace();
+    let (open, unused, most) = (number(fields.next()?)?, number(fields.next()?)?, number(fields.next()?)?);
     (most > 0.0).then_some(((open - unused).max(0.0), most))
 }
 

@@ -67,12 +67,12 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
 
 /// Returns the failure of a program, with the last line of its standard error.
 pub fn exit_failure(exit: Option<i32>, stderr: &str) -> ProbeFailure {
-    let said: String =
+    let detail: String =
         stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();
-    let colon = if said.is_empty() { "" } else { ": " };
+    let colon = if detail.is_empty() { "" } else { ": " };
     match exit {
-        Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{said}")),
-        None => ProbeFailure::new(FailureKind::Killed, format!("it was killed by a signal{colon}{said}")),
+        Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{detail}")),
+        None => ProbeFailure::new(FailureKind::Killed, format!("it was killed by a signal{colon}{detail}")),
     }
 }
 

@@ -139,9 +139,9 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
 #[expect(clippy::cast_precision_loss, reason = "no machine has 2^53 bytes of memory")]
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
-    let mut words = rest.split_ascii_whitespace();
-    let number: u64 = words.next()?.parse().ok()?;
-    let scale = match words.next() {
+    let mut fields = rest.split_ascii_whitespace();
+    let number: u64 = fields.next()?.parse().ok()?;
+    let scale = match fields.next() {
         None => 1,
         Some("kB") => 1024,
         Some(_) => return None,

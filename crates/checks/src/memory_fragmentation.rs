@@ -68,10 +68,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 /// node, the pages in large blocks and all free pages.
 fn zone(line: &str) -> Option<(&str, f64, f64)> {
     let (node, rest) = line.strip_prefix("Node ")?.split_once(',')?;
-    let mut words = rest.split_ascii_whitespace();
-    (words.next()? == "zone").then_some(())?;
-    words.next()?;
-    let pieces: Vec<f64> = words.map(|word| word.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
+    let mut fields = rest.split_ascii_whitespace();
+    (fields.next()? == "zone").then_some(())?;
+    fields.next()?;
+    let pieces: Vec<f64> = fields.map(|field| field.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
     let pages = |(order, count): (usize, &f64)| *count * 2_f64.powi(i32::try_from(order).unwrap_or(0));
     let large = pieces.iter().enumerate().skip(LARGE_BLOCK_ORDER).map(pages).sum();
     (pieces.len() > LARGE_BLOCK_ORDER).then(|| (node, large, pieces.iter().enumerate().map(pages).sum()))
