@@ -141,7 +141,7 @@ fn probes(params: &Params) -> Vec<Probe> {
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let TestParams { dcgm_params: order, allowed_skips: excused } = match test_params(params) {
-        Ok(asked) => asked,
+        Ok(parsed) => parsed,
         Err(instead) => return instead,
     };
     let diagnosis = outputs.get(1);

@@ -48,7 +48,7 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: ExpectedResu
     let Some(document) = find_diagnostic(text) else { return no_diagnostic(text, exit, stderr) };
     let mut reading = DiagnosticReader {
         gpus,
-        look: ObservationBuilder::default(),
+        builder: ObservationBuilder::default(),
         tally: Tally::default(),
         events: BTreeMap::new(),
         tests_run: BTreeSet::new(),
@@ -107,7 +107,7 @@ struct Tally {
 
 struct DiagnosticReader<'a> {
     gpus: &'a [Gpu],
-    look: ObservationBuilder,
+    builder: ObservationBuilder,
     tally: Tally,
     events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
     /// Tests with a pass, warning or failure.
@@ -132,7 +132,7 @@ impl DiagnosticReader<'_> {
                     let tests = list(value).iter().flat_map(|category| list(&category["tests"]));
                     tests.for_each(|test| self.test(test));
                 }
-                RUNTIME_ERROR => self.look.unreadable(ProbeFailure::new(FailureKind::Failed, value_text(value))),
+                RUNTIME_ERROR => self.builder.unreadable(ProbeFailure::new(FailureKind::Failed, value_text(value))),
                 _ if depth < 6 => self.walk(value, depth + 1),
                 _ => {}
             }
@@ -151,7 +151,7 @@ impl DiagnosticReader<'_> {
         if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
             self.result(name, summary);
         } else if results.is_empty() {
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
         }
     }
 
@@ -170,7 +170,7 @@ impl DiagnosticReader<'_> {
                 *why = why.take().or_else(|| warnings(result).into_iter().map(|warning| warning.text).next());
             }
             Some(Status::NotRun) => {
-                self.look.unreadable(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
+                self.builder.unreadable(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
             }
             Some(Status::Warn) => {
                 self.tally.warned += 1;
@@ -195,7 +195,7 @@ impl DiagnosticReader<'_> {
             None => {
                 let status = value_text(&result["status"]);
                 let text = format!("{name} has status `{status}`; expected Pass, Fail, Warn, Skip or Not Run");
-                self.look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+                self.builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
     }
@@ -240,7 +240,7 @@ impl DiagnosticReader<'_> {
             let parts = parts.iter().map(Entity::to_string).collect::<Vec<_>>().join(", ");
             let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
             let text = format!("DCGM skipped {name} on {parts}{why}");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
         let has_result = |name: &str| self.tests_run.contains(name) || self.skipped.contains_key(name);
         // A diagnostic without any result is reported once, by `conclude`.
@@ -248,13 +248,13 @@ impl DiagnosticReader<'_> {
         for name in scope.expected_tests.iter().filter(|name| is_about_something && !has_result(name) && !excused(name))
         {
             let text = format!("{name} is part of this level and has no result");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
         // Up to 3.3, the tests of libraries and settings name no GPU.
         let names_gpus = self.tested_entities.iter().any(|part| part.kind == EntityKind::Gpu);
         for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.tested_entities.contains(gpu)) {
             let text = format!("{gpu} has no result; other GPUs have");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
     }
 
@@ -262,26 +262,26 @@ impl DiagnosticReader<'_> {
     fn check_exit_code(&mut self, exit: Option<i32>, stderr: &str) {
         if exit != Some(0) && self.tally.failed == 0 {
             let ProbeFailure { kind, text } = exit_failure(exit, stderr);
-            self.look.unreadable(ProbeFailure::new(kind, format!("no test failed, but {text}")));
+            self.builder.unreadable(ProbeFailure::new(kind, format!("no test failed, but {text}")));
         }
     }
 
     fn into_observation(mut self) -> Observation {
         let Tally { passed, failed, warned, skipped } = self.tally;
         for ((code, entity), texts) in self.events {
-            self.look.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
+            self.builder.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
         }
         if passed + failed + warned > 0 {
             let counts = [("passed", passed), ("failed", failed), ("warned", warned), ("skipped", skipped)];
             for (word, count) in counts {
-                self.look.metric(Metric::count(&format!("dcgm_results_{word}"), Entity::node(), f64::from(count)));
+                self.builder.metric(Metric::count(&format!("dcgm_results_{word}"), Entity::node(), f64::from(count)));
             }
         }
         let text = match skipped {
             0 => "the diagnostic has no result".to_owned(),
             count => format!("all {count} tests were skipped"),
         };
-        self.look.build_or(could_not(FailureKind::Empty, text))
+        self.builder.build_or(could_not(FailureKind::Empty, text))
     }
 }
 

@@ -73,11 +73,11 @@ impl HealthReport {
             return Ok(Self::NoEngine);
         }
         let mut answer = WatchedHealth::default();
-        let mut is_complete = false;
+        let mut has_watches = false;
         for line in text.lines() {
             let read = match line.split_once(' ').unwrap_or((line, "")) {
                 ("watched", rest) => parse_hex(rest).map(|watched| {
-                    (answer.watched, is_complete) = (watched, true);
+                    (answer.watched, has_watches) = (watched, true);
                 }),
                 ("gpu", rest) => parse_gpu(rest).map(|gpu| answer.gpus.push(gpu)),
                 ("incident", rest) => parse_incident(rest).map(|incident| answer.incidents.push(incident)),
@@ -89,7 +89,7 @@ impl HealthReport {
             };
             read.ok_or_else(|| line.chars().take(200).collect::<String>())?;
         }
-        is_complete.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
+        has_watches.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
     }
 }
 

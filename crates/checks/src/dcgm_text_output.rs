@@ -33,7 +33,7 @@ impl DcgmTextOutput {
             if !name.is_empty() {
                 test = name;
             }
-            let said = || format!("{test}: {result}").chars().take(MAX_TEXT_CHARS).collect::<String>();
+            let summary = || format!("{test}: {result}").chars().take(MAX_TEXT_CHARS).collect::<String>();
             let list = match parse_status(result) {
                 Some(DcgmTestStatus::Pass) => {
                     table.passed += 1;
@@ -50,7 +50,7 @@ impl DcgmTextOutput {
                 None => continue,
             };
             if list.len() < MAX_FAILURES {
-                list.push(said());
+                list.push(summary());
             }
         }
         table

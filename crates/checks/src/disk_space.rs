@@ -119,28 +119,28 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             format!("{expected} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for (path, output) in expected.iter().zip(spaces) {
         let entity = Entity::new(EntityKind::Mount, path.clone());
         let is_there = mounted.iter().any(|point| point == path);
         match output {
             ProbeOutput::StatFs(space) if is_there => {
-                percentages(&entity, space).into_iter().for_each(|metric| look.metric(metric));
+                percentages(&entity, space).into_iter().for_each(|metric| builder.metric(metric));
             }
             ProbeOutput::Failed(failure) if is_there && is_hung(failure.kind) => {
-                look.event(Event::seen("mount-hangs", entity, failure.text.clone()));
+                builder.event(Event::seen("mount-hangs", entity, failure.text.clone()));
             }
-            ProbeOutput::Failed(failure) if is_there => look.unreadable(failure.clone()),
+            ProbeOutput::Failed(failure) if is_there => builder.unreadable(failure.clone()),
             ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
                 let text = format!("no file system is mounted at {path}");
-                look.event(Event::seen("mount-missing", entity, text));
+                builder.event(Event::seen("mount-missing", entity, text));
             }
             _ => {
                 return could_not(FailureKind::Unparseable, format!("the answer for {path} is not a statfs result"));
             }
         }
     }
-    look.build_or(Observation::measured(Vec::new(), Vec::new()))
+    builder.build_or(Observation::measured(Vec::new(), Vec::new()))
 }
 
 const fn is_hung(kind: FailureKind) -> bool {

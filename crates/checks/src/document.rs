@@ -100,7 +100,7 @@ impl RunKey {
 
     /// Returns whether this is the MAC of these bytes. The comparison takes constant time.
     pub(crate) fn verify(&self, body: &[u8], signature: &str) -> bool {
-        Self::from_hex(signature).is_some_and(|told| self.mac(body).verify_slice(&told.0).is_ok())
+        Self::from_hex(signature).is_some_and(|claimed| self.mac(body).verify_slice(&claimed.0).is_ok())
     }
 
     fn mac(&self, body: &[u8]) -> Hmac<Sha256> {

@@ -55,22 +55,22 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         None => true,
         Some(value) => value.as_bool().ok_or_else(|| invalid_param("library", "library = false"))?,
     };
-    let mut look = ObservationBuilder::default();
-    let adapters = functions(outputs.first(), &mut look)?.iter().filter(|function| function.is_efa()).count();
+    let mut builder = ObservationBuilder::default();
+    let adapters = functions(outputs.first(), &mut builder)?.iter().filter(|function| function.is_efa()).count();
     let none = not_applicable("no-efa", "no EFA adapter on the PCI bus");
     if adapters == 0 {
-        return Ok(look.build_or(none));
+        return Ok(builder.build_or(none));
     }
     match directory_names(outputs.get(1)) {
         Ok(nodes) => {
             let nodes = nodes.iter().filter(|name| name.starts_with("uverbs")).count();
-            look.metric(Metric::count("uverbs_nodes", Entity::node(), nodes as f64));
+            builder.metric(Metric::count("uverbs_nodes", Entity::node(), nodes as f64));
             if nodes < adapters {
                 let text = format!("{nodes} device nodes /dev/infiniband/uverbs* for {adapters} EFA adapters");
-                look.event(Event::seen("uverbs-missing", Entity::node(), text));
+                builder.event(Event::seen("uverbs-missing", Entity::node(), text));
             }
         }
-        Err(failure) => look.unreadable(failure),
+        Err(failure) => builder.unreadable(failure),
     }
     if wants_library {
         let directories = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
@@ -79,15 +79,15 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         };
         if !directories.iter().any(is_there) {
             match directories.into_iter().find_map(Result::err) {
-                Some(failure) => look.unreadable(failure),
+                Some(failure) => builder.unreadable(failure),
                 None => {
                     let text = format!("libfabric not found in {} or {}", LIBRARY_DIRS[0], LIBRARY_DIRS[1]);
-                    look.event(Event::seen("libfabric-missing", Entity::node(), text));
+                    builder.event(Event::seen("libfabric-missing", Entity::node(), text));
                 }
             }
         }
     }
-    Ok(look.build_or(none))
+    Ok(builder.build_or(none))
 }
 
 #[cfg(test)]

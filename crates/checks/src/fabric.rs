@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn an_order_is_what_the_parameters_say_and_wrong_ones_are_told() {
         let set = params("devices = ['mlx5_3']\nduration = '10s'\ngid_index = 3");
-        let asked = test_params(&set).unwrap();
-        assert_eq!((asked.devices, asked.duration, asked.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
+        let parsed = test_params(&set).unwrap();
+        assert_eq!((parsed.devices, parsed.duration, parsed.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
         assert!(CHECK.limit(&set) > DEFAULT_TIMEOUT);
         for text in [
             "duration = '1s'",

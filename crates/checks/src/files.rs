@@ -240,7 +240,7 @@ pub(crate) mod tests {
 
     /// Readings five minutes apart, the last one now, on a machine with an uptime of ten days. Each reading lists every
     /// file; unchanged files are omitted, as by the runner.
-    pub(crate) fn looks(each: &[&[(&str, &str)]]) -> ProbeOutput {
+    pub(crate) fn sampled_files(each: &[&[(&str, &str)]]) -> ProbeOutput {
         let mut samples: Vec<Sample> = Vec::new();
         for (n, files) in each.iter().enumerate() {
             let earlier = n.checked_sub(1).map_or(&[][..], |before| each[before]);
@@ -266,7 +266,7 @@ pub(crate) mod tests {
     fn growth(values: &[&str]) -> Option<Growth> {
         let each: Vec<Vec<(&str, &str)>> = values.iter().map(|value| vec![("/c", *value)]).collect();
         let each: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
-        sampled_series(Some(&looks(&each))).unwrap()[0].growth(Span::hours(1))
+        sampled_series(Some(&sampled_files(&each))).unwrap()[0].growth(Span::hours(1))
     }
 
     #[test]
@@ -282,24 +282,24 @@ pub(crate) mod tests {
 
     #[test]
     fn a_boot_is_not_held_against_a_link() {
-        let ProbeOutput::Samples(mut looked) = looks(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
+        let ProbeOutput::Samples(mut readings) = sampled_files(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
             panic!("samples")
         };
         // Booted between the first reading and the second.
-        (looked[1].up, looked[2].up) = (Span::minutes(1), Span::minutes(6));
+        (readings[1].up, readings[2].up) = (Span::minutes(1), Span::minutes(6));
         let of = |samples: Vec<Sample>| {
             let output = ProbeOutput::Samples(samples);
             let growth = sampled_series(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));
             growth.map(|growth| growth.by)
         };
-        assert_eq!(of(looked.clone()), Some(1.0));
-        assert_eq!(of(looked[..2].to_vec()), Some(0.0));
-        assert_eq!(of(looked[..1].to_vec()), Some(1.0));
+        assert_eq!(of(readings.clone()), Some(1.0));
+        assert_eq!(of(readings[..2].to_vec()), Some(0.0));
+        assert_eq!(of(readings[..1].to_vec()), Some(1.0));
     }
 
     #[test]
     fn files_come_and_go() {
-        let output = looks(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
+        let output = sampled_files(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
         let all = sampled_series(Some(&output)).unwrap();
         let texts = |series: &Series<'_>| series.points.iter().map(|p| p.text.map(str::to_owned)).collect::<Vec<_>>();
         assert_eq!(texts(&all[0]), [Some("1".to_owned()), Some("1".to_owned()), None]);
@@ -310,7 +310,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_not_one_that_is_gone() {
-        let ProbeOutput::Samples(mut samples) = looks(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
+        let ProbeOutput::Samples(mut samples) = sampled_files(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
         samples[1].files[0].text = Err(denied.clone());
         let output = ProbeOutput::Samples(samples);
@@ -337,7 +337,7 @@ pub(crate) mod tests {
             let each: Vec<Vec<(&str, &str)>> =
                 each.iter().map(|files| files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect()).collect();
             let slices: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
-            let output = looks(&slices);
+            let output = sampled_files(&slices);
             for series in sampled_series(Some(&output)).unwrap() {
                 prop_assert_eq!(series.points.len(), each.len());
                 for (point, files) in series.points.iter().zip(&each) {

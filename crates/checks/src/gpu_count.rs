@@ -77,21 +77,21 @@ mod tests {
         Profile { sku: Sku::new("two").unwrap(), version: 1, expect: [("gpu_count".to_owned(), 2.0)].into() }
     }
 
-    fn look(output: ProbeOutput) -> Vec<String> {
+    fn check(output: ProbeOutput) -> Vec<String> {
         classify_outputs_with(&CHECK, &Params::new(), Some(&of_two()), &[output])
     }
 
     #[test]
     fn one_too_few_is_found_and_one_that_is_ill_is_counted() {
         let gpu = [("uuid", t("GPU-0"))];
-        assert_eq!(look(answer(&[&gpu, &gpu])), ["pass within-limits"]);
-        assert_eq!(look(answer(&[&gpu])), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[&gpu, &gpu, &gpu])), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[&gpu, &[("uuid", lost())]])), ["pass within-limits"]);
-        assert_eq!(look(deaf(FailureKind::TimedOut, "no answer")), ["pass within-limits"]);
+        assert_eq!(check(answer(&[&gpu, &gpu])), ["pass within-limits"]);
+        assert_eq!(check(answer(&[&gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[&gpu, &gpu, &gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[&gpu, &[("uuid", lost())]])), ["pass within-limits"]);
+        assert_eq!(check(deaf(FailureKind::TimedOut, "no answer")), ["pass within-limits"]);
         let ProbeOutput::Gpus(mut nameless) = answer(&[&gpu, &[("uuid", lost())]]) else { panic!("gpus") };
         nameless.gpus[1].bus = String::new();
-        assert_eq!(look(ProbeOutput::Gpus(nameless)), ["pass within-limits"]);
+        assert_eq!(check(ProbeOutput::Gpus(nameless)), ["pass within-limits"]);
     }
 
     // AWS suite, defect 12: without metadata its counts passed.
@@ -102,17 +102,17 @@ mod tests {
 
     #[test]
     fn a_machine_that_lost_all_its_gpus_is_not_one_that_never_had_any() {
-        assert_eq!(look(none()), ["not-applicable no-gpu"]);
+        assert_eq!(check(none()), ["not-applicable no-gpu"]);
         let ProbeOutput::Gpus(mut result) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
         result.on_pci.clear();
-        assert_eq!(look(ProbeOutput::Gpus(result)), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[])), ["fail gpu-count reboot node"]);
+        assert_eq!(check(ProbeOutput::Gpus(result)), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[])), ["fail gpu-count reboot node"]);
     }
 
     #[test]
     fn what_could_not_be_read_is_not_counted() {
         let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer"));
-        assert_eq!(look(failed), ["inconclusive timed-out"]);
+        assert_eq!(check(failed), ["inconclusive timed-out"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

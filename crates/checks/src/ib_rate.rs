@@ -55,18 +55,18 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let ports = ports(outputs.first())?;
     let (rates, types, layers) = (glob_files(outputs.get(1))?, glob_files(outputs.get(2))?, glob_files(outputs.get(3))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut kinds: BTreeMap<(&str, &str), Vec<(Entity, f64)>> = BTreeMap::new();
     for port in &ports {
         match &port.state {
-            Err(failure) => look.unreadable(failure.clone()),
+            Err(failure) => builder.unreadable(failure.clone()),
             Ok("ACTIVE") => match rate(port, rates) {
                 Ok(rate) => {
                     let name = |all, pattern| port_file(all, pattern, &[port.device, port.port]).ok().flatten();
                     let kind = (name(types, HCA_TYPE).unwrap_or(""), name(layers, LINK_LAYER).unwrap_or(""));
                     kinds.entry(kind).or_default().push((port.entity(), rate));
                 }
-                Err(failure) => look.unreadable(failure),
+                Err(failure) => builder.unreadable(failure),
             },
             Ok(_) => {}
         }
@@ -75,15 +75,15 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     for ports in kinds.into_values() {
         let best = ports.iter().map(|(_, rate)| *rate).fold(1.0, f64::max);
         for (entity, rate) in ports {
-            look.metric(Metric::new("port_rate_bits", entity.clone(), rate, Unit::BitsPerSecond));
-            look.metric(Metric::new("percent_of_best_port", entity, rate * 100.0 / best, Unit::Percent));
+            builder.metric(Metric::new("port_rate_bits", entity.clone(), rate, Unit::BitsPerSecond));
+            builder.metric(Metric::new("percent_of_best_port", entity, rate * 100.0 / best, Unit::Percent));
         }
     }
     if best_of_all > 0.0 {
-        look.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
+        builder.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
     }
     let none = ProbeFailure::new(FailureKind::Empty, "no port is active, so none has a rate; see ib-ports");
-    Ok(look.build_or(Observation::CouldNot(none)))
+    Ok(builder.build_or(Observation::CouldNot(none)))
 }
 
 fn rate(port: &Port<'_>, rates: &[FileText]) -> Result<f64, ProbeFailure> {

@@ -60,7 +60,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     directory(params)?;
-    let (mut look, mut died, mut users) = (ObservationBuilder::default(), 0_u32, BTreeSet::new());
+    let (mut builder, mut died, mut users) = (ObservationBuilder::default(), 0_u32, BTreeSet::new());
     let noted = glob_files(outputs.first())?;
     for file in noted {
         let text = match &file.text {
@@ -68,26 +68,26 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             // The record was a day old and was removed while the probe ran.
             Err(ProbeFailure { kind: FailureKind::Missing, .. }) => continue,
             Err(failure) => {
-                look.unreadable(failure.clone());
+                builder.unreadable(failure.clone());
                 continue;
             }
         };
         let Some(end) = UserJobEnd::parse(text) else {
-            look.unreadable(unexpected_content(&file.path, text));
+            builder.unreadable(unexpected_content(&file.path, text));
             continue;
         };
         if end.is_hardware_signal() {
             died += 1;
             users.insert(end.user);
         }
-        look.event(end.event());
+        builder.event(end.event());
     }
     if noted.is_empty() {
         return Ok(not_applicable("no-job-ends", "the Slurm epilog has recorded no failed job on this node"));
     }
-    look.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
-    look.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
-    Ok(look.build_or(not_applicable("no-job-ends", "no recorded job failure is recent")))
+    builder.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
+    builder.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
+    Ok(builder.build_or(not_applicable("no-job-ends", "no recorded job failure is recent")))
 }
 
 /// A record of the epilog, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.

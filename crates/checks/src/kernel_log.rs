@@ -243,7 +243,7 @@ mod tests {
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
-    fn look(lines: &[&str]) -> Vec<String> {
+    fn check(lines: &[&str]) -> Vec<String> {
         classify_outputs(&CHECK, &logged(lines))
     }
 
@@ -296,7 +296,7 @@ mod tests {
                 "pcie-error monitor link:0000:3b:00.0",
             ),
         ] {
-            assert_eq!(look(&[text]), [format!("fail {finding}")], "{text}");
+            assert_eq!(check(&[text]), [format!("fail {finding}")], "{text}");
         }
     }
 
@@ -316,7 +316,7 @@ mod tests {
             "nvme 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
             "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
         ] {
-            assert_eq!(look(&[text]), ["pass within-limits"], "{text}");
+            assert_eq!(check(&[text]), ["pass within-limits"], "{text}");
         }
     }
 
@@ -324,16 +324,16 @@ mod tests {
     fn a_file_server_that_is_back_is_no_trouble() {
         let not_responding = "nfs: server filer1 not responding, still trying";
         let back = "nfs: server filer1 OK";
-        assert_eq!(look(&[not_responding, not_responding, back]), ["pass within-limits"]);
-        assert_eq!(look(&[not_responding, back, not_responding]), ["fail nfs-not-responding monitor service:filer1"]);
-        assert_eq!(look(&[not_responding, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(check(&[not_responding, not_responding, back]), ["pass within-limits"]);
+        assert_eq!(check(&[not_responding, back, not_responding]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(check(&[not_responding, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
     }
 
     #[test]
     fn one_fault_hides_no_other_and_a_flood_is_one_finding() {
         let mut lines = vec!["I/O error, dev sda, sector 1"; 500];
         lines.push("EXT4-fs (sdb1): Remounting filesystem read-only");
-        assert_eq!(look(&lines), ["fail file-system-error reboot disk:sdb1", "fail disk-error monitor disk:sda"]);
+        assert_eq!(check(&lines), ["fail file-system-error reboot disk:sdb1", "fail disk-error monitor disk:sda"]);
     }
 
     #[test]

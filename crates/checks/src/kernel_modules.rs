@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use crate::classify_fixture::{classify_outputs, classify_outputs_with};
 
-    fn look(modules: &str, loaded: &[&str]) -> Vec<String> {
+    fn check(modules: &str, loaded: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(&format!("modules = {modules}")).unwrap();
         let names = ProbeOutput::Names(loaded.iter().map(|&name| name.to_owned()).collect());
         classify_outputs_with(&CHECK, &params, None, &[names])
@@ -73,10 +73,10 @@ mod tests {
 
     #[test]
     fn a_module_is_missed_by_either_spelling() {
-        assert_eq!(look("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
-        assert_eq!(look("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
-        assert_eq!(look("['ext4']", &[]), ["inconclusive empty"]);
-        assert_eq!(look("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
+        assert_eq!(check("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
+        assert_eq!(check("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
+        assert_eq!(check("['ext4']", &[]), ["inconclusive empty"]);
+        assert_eq!(check("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["not-applicable not-configured"]);
     }
 }

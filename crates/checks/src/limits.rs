@@ -97,7 +97,7 @@ mod tests {
     use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
-    fn look(files: &str, load: &str, pids: &str) -> Vec<String> {
+    fn check(files: &str, load: &str, pids: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[files, load, pids, "192000\n"].map(|text| ProbeOutput::Text(text.to_owned())))
     }
 
@@ -105,17 +105,17 @@ mod tests {
     #[test]
     fn a_table_that_runs_full_is_told_in_time() {
         let load = "1.28 3.54 3.39 3/100 13212\n";
-        assert_eq!(look("522\t0\t2465610\n", load, "4194304\n"), ["pass within-limits"]);
-        assert_eq!(look("900\t0\t1000\n", load, "4194304\n"), ["fail files-many monitor node"]);
+        assert_eq!(check("522\t0\t2465610\n", load, "4194304\n"), ["pass within-limits"]);
+        assert_eq!(check("900\t0\t1000\n", load, "4194304\n"), ["fail files-many monitor node"]);
         let full = ["fail files-full reboot node", "fail files-many monitor node"];
-        assert_eq!(look("960\t0\t1000\n", load, "4194304\n"), full);
-        assert_eq!(look("522\t0\t2465610\n", load, "120\n"), ["fail threads-many monitor node"]);
+        assert_eq!(check("960\t0\t1000\n", load, "4194304\n"), full);
+        assert_eq!(check("522\t0\t2465610\n", load, "120\n"), ["fail threads-many monitor node"]);
     }
 
     #[test]
     fn half_a_line_is_not_a_measurement() {
         for (files, load, pids) in [("1 0", "0 0 0 1/2 3", "9"), ("1 0 9", "0 0 0", "9"), ("1 0 9", "0 0 0 1/2", "0")] {
-            assert_eq!(look(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
+            assert_eq!(check(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
         }
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
@@ -123,7 +123,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in "[0-9 ]{0,30}", b in "[0-9 /.]{0,30}") {
-            look(&a, &b, &a);
+            check(&a, &b, &a);
         }
     }
 }

@@ -206,13 +206,13 @@ mod tests {
         classify_outputs(&CHECK, &log)
     }
 
-    fn look(lines: &[&str]) -> Vec<String> {
+    fn check(lines: &[&str]) -> Vec<String> {
         with(logged(lines), cards())
     }
 
     #[test]
     fn each_kind_of_record_is_found_on_its_card() {
-        assert_eq!(look(&[]), ["pass within-limits"]);
+        assert_eq!(check(&[]), ["pass within-limits"]);
         for (text, finding) in [
             ("mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error", "nic-dead isolate"),
             (
@@ -245,7 +245,7 @@ mod tests {
                 "nic-register-refused monitor",
             ),
         ] {
-            assert_eq!(look(&[text]), [format!("fail {finding} nic:mlx5_4")], "{text}");
+            assert_eq!(check(&[text]), [format!("fail {finding} nic:mlx5_4")], "{text}");
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
             "NETDEV WATCHDOG: eth0 (e1000e): transmit queue 0 timed out",
             "mlx5_core",
         ] {
-            assert_eq!(look(&[text]), ["pass within-limits"], "{text}");
+            assert_eq!(check(&[text]), ["pass within-limits"], "{text}");
         }
     }
 
@@ -269,8 +269,8 @@ mod tests {
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
         );
-        assert_eq!(look(&[out, back]), ["pass within-limits"]);
-        assert_eq!(look(&[out, back, out]), ["fail nic-module-unplugged monitor nic:mlx5_4"]);
+        assert_eq!(check(&[out, back]), ["pass within-limits"]);
+        assert_eq!(check(&[out, back, out]), ["fail nic-module-unplugged monitor nic:mlx5_4"]);
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
             "mlx5_core 0000:5c:00.0: poll_health:840:(pid 0): device's health compromised - reached miss count",
         );
         assert_eq!(
-            look(&lines),
+            check(&lines),
             ["fail nic-health-lost reboot nic:0000:5c:00.0", "fail nic-register-refused monitor nic:mlx5_4"]
         );
     }

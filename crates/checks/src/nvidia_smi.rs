@@ -69,14 +69,14 @@ impl SmiLog {
         // Process names are arbitrary, and nvidia-smi may write them unescaped.
         reader.config_mut().allow_dangling_amp = true;
         let (mut log, mut ended) = (Self::default(), false);
-        let (mut open, mut said) = (Vec::new(), String::new());
+        let (mut open, mut content) = (Vec::new(), String::new());
         loop {
             let event = reader.read_event().ok()?;
             match &event {
-                Event::Text(text) => said.push_str(&text.xml10_content()),
-                Event::CData(text) => said.push_str(&text.xml10_content()),
-                Event::GeneralRef(name) => said.push_str(&resolve_entity(name)),
-                _ => log.add_text(&open, &std::mem::take(&mut said)),
+                Event::Text(text) => content.push_str(&text.xml10_content()),
+                Event::CData(text) => content.push_str(&text.xml10_content()),
+                Event::GeneralRef(name) => content.push_str(&resolve_entity(name)),
+                _ => log.add_text(&open, &std::mem::take(&mut content)),
             }
             match event {
                 Event::Start(tag) => {
@@ -107,14 +107,14 @@ impl SmiLog {
         }
     }
 
-    fn add_text(&mut self, open: &[String], said: &str) {
-        let said = said.trim();
-        if said.is_empty() {
+    fn add_text(&mut self, open: &[String], text: &str) {
+        let text = text.trim();
+        if text.is_empty() {
             return;
         }
         match (&names(open)[..], self.gpus.last_mut()) {
-            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), said.to_owned())),
-            ([_, path @ ..], _) => self.own.push((path.join("/"), said.to_owned())),
+            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), text.to_owned())),
+            ([_, path @ ..], _) => self.own.push((path.join("/"), text.to_owned())),
             ([], _) => {}
         }
     }
@@ -159,18 +159,18 @@ impl SmiGpu {
     }
 
     fn processes(&self, what: &str) -> Vec<(String, FieldValue)> {
-        let asked = format!("process.*.{what}");
+        let pattern = format!("process.*.{what}");
         let name = match what {
             "pid" if self.lists_processes => "pid",
             "memory" if self.lists_processes => "used_memory",
-            _ => return vec![(asked.clone(), not_reported(&asked))],
+            _ => return vec![(pattern.clone(), not_reported(&pattern))],
         };
         let all = |name: &str| {
             let path = format!("processes/process_info/{name}");
             self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| text.as_str())
         };
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
-            return vec![(asked, parse_status_word(instead))];
+            return vec![(pattern, parse_status_word(instead))];
         }
         // `C` and `C+G` are compute processes; graphics-only processes are not requested.
         let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
@@ -222,8 +222,8 @@ impl SmiGpu {
     /// Parses names such as `uncorrected.volatile.sram`.
     fn ecc_errors(&self, rest: &str) -> Option<FieldValue> {
         let mut parts = rest.split('.');
-        let (kind, since, place) = (parts.next()?, parts.next()?, parts.next()?);
-        let names: &[&str] = match (kind, place) {
+        let (kind, since, memory) = (parts.next()?, parts.next()?, parts.next()?);
+        let names: &[&str] = match (kind, memory) {
             ("corrected", "sram") => &["sram_correctable"],
             ("corrected", "dram") => &["dram_correctable"],
             ("corrected", "total") => &["sram_correctable", "dram_correctable"],

@@ -75,11 +75,11 @@ pub fn built_in() -> MachineTypes {
 /// # Panics
 /// If a compiled-in file is not a profile, which a unit test rules out.
 pub fn built_in_like(sku: &Sku) -> MachineTypes {
-    let (mut files, mut wanted) = (Vec::new(), Some(sku.clone()));
-    while let Some(sku) = wanted.take() {
+    let (mut files, mut next) = (Vec::new(), Some(sku.clone()));
+    while let Some(sku) = next.take() {
         let Some(built_in) = BUILT_IN.iter().find(|(name, _)| *name == sku.as_str()) else { break };
         let file = read(built_in);
-        wanted.clone_from(&file.like);
+        next.clone_from(&file.like);
         files.insert(0, file);
     }
     merge(files)
@@ -184,14 +184,14 @@ mod tests {
     #[test]
     fn every_number_is_one_that_a_check_measures_or_a_bandwidth_for_the_tests() {
         let rules = crate::Catalogue::built_in().rules(&Policy::built_in()).unwrap();
-        let asked: BTreeSet<&str> = rules
+        let used: BTreeSet<&str> = rules
             .iter()
             .filter(|rule| matches!(rule.when, When::NotProfile { .. } | When::BelowProfile { .. }))
             .filter_map(|rule| rule.when.metric())
             .collect();
         for file in built_in().iter() {
             for metric in file.expect.keys().filter(|metric| !metric.ends_with("_per_s")) {
-                assert!(asked.contains(metric.as_str()), "{}: no rule uses {metric}", file.sku);
+                assert!(used.contains(metric.as_str()), "{}: no rule uses {metric}", file.sku);
             }
         }
     }

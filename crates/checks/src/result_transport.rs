@@ -89,8 +89,8 @@ impl PackedDocument {
 
     /// Returns the termination message: the document if it fits, otherwise its number of lines in the log.
     pub fn to_termination_message(&self) -> String {
-        let whole = format!("{INLINE_PREFIX}{}", self.0);
-        if whole.len() <= MESSAGE_BYTES { whole } else { format!("{IN_LOG_PREFIX}{}", self.lines().count()) }
+        let message = format!("{INLINE_PREFIX}{}", self.0);
+        if message.len() <= MESSAGE_BYTES { message } else { format!("{IN_LOG_PREFIX}{}", self.lines().count()) }
     }
 }
 
@@ -173,8 +173,8 @@ mod tests {
         let document = noise(20_000);
         let packed = PackedDocument::pack(&document).unwrap();
         let log = packed.to_log_lines();
-        let told = parse_termination_message(&packed.to_termination_message()).unwrap();
-        assert_eq!(told, TerminationMessage::InLog { lines: log.lines().count() });
+        let message = parse_termination_message(&packed.to_termination_message()).unwrap();
+        assert_eq!(message, TerminationMessage::InLog { lines: log.lines().count() });
         assert!(log.lines().all(|line| line.len() <= LINE_CHARS) && log.lines().count() > 5);
         assert_eq!(extract_from_log(&format!("before\n{log}after\n")).unwrap(), document);
     }

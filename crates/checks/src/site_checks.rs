@@ -90,9 +90,9 @@ fn probes(params: &Params) -> Vec<Probe> {
 }
 
 fn command(params: &Params) -> Option<(String, Vec<String>)> {
-    let words = params.get(COMMAND)?.as_array()?.iter().map(|word| word.as_str().map(str::to_owned));
-    let mut words = words.collect::<Option<Vec<_>>>()?.into_iter();
-    Some((words.next()?, words.collect()))
+    let command = params.get(COMMAND)?.as_array()?.iter().map(|arg| arg.as_str().map(str::to_owned));
+    let mut command = command.collect::<Option<Vec<_>>>()?.into_iter();
+    Some((command.next()?, command.collect()))
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -106,9 +106,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
     };
     let line = stdout.lines().next().unwrap_or("").trim();
-    let words: String =
+    let output: String =
         if line.is_empty() { "the command printed nothing".to_owned() } else { line.chars().take(300).collect() };
-    let event = |code| vec![Event::seen(code, Entity::node(), words.clone())];
+    let event = |code| vec![Event::seen(code, Entity::node(), output.clone())];
     let events = match exit {
         Some(0) => Vec::new(),
         Some(1) => event("warning"),
@@ -116,7 +116,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(3) => {
             return Observation::CouldNot(ProbeFailure::new(
                 FailureKind::Failed,
-                format!("the command reported unknown (exit code 3): {words}"),
+                format!("the command reported unknown (exit code 3): {output}"),
             ));
         }
         other => return Observation::CouldNot(exit_failure(other, stderr)),
@@ -181,8 +181,8 @@ mod tests {
         let id = CheckId::new("quota").unwrap();
         let catalogue = Catalogue::with_site_checks(&policy);
         let probes = (catalogue.get(&id).unwrap().probes)(&catalogue.params(&policy, &id));
-        let wanted = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
-        assert_eq!(probes, [wanted]);
+        let expected = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
+        assert_eq!(probes, [expected]);
     }
 
     #[test]

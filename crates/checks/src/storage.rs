@@ -139,15 +139,15 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
     let example = check_params::reject_unknown(params, &KNOWN_PARAMS)?;
     let mounts = check_params::string_list(params, "mounts", example("mounts"))?;
     let directories = check_params::string_list(params, "directories", example("directories"))?;
-    let places: Vec<_> = match (mounts, directories) {
+    let targets: Vec<_> = match (mounts, directories) {
         (None, None) => vec![StorageTarget::Mount("/".to_owned())],
         (mounts, directories) => {
             let mounts = mounts.into_iter().flatten().map(StorageTarget::Mount);
             mounts.chain(directories.into_iter().flatten().map(StorageTarget::Directory)).collect()
         }
     };
-    if let Some(place) = places.iter().find(|place| !place.path().starts_with('/')) {
-        let name = if matches!(place, StorageTarget::Mount(_)) { "mounts" } else { "directories" };
+    if let Some(target) = targets.iter().find(|target| !target.path().starts_with('/')) {
+        let name = if matches!(target, StorageTarget::Mount(_)) { "mounts" } else { "directories" };
         return Err(check_params::invalid_param(name, example(name)));
     }
     let span = |name, default| Ok::<_, Observation>(check_params::duration(params, name, example(name))?.unwrap_or(default));
@@ -156,7 +156,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("pattern_time", "100ms"));
     }
     let each = (pattern_time.millis() + PASS_OVERHEAD.millis()) * PASSES + stall.millis() * 2;
-    let all = Span::from_millis(each.saturating_mul(i64::try_from(places.len()).unwrap_or(i64::MAX)));
+    let all = Span::from_millis(each.saturating_mul(i64::try_from(targets.len()).unwrap_or(i64::MAX)));
     let size = check_params::bytes(params, "size", example("size"))?.unwrap_or(DEFAULT_SIZE);
     if size < MIN_SIZE {
         return Err(below_minimum("size", "16MiB"));
@@ -166,7 +166,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("iops", "1"));
     }
     Ok(StorageParams {
-        places,
+        places: targets,
         size,
         pattern_time,
         stall,

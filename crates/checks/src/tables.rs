@@ -225,9 +225,9 @@ fn nvlink5_row(cells: [String; 11]) -> Option<Nvlink5Row> {
 }
 
 impl Nvlink5Row {
-    /// Returns NVIDIA's immediate action if this row matches the record. `words` is the text before the registers.
-    pub fn action(&self, xid: u16, words: &str, info: u32, status: u32) -> Option<&str> {
-        let named = self.xid == xid && self.units.iter().any(|unit| contains_words(words, unit));
+    /// Returns NVIDIA's immediate action if this row matches the record. `text` is the text before the registers.
+    pub fn action(&self, xid: u16, text: &str, info: u32, status: u32) -> Option<&str> {
+        let named = self.xid == xid && self.units.iter().any(|unit| contains_words(text, unit));
         if !named || !(self.statuses.is_empty() || self.statuses.contains(&status)) {
             return None;
         }
@@ -242,10 +242,10 @@ impl Nvlink5Row {
     }
 }
 
-/// Returns whether the text contains `wanted` between spaces or its ends.
-fn contains_words(text: &str, wanted: &str) -> bool {
-    text.match_indices(wanted).any(|(at, _)| {
-        let (before, after) = (&text[..at], &text[at + wanted.len()..]);
+/// Returns whether the text contains `phrase` between spaces or its ends.
+fn contains_words(text: &str, phrase: &str) -> bool {
+    text.match_indices(phrase).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + phrase.len()..]);
         (before.is_empty() || before.ends_with(' ')) && (after.is_empty() || after.starts_with(' '))
     })
 }
@@ -253,9 +253,9 @@ fn contains_words(text: &str, wanted: &str) -> bool {
 /// Returns whether a register matches a pattern of `0`, `1` and `-`, from the highest bit to the lowest.
 fn matches_pattern(pattern: &str, register: u32) -> bool {
     pattern.len() == 32
-        && pattern.bytes().enumerate().all(|(place, wanted)| match wanted {
-            b'0' => register >> (31 - place) & 1 == 0,
-            b'1' => register >> (31 - place) & 1 == 1,
+        && pattern.bytes().enumerate().all(|(index, bit)| match bit {
+            b'0' => register >> (31 - index) & 1 == 0,
+            b'1' => register >> (31 - index) & 1 == 1,
             _ => true,
         })
 }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     /// The expected content of the rule files, each with its name.
-    fn wanted() -> [(&'static str, String, &'static str); 3] {
+    fn expected() -> [(&'static str, String, &'static str); 3] {
         let xids = XIDS.rows.iter().map(|row| (u32::from(row.n), row.severity));
         let sxids = SXIDS.rows.iter().map(|row| (row.n, row.severity));
         let errors = DCGM.rows.iter().map(|row| (row.n, row.severity));
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn the_rules_are_those_of_the_tables() {
-        for (name, wanted, written) in wanted() {
-            assert!(wanted == written, "{name} should be:\n{wanted}");
+        for (name, expected, written) in expected() {
+            assert!(expected == written, "{name} should be:\n{expected}");
         }
     }
 
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn our_severity_is_what_nvidia_asks_for_at_once() {
         for row in &XIDS.rows {
-            let asked = match row.now.as_str() {
+            let severity = match row.now.as_str() {
                 "RESET_GPU" => Some(Severity::Reset),
                 "RESTART_BM" | "RESTART_VM" => Some(Severity::Reboot),
                 "RESTART_APP" if row.class == Class::Application => None,
@@ -341,7 +341,7 @@ mod tests {
             };
             // Xid 94 ends one program; it is `monitor` because its row waits for a reset.
             if row.n != 94 {
-                assert_eq!(row.severity, asked, "Xid {}", row.n);
+                assert_eq!(row.severity, severity, "Xid {}", row.n);
             }
         }
     }
@@ -382,9 +382,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_pattern_makes_it_panic(pattern in ".{0,40}", words in ".{0,40}", register: u32) {
+        fn no_pattern_makes_it_panic(pattern in ".{0,40}", text in ".{0,40}", register: u32) {
             matches_pattern(&pattern, register);
-            contains_words(&words, &pattern);
+            contains_words(&text, &pattern);
         }
     }
 }

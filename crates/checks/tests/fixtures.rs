@@ -45,13 +45,13 @@ enum Source {
 
 impl Source {
     fn is_told(&self) -> bool {
-        let words = match self {
+        let fields = match self {
             Self::Captured { tool, version, machine, date, changed } => {
                 vec![tool, version, machine, date, changed.as_ref().unwrap_or(tool)]
             }
             Self::MadeByHand { made_by_hand } => vec![made_by_hand],
         };
-        words.iter().all(|word| !word.trim().is_empty())
+        fields.iter().all(|field| !field.trim().is_empty())
     }
 }
 
