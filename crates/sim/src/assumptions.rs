@@ -310,13 +310,13 @@ mod tests {
         let text = Assumptions::default().to_string();
         let written = serde_json::to_value(Assumptions::default()).unwrap();
         for (name, value) in written.as_object().unwrap() {
-            let shown = match value {
+            let rendered = match value {
                 serde_json::Value::String(text) => text.clone(),
                 serde_json::Value::Array(_) => "0.18".to_owned(),
                 // As `Display` writes it; JSON writes small numbers differently.
                 other => other.as_f64().unwrap().to_string(),
             };
-            assert!(text.contains(&shown), "{name} = {shown} is not in\n{text}");
+            assert!(text.contains(&rendered), "{name} = {rendered} is not in\n{text}");
         }
         for kind in FaultKind::ALL {
             assert!(text.contains(kind.code()), "{kind}");

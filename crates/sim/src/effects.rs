@@ -225,20 +225,20 @@ pub enum BadEffects {
 ///
 /// # Errors If the file cannot be read or a complete line is not an effect.
 pub fn read_effects(path: &Path) -> Result<Vec<Effect>, BadEffects> {
-    let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: shown.clone(), source })?;
-    parse(&text, &shown)
+    let display = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: display.clone(), source })?;
+    parse(&text, &display)
 }
 
-pub(crate) fn parse(text: &str, shown: &str) -> Result<Vec<Effect>, BadEffects> {
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    whole
+pub(crate) fn parse(text: &str, path: &str) -> Result<Vec<Effect>, BadEffects> {
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    complete
         .lines()
         .enumerate()
-        .map(|(place, line)| {
+        .map(|(index, line)| {
             serde_json::from_str(line).map_err(|source| BadEffects::Line {
-                path: shown.to_owned(),
-                line: place + 1,
+                path: path.to_owned(),
+                line: index + 1,
                 source,
             })
         })

@@ -39,9 +39,9 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
         NodeName::new("node002").unwrap()
     }
 
-    fn set_occupancy(&self, node: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, node: &NodeName, occupancy: TestOccupancy) {
         assert!((self.inject)(&Incident::Clear { node: node.clone() }));
-        let incident = match wanted {
+        let incident = match occupancy {
             TestOccupancy::Free => return,
             TestOccupancy::Busy => Incident::UserJob { nodes: vec![node.clone()], length: Span::days(3000) },
             TestOccupancy::Unknown => Incident::Unreachable { node: node.clone(), length: Span::days(3000) },
@@ -49,9 +49,9 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
         assert!((self.inject)(&incident), "{incident}");
     }
 
-    fn set_foreign_mark(&self, node: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, node: &NodeName, present: bool) {
         let by = "operators".to_owned();
-        let incident = if there {
+        let incident = if present {
             let mark = ForeignMark { by, text: "a hand on it".into(), blocks: true };
             Incident::ForeignMark { node: node.clone(), mark }
         } else {
@@ -131,8 +131,8 @@ impl Host {
     fn start(config: ServeConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let (socket, told) = (folder.path().join("sim.sock"), stop.clone());
-        let thread = Some(thread::spawn(move || doctor_sim::serve(&config, &socket, &told).unwrap()));
+        let (socket, stop_flag) = (folder.path().join("sim.sock"), stop.clone());
+        let thread = Some(thread::spawn(move || doctor_sim::serve(&config, &socket, &stop_flag).unwrap()));
         Self { folder, stop, thread }
     }
 

@@ -100,14 +100,14 @@ fn before_a_reset_or_a_reboot_the_evidence_lies_packed_on_the_share() {
     let cases = session.store().cases_all(1000).unwrap();
     let destroyed: Vec<&Case> = cases.iter().filter(destroyed).collect();
     assert!(!destroyed.is_empty(), "nothing was repaired in {} cases", cases.len());
-    let kept: Vec<String> = std::fs::read_dir(folder.path().join("handoff"))
+    let bundles: Vec<String> = std::fs::read_dir(folder.path().join("handoff"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect();
     for case in destroyed {
         for step in case.steps.iter().filter(|step| step.what.destroys_evidence() && step.state == StepState::Done) {
             let name = format!("{}-{}.tar.gz", case.id, step.rung);
-            assert!(kept.contains(&name), "{name} is not among {kept:?}");
+            assert!(bundles.contains(&name), "{name} is not among {bundles:?}");
         }
     }
 }

@@ -45,11 +45,11 @@ fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan()
     confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
     confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
 
-    let asked: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
-    assert!(asked.iter().any(|asked| matches!(asked, CommandKind::Quarantine { evict: true, .. })), "{asked:?}");
+    let commands: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
+    assert!(commands.iter().any(|commands| matches!(commands, CommandKind::Quarantine { evict: true, .. })), "{commands:?}");
     assert!(
-        asked.iter().any(|asked| matches!(asked, CommandKind::Test { tests, .. } if tests.len() == 1)),
-        "{asked:?}"
+        commands.iter().any(|commands| matches!(commands, CommandKind::Test { tests, .. } if tests.len() == 1)),
+        "{commands:?}"
     );
     let trail = bed.store.audit(1000, None).unwrap();
     let line = trail.iter().find(|line| line.what == "api-quarantine").unwrap();
@@ -83,9 +83,9 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
     };
     until("it is held", || held() == 1);
     body["confirm"] = planned["confirm"].clone();
-    let said = bed.act(OPERATOR, "hold", &body);
-    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
-    let now = said.json()["error"]["plan"].clone();
+    let response = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((response.status, response.code().as_str()), (409, "other-plan"));
+    let now = response.json()["error"]["plan"].clone();
     assert_eq!(now["nodes"].as_array().unwrap().len(), first.len() - 1, "{now}");
     assert_eq!(held(), 1, "nothing changed");
     body["confirm"] = now["confirm"].clone();
@@ -130,9 +130,9 @@ fn a_node_held_in_the_meantime_requires_a_new_confirmation() {
     bed.store.hold(&node, &hold).unwrap();
     let before = bed.store.operator_changes().unwrap();
     body["confirm"] = planned["confirm"].clone();
-    let said = bed.act(OPERATOR, "hold", &body);
-    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
-    let now = said.json()["error"]["plan"].clone();
+    let response = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((response.status, response.code().as_str()), (409, "other-plan"));
+    let now = response.json()["error"]["plan"].clone();
     assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
     assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing changed");
     body["confirm"] = now["confirm"].clone();

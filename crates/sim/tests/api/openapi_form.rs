@@ -17,10 +17,10 @@ pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     {
         return vec![format!("{at}: {value} is no {kind}")];
     }
-    if let Some(words) = schema.get("enum").and_then(Value::as_array)
-        && !words.contains(value)
+    if let Some(values) = schema.get("enum").and_then(Value::as_array)
+        && !values.contains(value)
     {
-        found.push(format!("{at}: {value} is none of {words:?}"));
+        found.push(format!("{at}: {value} is none of {values:?}"));
     }
     if let Some(fields) = value.as_object() {
         let known = schema.get("properties").and_then(Value::as_object);
@@ -41,9 +41,9 @@ pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     }
     if let Some(items) = value.as_array() {
         let of = schema.get("items");
-        let places = schema.get("prefixItems").and_then(Value::as_array);
+        let prefix = schema.get("prefixItems").and_then(Value::as_array);
         for (n, item) in items.iter().enumerate() {
-            if let Some(form) = places.and_then(|places| places.get(n)).or(of) {
+            if let Some(form) = prefix.and_then(|prefix| prefix.get(n)).or(of) {
                 found.extend(troubles(item, form, &format!("{at}[{n}]")));
             }
         }

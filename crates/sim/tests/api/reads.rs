@@ -49,20 +49,20 @@ fn every_place_answers_in_the_form_that_is_described() {
     let description = openapi();
     assert_eq!(bed.get("/openapi.json").json(), description);
     let mut seen = 0;
-    for (path, place) in description["paths"].as_object().unwrap() {
-        let Some(get) = place.get("get").filter(|_| !path.ends_with("/events")) else { continue };
+    for (path, item) in description["paths"].as_object().unwrap() {
+        let Some(get) = item.get("get").filter(|_| !path.ends_with("/events")) else { continue };
         let path = filled(bed, path.strip_prefix("/api/v1").unwrap());
-        let said = bed.get(&path);
-        assert_eq!(said.status, 200, "{path}: {}", String::from_utf8_lossy(&said.body));
+        let response = bed.get(&path);
+        assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
         let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
-        let found = troubles(&said.json(), schema, &path);
+        let found = troubles(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {
-            assert!(said.headers.contains_key(header), "{path}: {header}");
+            assert!(response.headers.contains_key(header), "{path}: {header}");
         }
-        let slip = bed.get(&format!("{path}{}limt=3", if path.contains('?') { '&' } else { '?' }));
-        assert_eq!((slip.status, slip.code()), (400, "unknown-parameter".to_owned()), "{path}");
-        assert!(troubles(&slip.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
+        let misspelled = bed.get(&format!("{path}{}limt=3", if path.contains('?') { '&' } else { '?' }));
+        assert_eq!((misspelled.status, misspelled.code()), (400, "unknown-parameter".to_owned()), "{path}");
+        assert!(troubles(&misspelled.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
@@ -87,13 +87,13 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
         ("/history?cursor=x", 400, "bad-parameter"),
         ("/history?since=yesterday", 400, "bad-parameter"),
     ] {
-        let said = bed.get(path);
-        assert_eq!((said.status, said.code().as_str()), (status, code), "{path}");
-        assert!(!said.json()["error"]["text"].as_str().unwrap().is_empty());
+        let response = bed.get(path);
+        assert_eq!((response.status, response.code().as_str()), (status, code), "{path}");
+        assert!(!response.json()["error"]["text"].as_str().unwrap().is_empty());
     }
-    let said = bed.say("DELETE", "/nodes", &[], b"");
-    assert_eq!((said.status, said.code().as_str()), (405, "wrong-method"));
-    assert!(said.headers.get("allow").is_some_and(|allow| allow.contains("GET")), "{:?}", said.headers);
+    let response = bed.say("DELETE", "/nodes", &[], b"");
+    assert_eq!((response.status, response.code().as_str()), (405, "wrong-method"));
+    assert!(response.headers.get("allow").is_some_and(|allow| allow.contains("GET")), "{:?}", response.headers);
     let page = bed.get("/");
     assert!(page.status == 200 && page.headers["content-type"].starts_with("text/html"));
 }
@@ -132,9 +132,9 @@ fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
         format!("/runs?node={node}"),
         format!("/audit?node={node}"),
     ] {
-        let whole = all_of(bed, &path, 500);
-        assert_eq!(whole.iter().collect::<BTreeSet<_>>().len(), whole.len(), "{path} has a row twice");
-        assert_eq!(all_of(bed, &path, 7), whole, "{path}");
+        let all_rows = all_of(bed, &path, 500);
+        assert_eq!(all_rows.iter().collect::<BTreeSet<_>>().len(), all_rows.len(), "{path} has a row twice");
+        assert_eq!(all_of(bed, &path, 7), all_rows, "{path}");
     }
     let filter = |query: &str| all_of(bed, &format!("/history{query}"), 500).len();
     let verdicts =
@@ -167,7 +167,7 @@ fn the_map_says_of_each_node_what_the_list_says() {
     assert_eq!(rows.len(), items.len());
     for (row, item) in rows.iter().zip(items) {
         assert_eq!(row[0], item["node"]);
-        let word = |list: &str, place: usize| map[list][row[place].as_u64().unwrap() as usize].clone();
+        let word = |list: &str, column: usize| map[list][row[column].as_u64().unwrap() as usize].clone();
         assert_eq!([word("lives", 5), word("uses", 6)], [item["life"].clone(), item["used"].clone()]);
     }
     let failing = bed.get("/nodes?health=fail&limit=500").json()["items"].as_array().unwrap().len();
@@ -179,10 +179,10 @@ fn the_map_says_of_each_node_what_the_list_says() {
 fn logs_are_followed_by_their_offset_and_evidence_comes_without_its_signature() {
     let bed = shared();
     let (run, node) = (sample(bed, "run"), sample(bed, "node"));
-    let whole = bed.get(&format!("/runs/{run}/log?node={node}")).json();
-    let text = whole["text"].as_str().unwrap();
-    assert!(!text.is_empty() && whole["ended"] == true, "{whole}");
-    let next = bed.get(&format!("/runs/{run}/log?node={node}&offset={}", whole["next_offset"])).json();
+    let log = bed.get(&format!("/runs/{run}/log?node={node}")).json();
+    let text = log["text"].as_str().unwrap();
+    assert!(!text.is_empty() && log["ended"] == true, "{log}");
+    let next = bed.get(&format!("/runs/{run}/log?node={node}&offset={}", log["next_offset"])).json();
     assert_eq!(next["text"], "");
     let evidence = bed.get(&format!("/runs/{run}/evidence/{node}"));
     assert!(evidence.headers["content-disposition"].starts_with("attachment"), "{:?}", evidence.headers);

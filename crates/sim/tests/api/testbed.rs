@@ -85,17 +85,17 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Sessi
     session.run_until(end.minus(Span::hours(1)), |_, _| Ok(())).unwrap();
     happens(&session);
     session.run_until(end, |_, _| Ok(())).unwrap();
-    let audience = Arc::new(SnapshotFeed::default());
+    let snapshot_feed = Arc::new(SnapshotFeed::default());
     let parts = ApiDeps {
         store: session.store().clone(),
         clock: session.clock(),
         cycle_trigger: Arc::new(Trigger::default()),
-        snapshot_feed: Arc::clone(&audience),
+        snapshot_feed: Arc::clone(&snapshot_feed),
         share: Some(Share::open(share.path()).unwrap()),
         settings: session.settings().clone(),
     };
     let web = ApiServer::open(&WebConfig::listening_on("127.0.0.1:0".parse().unwrap()), parts).unwrap();
-    session.set_snapshot_feed(audience);
+    session.set_snapshot_feed(snapshot_feed);
     session.cycle().unwrap();
     let bed = Bed { store: session.store().clone(), web, _share: share };
     // Before the first cluster state, the API lists the store's nodes without pools. A test that continued from there
@@ -113,8 +113,8 @@ pub(crate) fn shared() -> &'static Bed {
             let node = |name: &str| NodeName::new(name).unwrap();
             let fault = Incident::Fault { node: node("node004"), kind: FaultKind::GpuOffBus };
             assert!(session.backend().world().inject(&fault));
-            let asked = CommandKind::Quarantine { node: node("node005"), evict: false };
-            session.store().add_command(&asked, "ann", "it smells", session.now()).unwrap();
+            let command = CommandKind::Quarantine { node: node("node005"), evict: false };
+            session.store().add_command(&command, "ann", "it smells", session.now()).unwrap();
         });
         bed
     })
@@ -158,7 +158,7 @@ impl Bed {
         head += &format!("content-length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).unwrap();
         // The server may close the connection of a rejected request before it is sent completely.
-        let _said = stream.write_all(body);
+        let _result = stream.write_all(body);
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         parsed(&answer)

@@ -75,7 +75,7 @@ fn what_cannot_start_stays_pending_until_it_can() {
 
 #[test]
 fn each_trouble_of_jobs_shows_as_itself() {
-    for (trouble, ended, documents, opens) in [
+    for (fault, ended, documents, opens) in [
         (JobFault::NeverStarts, None, 0, false),
         (JobFault::Lost, Some(JobEnd::Lost), 0, false),
         (JobFault::Hung, None, 0, false),
@@ -87,26 +87,26 @@ fn each_trouble_of_jobs_shows_as_itself() {
         (JobFault::OtherNode, Some(JobEnd::Exited), 1, true),
     ] {
         let mut bench = Bench::quiet(2);
-        bench.inject(Incident::Jobs { trouble, times: 1 });
+        bench.inject(Incident::Jobs { trouble: fault, times: 1 });
         let run = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(5));
         let how = match bench.seen(run) {
             ObservedJobState::Ended { how, .. } => Some(how),
             _ => None,
         };
-        assert_eq!(how, ended, "{trouble:?}");
+        assert_eq!(how, ended, "{fault:?}");
         let left = bench.documents(run);
-        assert_eq!(left.len(), documents, "{trouble:?}");
+        assert_eq!(left.len(), documents, "{fault:?}");
         for bytes in left {
             let opened = Document::open(&bytes, &key());
-            assert_eq!(opened.is_ok(), opens, "{trouble:?}");
-            if trouble == JobFault::OtherNode {
+            assert_eq!(opened.is_ok(), opens, "{fault:?}");
+            if fault == JobFault::OtherNode {
                 assert_eq!(opened.unwrap().node, node("node002"));
             }
         }
         bench.sim.cancel(run).unwrap();
         bench.pass(Span::minutes(1));
-        assert!(matches!(bench.seen(run), ObservedJobState::Ended { .. }), "{trouble:?}");
+        assert!(matches!(bench.seen(run), ObservedJobState::Ended { .. }), "{fault:?}");
         let next = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(1));
         assert!(
@@ -119,16 +119,16 @@ fn each_trouble_of_jobs_shows_as_itself() {
 #[test]
 fn calls_go_wrong_with_and_without_effect() {
     let mut bench = Bench::quiet(1);
-    for (trouble, effect, jobs) in [
+    for (failure, effect, jobs) in [
         (CallFailure::Refused, Effect::NotAppliedRetry, 0),
         (CallFailure::RefusedForGood, Effect::NotAppliedPermanent, 0),
         (CallFailure::Unanswered, Effect::Unknown, 1),
     ] {
-        bench.inject(Incident::Calls { call: Call::Submit, trouble, times: 1 });
+        bench.inject(Incident::Calls { call: Call::Submit, trouble: failure, times: 1 });
         let run = bench.ids.run();
         assert_eq!(bench.sim.submit(&job(run, "node001", &["dl"])).unwrap_err().effect, effect);
         bench.pass(Span::minutes(1));
-        assert_eq!(bench.sim.world().jobs_started(run), jobs, "{trouble:?}");
+        assert_eq!(bench.sim.world().jobs_started(run), jobs, "{failure:?}");
         bench.sim.submit(&job(run, "node001", &["dl"])).unwrap();
         bench.pass(Span::minutes(1));
         assert_eq!(bench.sim.world().jobs_started(run), 1, "asking again gives the same job");

@@ -56,18 +56,18 @@ fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
 #[test]
 fn a_silent_agent_is_not_heard_and_tells_when_it_speaks_again() {
     let bench = Bench::quiet(20);
-    let heard =
+    let oldest_heartbeat =
         |bench: &Bench| bench.sim.snapshot().unwrap().iter().map(|seen| seen.agent_last_seen.unwrap()).min().unwrap();
     bench.pass(Span::minutes(30));
     let before = bench.sim.clock().now();
-    assert!(before.since(heard(&bench)) <= Span::minutes(1));
+    assert!(before.since(oldest_heartbeat(&bench)) <= Span::minutes(1));
     bench.inject(Incident::AgentsSilent { percent: 100.0, length: Span::hours(1) });
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::GpuOffBus });
     bench.pass(Span::minutes(30));
-    assert!(heard(&bench) <= before);
+    assert!(oldest_heartbeat(&bench) <= before);
     assert!(bench.sim.agent_reports().is_empty());
     bench.pass(Span::minutes(31));
-    assert!(bench.sim.clock().now().since(heard(&bench)) <= Span::minutes(1));
+    assert!(bench.sim.clock().now().since(oldest_heartbeat(&bench)) <= Span::minutes(1));
     assert_eq!(bench.sim.agent_reports().len(), 1);
 }
 

@@ -81,13 +81,13 @@ impl Bench {
         self.shown(name).unwrap().occupancy
     }
 
-    fn shown(&self, name: &str) -> Option<doctor_core::node::Node> {
+    fn node_shown(&self, name: &str) -> Option<doctor_core::node::Node> {
         self.sim
             .snapshot()
             .unwrap()
             .into_iter()
             .map(|seen| std::sync::Arc::unwrap_or_clone(seen.node))
-            .find(|shown| shown.name == node(name))
+            .find(|node_shown| node_shown.name == node(name))
     }
 
     fn apply(&mut self, name: &str, what: Change) {
