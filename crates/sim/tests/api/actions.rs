@@ -9,10 +9,10 @@ use doctor_core::{
 };
 use serde_json::{Value, json};
 
-use crate::testbed::{Bed, OPERATOR, live, until};
+use crate::testbed::{Testbed, OPERATOR, live, until};
 
 /// Requests an action twice: for the plan, and with its confirmation.
-fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
+fn confirmed(bed: &Testbed, action: &str, mut body: Value) -> Value {
     let planned = bed.act(OPERATOR, action, &body);
     assert_eq!(planned.status, 200, "{}", String::from_utf8_lossy(&planned.body));
     let planned = planned.json();
@@ -46,9 +46,9 @@ fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan()
     confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
 
     let commands: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
-    assert!(commands.iter().any(|commands| matches!(commands, CommandKind::Quarantine { evict: true, .. })), "{commands:?}");
+    assert!(commands.iter().any(|command| matches!(command, CommandKind::Quarantine { evict: true, .. })), "{commands:?}");
     assert!(
-        commands.iter().any(|commands| matches!(commands, CommandKind::Test { tests, .. } if tests.len() == 1)),
+        commands.iter().any(|command| matches!(command, CommandKind::Test { tests, .. } if tests.len() == 1)),
         "{commands:?}"
     );
     let trail = bed.store.audit(1000, None).unwrap();

@@ -6,7 +6,7 @@ use doctor_api::api::openapi;
 
 use serde_json::json;
 
-use crate::testbed::{Bed, OPERATOR, Said, VIEWER, live};
+use crate::testbed::{Testbed, OPERATOR, Response, VIEWER, live};
 
 /// Returns the actions with a valid body for each.
 fn actions() -> Vec<(String, serde_json::Value)> {
@@ -22,7 +22,7 @@ fn actions() -> Vec<(String, serde_json::Value)> {
     names.into_iter().map(|name| (name.clone(), body(&name))).collect()
 }
 
-fn refused_lines(bed: &Bed) -> usize {
+fn refused_lines(bed: &Testbed) -> usize {
     bed.store.audit(10_000, None).unwrap().iter().filter(|line| line.what == "api-refused").count()
 }
 
@@ -58,11 +58,11 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
     let mut refused = 0;
     for (name, body) in actions() {
         for (who, headers, status, code) in &forged {
-            let response = bed.say("POST", &format!("/actions/{name}"), headers, body.to_string().as_bytes());
+            let response = bed.send("POST", &format!("/actions/{name}"), headers, body.to_string().as_bytes());
             assert_eq!((response.status, response.code().as_str()), (*status, *code), "{who} asks for {name}");
             refused += 1;
         }
-        let got = bed.say("GET", &format!("/actions/{name}"), &[("authorization", operator.as_str())], b"");
+        let got = bed.send("GET", &format!("/actions/{name}"), &[("authorization", operator.as_str())], b"");
         assert_eq!(got.status, 405, "{name}");
     }
     assert_eq!(refused_lines(&bed), refused, "each is in the audit log");
@@ -74,15 +74,15 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
 #[test]
 fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none() {
     let (bed, _session) = live(3, 1);
-    let get = |path: &str, token: Option<&str>| -> Said {
+    let get = |path: &str, token: Option<&str>| -> Response {
         let authorization = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<(&str, &str)> = authorization.iter().map(|text| ("authorization", text.as_str())).collect();
-        bed.say("GET", path, &headers, b"")
+        bed.send("GET", path, &headers, b"")
     };
     assert_eq!(get("/status", None).status, 200, "until then this machine may read");
-    let evil = bed.say("GET", "/status", &[("host", "evil.example")], b"");
+    let evil = bed.send("GET", "/status", &[("host", "evil.example")], b"");
     assert_eq!((evil.status, evil.code().as_str()), (403, "wrong-host"), "but no page of a rebound name");
-    let act = bed.say("POST", "/actions/pause", &[("content-type", "application/json")], b"{\"why\":\"x\"}");
+    let act = bed.send("POST", "/actions/pause", &[("content-type", "application/json")], b"{\"why\":\"x\"}");
     assert_eq!((act.status, act.code().as_str()), (403, "read-only"));
     assert_eq!(refused_lines(&bed), 1);
 

@@ -16,12 +16,12 @@ use doctor_engine::redact::REMOVED;
 use serde_json::Value;
 
 use crate::{
-    openapi_form::troubles,
-    testbed::{Bed, PATIENCE, live, shared, until},
+    openapi_form::violations,
+    testbed::{Testbed, PATIENCE, live, shared, until},
 };
 
 /// Returns a valid value for a path parameter.
-fn sample(bed: &Bed, part: &str) -> String {
+fn sample(bed: &Testbed, part: &str) -> String {
     let first = |path: &str, field: &str| {
         let page = bed.get(path).json();
         page["items"][0][field].as_str().unwrap_or_else(|| panic!("{path} is empty: {page}")).to_owned()
@@ -35,7 +35,7 @@ fn sample(bed: &Bed, part: &str) -> String {
     }
 }
 
-fn filled(bed: &Bed, path: &str) -> String {
+fn filled(bed: &Testbed, path: &str) -> String {
     let parts = path.split('/').map(|part| match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
         Some(name) => sample(bed, name),
         None => part.to_owned(),
@@ -55,14 +55,14 @@ fn every_place_answers_in_the_form_that_is_described() {
         let response = bed.get(&path);
         assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
         let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
-        let found = troubles(&response.json(), schema, &path);
+        let found = violations(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {
             assert!(response.headers.contains_key(header), "{path}: {header}");
         }
         let misspelled = bed.get(&format!("{path}{}limt=3", if path.contains('?') { '&' } else { '?' }));
         assert_eq!((misspelled.status, misspelled.code()), (400, "unknown-parameter".to_owned()), "{path}");
-        assert!(troubles(&misspelled.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
+        assert!(violations(&misspelled.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
@@ -91,7 +91,7 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
         assert_eq!((response.status, response.code().as_str()), (status, code), "{path}");
         assert!(!response.json()["error"]["text"].as_str().unwrap().is_empty());
     }
-    let response = bed.say("DELETE", "/nodes", &[], b"");
+    let response = bed.send("DELETE", "/nodes", &[], b"");
     assert_eq!((response.status, response.code().as_str()), (405, "wrong-method"));
     assert!(response.headers.get("allow").is_some_and(|allow| allow.contains("GET")), "{:?}", response.headers);
     let page = bed.get("/");
@@ -99,7 +99,7 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
 }
 
 /// Returns all rows of a list, page by page, each as text.
-fn all_of(bed: &Bed, path: &str, limit: u32) -> Vec<String> {
+fn all_of(bed: &Testbed, path: &str, limit: u32) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     let mut cursor = String::new();
     for _ in 0..2000 {
@@ -148,13 +148,13 @@ fn what_is_known_is_not_sent_again_and_gzip_is_what_it_says() {
     let bed = shared();
     let plain = bed.get("/map");
     let tag = &plain.headers["etag"];
-    let again = bed.say("GET", "/map", &[("if-none-match", tag)], b"");
+    let again = bed.send("GET", "/map", &[("if-none-match", tag)], b"");
     assert_eq!((again.status, again.body.len()), (304, 0));
-    let packed = bed.say("GET", "/map", &[("accept-encoding", "gzip")], b"");
+    let packed = bed.send("GET", "/map", &[("accept-encoding", "gzip")], b"");
     assert_eq!(packed.headers["content-encoding"], "gzip");
     let unpacked = miniz_oxide::inflate::decompress_to_vec(&packed.body[10..packed.body.len() - 8]).unwrap();
     assert_eq!(unpacked, plain.body);
-    let head = bed.say("HEAD", "/map", &[], b"");
+    let head = bed.send("HEAD", "/map", &[], b"");
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 

@@ -15,7 +15,7 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
     let document = Document::open(&bench.documents(run)[0], &key()).unwrap();
     assert_eq!((document.run, document.node.as_str(), document.tests.len()), (run, "node001", 2));
     assert_eq!(document.hardware.gpu_uuids.len(), 8);
-    assert_eq!(document.hardware.id(), bench.shown("node001").unwrap().hardware.unwrap().id());
+    assert_eq!(document.hardware.id(), bench.observed_node("node001").unwrap().hardware.unwrap().id());
     bench.pass(Span::days(3));
     let later = bench.submit("node002", &["dl"]);
     bench.pass(Span::hours(1));
@@ -138,9 +138,9 @@ fn calls_go_wrong_with_and_without_effect() {
     bench.inject(Incident::Calls { call: Call::Change, trouble: CallFailure::Unanswered, times: 1 });
     let op = NodeOp { op: bench.ids.op(), what: UNHEALTHY };
     assert_eq!(bench.sim.apply(&node("node001"), &op).unwrap_err().effect, Effect::Unknown);
-    assert!(bench.shown("node001").unwrap().marks.has_ours(MarkKind::Unhealthy));
+    assert!(bench.observed_node("node001").unwrap().marks.has_ours(MarkKind::Unhealthy));
     bench.sim.apply(&node("node001"), &op).unwrap();
-    assert_eq!(bench.shown("node001").unwrap().marks.ours.len(), 1);
+    assert_eq!(bench.observed_node("node001").unwrap().marks.ours.len(), 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn resets_reboots_and_replacements_cure_what_they_cure_and_take_their_time() {
     let mut bench = Bench::quiet(1);
-    let hardware = |bench: &Bench| bench.shown("node001").unwrap().hardware.unwrap();
+    let hardware = |bench: &Bench| bench.observed_node("node001").unwrap().hardware.unwrap();
     let before = hardware(&bench);
     bench.apply("node001", Change::Reset);
     assert!(matches!(bench.occupancy("node001"), Occupancy::Unknown { .. }));
@@ -76,14 +76,14 @@ fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
     let mut bench = Bench::quiet(3);
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::GpuOffBus });
     bench.apply("node001", UNHEALTHY);
-    let hardware = bench.shown("node001").unwrap().hardware.unwrap().id();
+    let hardware = bench.observed_node("node001").unwrap().hardware.unwrap().id();
     let run = bench.submit("node001", &["dl"]);
     let version = bench.sim.changed_since(0).unwrap().version;
     bench.inject(Incident::Vanish { node: node("node001") });
-    assert_eq!(bench.shown("node001"), None);
+    assert_eq!(bench.observed_node("node001"), None);
     assert!(matches!(bench.seen(run), ObservedJobState::Ended { started: None, how: JobEnd::Lost, .. }));
     bench.inject(Incident::Return { node: node("node001"), called: node("node077") });
-    let back = bench.shown("node077").unwrap();
+    let back = bench.observed_node("node077").unwrap();
     assert_eq!(back.hardware.unwrap().id(), hardware);
     assert!(back.marks.ours.is_empty());
     let changes = bench.sim.changed_since(version).unwrap();
@@ -138,10 +138,10 @@ fn operators_can_remove_our_marks_and_we_cannot_remove_theirs() {
     bench.apply("node001", UNHEALTHY);
     bench.apply("node001", Change::Drain);
     bench.apply("node001", Change::Undrain);
-    let marks = bench.shown("node001").unwrap().marks;
+    let marks = bench.observed_node("node001").unwrap().marks;
     assert_eq!((marks.ours.len(), &marks.foreign[..]), (1, &[theirs][..]));
     bench.inject(Incident::OurMarksRemoved { node: node("node001") });
-    assert!(bench.shown("node001").unwrap().marks.ours.is_empty());
+    assert!(bench.observed_node("node001").unwrap().marks.ours.is_empty());
 }
 
 #[test]
