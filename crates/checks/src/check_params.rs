@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_of_the_wrong_kind_is_not_as_if_it_were_not_set() {
+    fn a_parameter_of_the_wrong_type_is_an_error() {
         let params: Params = toml::from_str("a = ['x', 'y']\nb = 'x'\nc = [1]\nd = []\ne = 3\nf = 'many'").unwrap();
         assert_eq!(string_list(&params, "a", ""), Ok(Some(vec!["x".to_owned(), "y".to_owned()])));
         assert_eq!(string_list(&params, "none", ""), Ok(None));

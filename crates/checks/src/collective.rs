@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_has_nothing_to_move_and_no_figure_is_no_pass() {
+    fn a_single_gpu_is_not_applicable_and_a_missing_bandwidth_does_not_pass() {
         let gpus = |count| written(&Measurements {
             metrics: vec![Metric::count(GPU_COUNT_METRIC, Entity::node(), count)],
             ..Measurements::default()
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_reach_the_test_and_wrong_ones_are_told() {
+    fn parameters_reach_the_test_and_invalid_ones_are_reported() {
         let set = "mode = 'nodes'\nrank = 3\nnodes = 4\naddress = 'n1:29481'\nmost = '1GiB'\nnet = 'AWS Libfabric'";
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
         let order: CollectiveParams = serde_json::from_str(&args[0]).unwrap();

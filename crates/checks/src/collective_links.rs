@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_is_named_by_both_of_its_ends() {
+    fn a_slow_link_is_reported_by_both_ends() {
         let mut nodes = job(2, 4);
         // The link from rank 1 to rank 2 delays both.
         for rank in [1, 2] {

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figure_is_that_of_the_largest_size_by_the_slowest_gpu() {
+    fn the_bandwidth_is_that_of_the_largest_size_on_the_slowest_gpu() {
         let all = measured(&job(1, 8), 0);
         let expected = (1024 * MIB) as f64 / 4.7e-3 * 14.0 / 8.0;
         assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_whose_sums_alone_are_wrong_is_named_and_only_on_its_node() {
+    fn a_gpu_with_wrong_sums_is_reported_only_by_its_own_node() {
         let mut nodes = job(2, 4);
         spoil(&mut nodes[1].gpus[2], None);
         assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).unread.is_empty());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_is_wrong_everywhere_is_blamed_on_the_rank_whose_share_is_missing() {
+    fn sums_wrong_on_every_gpu_are_attributed_to_the_rank_whose_contribution_is_missing() {
         let mut nodes = job(2, 4);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
         let theirs = measured(&nodes, 0);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_share_that_explains_it_one_node_is_to_blame_and_of_several_nobody() {
+    fn unattributed_wrong_sums_blame_a_single_node_but_none_of_several() {
         let mut one = job(1, 4);
         one[0].gpus.iter_mut().for_each(|gpu| spoil(gpu, None));
         assert_eq!(measured(&one, 0).events[0].entity, Entity::node());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_a_finding_on_one_node_and_of_several_only_told() {
+    fn a_hang_is_reported_unless_another_rank_reports_its_cause() {
         let hang = |nodes: &mut Vec<NodeReport>| {
             for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
                 gpu.sizes.pop();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_lost_another_is_heard_where_that_one_says_nothing() {
+    fn a_lost_peer_is_reported_only_if_the_peer_reports_no_failure() {
         let mut nodes = job(2, 1);
         nodes[0].gpus[0].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
         nodes[1].gpus[0].broken = Some(RankFailure::Stopped);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn another_way_on_any_node_takes_the_figure_from_all() {
+    fn another_transport_on_any_node_invalidates_the_bandwidth_of_all_nodes() {
         let mut nodes = job(2, 2);
         nodes[1].other_way = Some("4 through sockets (NET/Socket)".to_owned());
         let first = measured(&nodes, 0);

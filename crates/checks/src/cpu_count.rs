@@ -98,7 +98,7 @@ mod tests {
     const FOUR: [(&str, &str); 4] = [("0\n", "0,2\n"), ("1\n", "1,3\n"), ("0\n", "0,2\n"), ("1\n", "1,3\n")];
 
     #[test]
-    fn a_missing_socket_is_missed() {
+    fn a_missing_socket_is_reported() {
         assert_eq!(check(Some([2.0, 2.0, 4.0]), &FOUR), ["pass within-limits"]);
         let line = "fail cpu-count-wrong isolate node";
         assert_eq!(check(Some([2.0, 2.0, 4.0]), &[FOUR[0], FOUR[2]]), [line, line, line]);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_profile_or_an_empty_answer_is_no_pass() {
+    fn a_missing_profile_or_an_empty_output_does_not_pass() {
         assert_eq!(check(None, &FOUR), ["inconclusive no-limit"]);
         assert_eq!(check(Some([2.0, 2.0, 4.0]), &[]), ["inconclusive empty"]);
         assert_eq!(check(Some([2.0, 2.0, 4.0]), &[("", "")]), ["inconclusive empty"]);

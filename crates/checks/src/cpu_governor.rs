@@ -80,7 +80,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_governor_that_saves_power_is_told_once() {
+    fn a_power_saving_governor_is_reported_once() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[(A, "performance\n"), (B, "performance\n")])]), ["pass within-limits"]);
         let slow = [found(&[(A, "performance\n"), (B, "powersave\n")])];
         assert_eq!(classify_outputs(&CHECK, &slow), ["fail governor-slow monitor node"]);

@@ -84,7 +84,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn processors_that_are_off_are_told_unless_they_are_meant_to_be() {
+    fn offline_cpus_are_reported_unless_intended() {
         assert_eq!(check("0-7\n", "0-7\n", "on\n"), ["pass within-limits"]);
         assert_eq!(check("0-7\n", "0-2,4-7\n", "on\n"), ["fail cpu-offline monitor node"]);
         assert_eq!(check("0-7\n", "0-3\n", "off\n"), ["pass within-limits"]);

@@ -79,7 +79,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn throttling_of_this_hour_counts() {
+    fn throttling_within_the_last_hour_counts() {
         assert_eq!(check(&["0\n", "60\n"]), ["pass within-limits"]);
         assert_eq!(check(&["0\n", "61\n"]), ["fail cpu-throttled monitor node"]);
         assert_eq!(check(&["9000\n", "9000\n"]), ["pass within-limits"]);

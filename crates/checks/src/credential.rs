@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_and_a_mistake_does_not_show_the_key() {
+    fn a_credential_survives_a_round_trip_and_errors_do_not_show_the_key() {
         let credential = Credential {
             node: NodeName::new("n1").unwrap(),
             key: RunKey::new([0xab; 32]),

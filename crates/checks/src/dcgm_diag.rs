@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_run_has_not_passed() {
+    fn a_test_that_did_not_run_does_not_pass() {
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/all-skipped.json")), ["inconclusive empty"]);
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/not-run.json")), ["inconclusive failed"]);
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/no-results.json")), ["inconclusive empty"]);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnosis_that_could_not_run_says_nothing_about_the_node() {
+    fn a_diagnostic_that_could_not_run_is_inconclusive() {
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/runtime-error.json")), ["inconclusive failed"]);
         let refused = "Error: unable to establish a connection to the specified host: localhost";
         assert_eq!(ran(1, refused), ["inconclusive failed"]);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn text_around_the_answer_is_cut_away() {
+    fn text_around_the_json_is_ignored() {
         assert_eq!(ran(1, include_str!("../fixtures/dcgm/text-around.json")), ["fail dcgm-125 reset gpu:0000:18:00.0"]);
     }
 
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_exit_code_lets_no_pass_through_and_hides_no_failure() {
+    fn a_nonzero_exit_code_prevents_a_pass_and_hides_no_failure() {
         let healthy = include_str!("../fixtures/dcgm/v4.1-healthy.json");
         for exit in [1, 205, 226] {
             assert_eq!(ran(exit, healthy), ["inconclusive failed"], "exit code {exit}");
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_torn_answer_does_not_pass_for_the_whole() {
+    fn truncated_output_does_not_pass() {
         let full = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
         let full = full.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
         assert_eq!(ran(0, &full), ["pass within-limits"]);
@@ -522,13 +522,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_dcgm_does_not_tell_of_has_not_passed() {
+    fn a_gpu_without_results_has_not_passed() {
         let one = include_str!("../fixtures/dcgm/v4.1-healthy.json").replace("\"entity_id\":1", "\"entity_id\":0");
         assert_eq!(ran(0, &one), ["inconclusive empty"]);
     }
 
     #[test]
-    fn what_was_skipped_or_left_out_has_not_passed_unless_it_was_excused() {
+    fn skipped_or_missing_tests_do_not_pass_unless_allowed() {
         let text = include_str!("../fixtures/dcgm/v4.1-level-3-skipped.json");
         let output = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
         let unread = |promised: &[&str], excused: &[&str]| {

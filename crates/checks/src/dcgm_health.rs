@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_not_there_or_has_not_looked_is_not_health() {
+    fn a_missing_host_engine_or_one_without_watches_does_not_pass() {
         let failed = |kind| classify_outputs(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
         assert_eq!(failed(FailureKind::Missing), ["not-applicable no-dcgm"]);
         assert_eq!(failed(FailureKind::TimedOut), ["inconclusive timed-out"]);

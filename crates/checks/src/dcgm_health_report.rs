@@ -120,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_not_understood_is_not_taken_for_no_incident() {
+    fn an_unparseable_line_is_an_error() {
         for text in ["", "gpu 0 x", "watched 0x1\nincident 1", "watched 3", "watched 0x1\nall is well", "engine some"] {
             assert!(HealthReport::parse(text).is_err(), "{text}");
         }
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(
+        fn a_report_survives_a_round_trip(
             watched: u32,
             gpus in proptest::collection::vec((0..32_u32, "(0000:[0-9a-f]{2}:00.0)?"), 0..4),
             numbers: [u32; 5],

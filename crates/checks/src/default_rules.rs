@@ -45,7 +45,7 @@ mod tests {
     use doctor_core::{observation::Entity, policy::When};
 
     #[test]
-    fn of_rules_about_events_only_those_are_read_that_can_say_something() {
+    fn only_event_rules_for_present_events_are_parsed() {
         let check = crate::CHECKS.iter().find(|check| check.spec.id == "gpu-xid").unwrap();
         let all = all_rules(check).unwrap();
         let event = Event::seen("xid-79", Entity::node(), "fell off the bus");
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_as_the_policy_file_would_read_them() {
+    fn rules_are_parsed_like_those_of_a_policy_file() {
         #[derive(serde::Deserialize)]
         struct Written {
             rules: Vec<Rule>,

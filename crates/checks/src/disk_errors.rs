@@ -81,7 +81,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn failed_commands_of_this_hour_count_and_older_ones_do_not() {
+    fn only_failed_commands_within_the_last_hour_count() {
         assert_eq!(check(&["0x2\n", "0x2\n"]), ["pass within-limits"]);
         assert_eq!(check(&["0x2\n", "0xf\n"]), ["fail disk-errors monitor disk:sda"]);
         assert_eq!(check(&["0xff\n", "0xff\n"]), ["pass within-limits"]);

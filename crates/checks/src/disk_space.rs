@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_of_root_counts_as_used_up_as_df_has_it() {
+    fn blocks_reserved_for_root_count_as_used_like_in_df() {
         let Observation::Measured { metrics, .. } = observe(&["/"], &[space(1000, 100, 50, 10, 1)]) else {
             panic!("measured");
         };
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_is_not_there_is_not_judged_by_the_one_below_it() {
+    fn a_missing_mount_is_not_measured_by_its_parent_file_system() {
         let Observation::Measured { metrics, events, .. } = observe(&["/scratch"], &[space(1000, 900, 900, 10, 9)]) else {
             panic!("measured");
         };
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_said() {
+    fn an_unreadable_mount_is_reported() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "statfs /: denied"));
         assert!(matches!(observe(&["/"], &[denied]), Observation::CouldNot(f) if f.kind == FailureKind::Denied));
         assert!(matches!(observe(&[], &[]), Observation::CouldNot(f) if f.kind == FailureKind::Empty));

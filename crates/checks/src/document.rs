@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_document_opens_with_its_key_only() {
+    fn a_signed_document_opens_only_with_its_key() {
         let key = RunKey::new([1; 32]);
         let bytes = document().sign(&key).unwrap();
         assert_eq!(Document::open(&bytes, &key).unwrap(), document());
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_or_cut_document_does_not_open() {
+    fn a_changed_or_truncated_document_does_not_open() {
         let key = RunKey::new([1; 32]);
         let bytes = document().sign(&key).unwrap();
         for cut in 0..bytes.len() {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_no_result_even_under_one_key() {
+    fn an_agent_report_does_not_open_as_a_result_even_with_the_same_key() {
         let key = RunKey::new([1; 32]);
         let bytes = report().sign(&key).unwrap();
         assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report());
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_the_schema_before_is_read() {
+    fn a_report_with_the_previous_schema_is_accepted() {
         let key = RunKey::new([1; 32]);
         let mut body = serde_json::to_value(report()).unwrap();
         body.as_object_mut().unwrap().remove("versions");

@@ -157,20 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_this_hour_are_found_on_their_module() {
+    fn errors_within_the_last_hour_are_reported_for_their_dimm() {
         assert_eq!(check(&[("0\n", "0\n"), ("90\n", "0\n")]), ["pass within-limits"]);
         assert_eq!(check(&[("0\n", "0\n"), ("101\n", "0\n")]), ["fail memory-corrected monitor dimm:CPU0_DIMM_A1"]);
         assert_eq!(check(&[("0\n", "0\n"), ("0\n", "1\n")]), ["fail memory-uncorrected reboot dimm:CPU0_DIMM_A1"]);
     }
 
     #[test]
-    fn an_error_of_last_week_does_not_fail_today() {
+    fn an_error_of_last_week_does_not_fail() {
         assert_eq!(check(&[("5000\n", "2\n"), ("5000\n", "2\n")]), ["pass within-limits"]);
         assert_eq!(check(&[("5000\n", "2\n")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_is_not_counted_is_not_zero() {
+    fn a_missing_counter_is_not_zero() {
         assert_eq!(check(&[("?", "0")]), ["inconclusive unparseable"]);
         let mut nothing: Vec<_> = (0..6).map(|_| sampled_files(&[&[]])).collect();
         nothing.extend([found(&[]), found(&[])]);

@@ -79,14 +79,14 @@ mod tests {
     const EFA: Option<&str> = Some("efa");
 
     #[test]
-    fn one_adapter_less_is_missed() {
+    fn a_missing_adapter_is_reported() {
         assert_eq!(check(Some(2.0), &[EFA, EFA], "9999.0 1"), ["pass within-limits"]);
         assert_eq!(check(Some(2.0), &[EFA, None], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
         assert_eq!(check(Some(4.0), &[], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
     }
 
     #[test]
-    fn a_missing_profile_or_an_early_look_does_not_make_it_pass() {
+    fn a_missing_profile_or_a_check_soon_after_boot_does_not_pass() {
         assert_eq!(check(None, &[EFA, EFA], "9999.0 1"), ["inconclusive no-limit"]);
         assert_eq!(check(Some(2.0), &[EFA, None], "60.5 1"), ["inconclusive empty"]);
         assert_eq!(check(Some(2.0), &[EFA, EFA], "soon"), ["inconclusive unparseable"]);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_judged_and_totals_are_not() {
+    fn rates_are_classified_and_totals_are_not() {
         assert_eq!(check(&[("0\n", "0\n"), ("290\n", "29000\n")]), ["pass within-limits"]);
         assert_eq!(check(&[("0\n", "0\n"), ("310\n", "0\n")]), ["fail efa-timeouts monitor link:rdmap79s0/1"]);
         assert_eq!(check(&[("0\n", "0\n"), ("0\n", "31000\n")]), ["fail efa-drops monitor link:rdmap79s0/1"]);

@@ -127,7 +127,7 @@ mod tests {
     const LONG: &str = "86400.12 1000.00\n";
 
     #[test]
-    fn an_adapter_without_driver_is_found() {
+    fn an_adapter_without_driver_is_reported() {
         assert_eq!(check(&BOTH, 2, &MODULES, LONG), ["pass within-limits"]);
         assert_eq!(check(&[Some("efa"), None], 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
         assert_eq!(check(&BOTH, 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_efa_has_nothing_to_check() {
+    fn not_applicable_without_efa() {
         assert_eq!(check(&[], 0, &MODULES, LONG), ["not-applicable no-efa"]);
         assert_eq!(check(&BOTH, 2, &MODULES, "soon"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_library_are_missed() {
+    fn missing_device_files_and_a_missing_library_are_reported() {
         let efa = "1D0F:EFA2";
         assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["uverbs0", "rdma_cm"], library())), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["rdma_cm"], library())), ["fail uverbs-missing reboot node"]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_efa_has_nothing_to_check() {
+    fn not_applicable_without_efa() {
         assert_eq!(classify_outputs(&CHECK, &outputs("15B3:1021", &[], missing())), ["not-applicable no-efa"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "denied"));
         assert_eq!(classify_outputs(&CHECK, &outputs("1D0F:EFA2", &["uverbs0"], denied)), ["inconclusive denied"]);

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_under_load_is_told_of_the_port_and_what_stood_before_is_not() {
+    fn only_counters_that_grew_under_load_are_reported() {
         let symbols = format!("{LINK}/symbol_error");
         assert_eq!(findings(&symbols, "900\n", "900\n", 5.0), [""; 0]);
         assert_eq!(findings(&symbols, "900\n", "903\n", 5.0), ["symbol-errors link:mlx5_0/1"]);

@@ -270,7 +270,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_counter_grows_between_looks_and_begins_anew_after_a_reset() {
+    fn a_counter_grows_between_samples_and_restarts_after_a_reset() {
         assert_eq!(growth(&["5\n", "7\n", "7\n"]), Some(Growth { by: 2.0, duration: Span::minutes(10) }));
         assert_eq!(growth(&["5", "1", "4"]), Some(Growth { by: 4.0, duration: Span::minutes(10) }));
         assert_eq!(growth(&["5"]), Some(Growth { by: 5.0, duration: Span::days(10) }));
@@ -281,7 +281,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_boot_is_not_held_against_a_link() {
+    fn growth_during_a_boot_does_not_count() {
         let ProbeOutput::Samples(mut readings) = sampled_files(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
             panic!("samples")
         };
@@ -298,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn files_come_and_go() {
+    fn files_appear_and_disappear_between_samples() {
         let output = sampled_files(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
         let all = sampled_series(Some(&output)).unwrap();
         let texts = |series: &Series<'_>| series.points.iter().map(|p| p.text.map(str::to_owned)).collect::<Vec<_>>();
@@ -309,7 +309,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_not_one_that_is_gone() {
+    fn an_unreadable_file_is_not_a_removed_file() {
         let ProbeOutput::Samples(mut samples) = sampled_files(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
         samples[1].files[0].text = Err(denied.clone());
@@ -319,7 +319,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_open_parts_of_a_path_are_found() {
+    fn wildcards_of_a_pattern_are_matched() {
         let pattern = "/sys/class/infiniband/*/ports/*/state";
         assert_eq!(match_pattern(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
         assert_eq!(match_pattern("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
@@ -331,7 +331,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn every_series_has_a_point_for_each_look(
+        fn every_series_has_a_point_for_each_sample(
             each in proptest::collection::vec(proptest::collection::btree_map("/[a-c]", "[0-9]{0,3}", 0..4), 1..6),
         ) {
             let each: Vec<Vec<(&str, &str)>> =

@@ -122,14 +122,14 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn new_errors_are_worse_than_old_ones() {
+    fn new_errors_are_more_severe_than_old_ones() {
         assert_eq!(check(&["0\n", "0\n"]), ["pass within-limits"]);
         assert_eq!(check(&["0\n", "3\n"]), ["fail file-system-errors-grow reboot disk:sda1"]);
         assert_eq!(check(&["3\n", "3\n"]), ["fail file-system-errors monitor disk:sda1"]);
     }
 
     #[test]
-    fn old_errors_do_not_boot_a_node_again_after_each_boot() {
+    fn old_errors_do_not_request_a_reboot_after_each_boot() {
         assert_eq!(check(&["3\n"]), ["fail file-system-errors monitor disk:sda1"]);
     }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_zero() {
+    fn an_unreadable_counter_is_not_zero() {
         assert_eq!(check(&["?"]), ["inconclusive unparseable"]);
         assert_eq!(check(&[""]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]]), found(&[]), sampled_files(&[&[]])]), ["not-applicable no-counter"]);

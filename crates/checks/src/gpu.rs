@@ -197,7 +197,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_gpu_is_not_the_same_as_a_driver_that_does_not_answer() {
+    fn no_gpu_differs_from_a_driver_that_does_not_answer() {
         assert!(matches!(require_gpus(Some(&none())), Err(Observation::NotApplicable(_))));
         let ProbeOutput::Gpus(mut dead) = none() else { panic!("gpus") };
         dead.on_pci.push("0000:18:00.0".into());
@@ -211,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_bus_id_is_the_same_however_it_is_written() {
+    fn bus_ids_are_normalized() {
         for text in ["00000000:18:00.0", "0000:18:00.0", "0000:18:00", "PCI:0000:18:00", "0:18:0.0"] {
             assert_eq!(normalize_bus_id(text).as_deref(), Some("0000:18:00.0"), "{text}");
         }

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_gpu_is_found_among_its_like() {
+    fn a_gpu_with_lower_clocks_than_its_peers_is_reported() {
         assert_eq!(check(&[h200(), h200(), h200()]), ["pass within-limits"]);
         let lowered = gpu("NVIDIA H200", [1980.0, 3201.0, 1410.0, 1980.0, 3201.0, 3201.0]);
         assert_eq!(check(&[h200(), lowered]), ["fail clocks-lowered monitor gpu:0000:19:00.0"]);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_fast() {
+    fn a_gpu_with_unreadable_clocks_does_not_pass() {
         let lost_fields: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
         assert_eq!(check(&[h200(), lost_fields]), ["inconclusive failed"]);
         let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, FieldValue::NotSupported)).collect();

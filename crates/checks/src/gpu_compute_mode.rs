@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_gpu_is_found_unless_the_site_wants_it() {
+    fn an_exclusive_compute_mode_is_reported_unless_the_site_expects_it() {
         assert_eq!(check("", &[n(0.0), n(0.0)]), ["pass within-limits"]);
         assert_eq!(check("", &[n(0.0), n(2.0)]), ["fail compute-mode monitor gpu:0000:19:00.0"]);
         assert_eq!(check("mode = 'exclusive-process'", &[n(3.0)]), ["pass within-limits"]);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_mode_is_not_an_open_one() {
+    fn an_unknown_mode_does_not_pass() {
         assert_eq!(check("", &[n(7.0)]), ["inconclusive unparseable"]);
         assert_eq!(check("", &[n(0.0), lost()]), ["inconclusive failed"]);
         assert_eq!(check("mode = 'open'", &[n(0.0)]), ["inconclusive unparseable"]);

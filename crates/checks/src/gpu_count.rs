@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn one_too_few_is_found_and_one_that_is_ill_is_counted() {
+    fn a_missing_gpu_is_reported_and_a_faulty_one_is_counted() {
         let gpu = [("uuid", t("GPU-0"))];
         assert_eq!(check(answer(&[&gpu, &gpu])), ["pass within-limits"]);
         assert_eq!(check(answer(&[&gpu])), ["fail gpu-count reboot node"]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_lost_all_its_gpus_is_not_one_that_never_had_any() {
+    fn a_machine_that_lost_all_gpus_is_not_one_without_gpus() {
         assert_eq!(check(none()), ["not-applicable no-gpu"]);
         let ProbeOutput::Gpus(mut result) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
         result.on_pci.clear();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_not_counted() {
+    fn an_unreadable_count_is_not_zero() {
         let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer"));
         assert_eq!(check(failed), ["inconclusive timed-out"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);

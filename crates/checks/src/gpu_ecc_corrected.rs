@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_are_told_and_a_few_are_not() {
+    fn very_many_corrected_errors_are_reported_and_a_few_are_not() {
         assert_eq!(check(&[[n(0.0), n(51.0)], [n(10_000.0), n(2e7)]]), ["pass within-limits"]);
         assert_eq!(
             check(&[[n(0.0), n(0.0)], [n(10_001.0), n(0.0)]]),
@@ -84,13 +84,13 @@ mod tests {
 
     // The check does not read the lifetime counters.
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
+    fn aggregate_counters_are_not_queried() {
         let requested = probes(&Params::new());
         assert!(requested.iter().all(|probe| !format!("{probe:?}").contains("aggregate")), "{requested:?}");
     }
 
     #[test]
-    fn a_gpu_without_the_counters_is_not_one_that_would_not_tell() {
+    fn missing_counters_differ_from_unreadable_ones() {
         assert_eq!(check(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         assert_eq!(check(&[[n(0.0), n(0.0)], [n(0.0), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_what_the_site_wants_and_stays_so() {
+    fn current_and_pending_mode_must_match_the_expected_mode() {
         let built_in = Params::new();
         assert_eq!(check(&built_in, &[[n(1.0), n(1.0)]]), ["pass within-limits"]);
         assert_eq!(
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_ecc_differs_from_one_with_an_unreadable_mode() {
         let built_in = Params::new();
         assert_eq!(
             check(&built_in, &[[FieldValue::NotSupported, FieldValue::NotSupported]]),

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_decides_and_an_old_error_does_not() {
+    fn only_the_threshold_flag_fails() {
         // The first is from an H200, driver 580.159.04, 2026-11-15; the others are made by hand.
         assert_eq!(check(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
         assert_eq!(check(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_without_the_flag_is_not_one_that_would_not_tell() {
+    fn a_driver_without_the_flag_differs_from_an_unreadable_flag() {
         assert_eq!(check(&[[FieldValue::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
         assert_eq!(check(&[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

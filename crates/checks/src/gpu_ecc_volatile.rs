@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_found_on_its_gpu_and_on_no_other() {
+    fn an_error_is_reported_for_its_gpu_only() {
         let well = || gpu(n(0.0), n(0.0), n(0.0));
         assert_eq!(check(&[well(), well()]), ["pass within-limits"]);
         assert_eq!(check(&[well(), gpu(n(3.0), n(1.0), n(2.0))]), ["fail ecc-uncorrected reset gpu:0000:19:00.0"]);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_ecc_differs_from_one_with_unreadable_counters() {
         let without = gpu(FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported);
         assert_eq!(check(&[without]), ["not-applicable not-supported"]);
         assert_eq!(check(&[gpu(n(0.0), n(0.0), n(0.0)), gpu(lost(), lost(), lost())]), ["inconclusive failed"]);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_is_found_on_its_gpu() {
+    fn each_fabric_problem_is_reported_for_its_gpu() {
         assert_eq!(check(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
         // Hopper reports no health mask.
         assert_eq!(check(&[[n(3.0), n(0.0), FieldValue::NotSupported]]), ["pass within-limits"]);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_a_fabric_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_a_fabric_differs_from_one_with_unreadable_fields() {
         assert_eq!(check(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
         // An H200 in a virtual machine, driver 580.159.04, 2026-11-15: N/A for all.
         let none_at_all = [FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported];

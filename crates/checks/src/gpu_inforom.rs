@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corrupt_one_is_found_however_the_driver_says_so() {
+    fn a_corrupt_inforom_is_reported_in_either_form() {
         assert_eq!(check(&[n(1.0), n(1.0)]), ["pass within-limits"]);
         assert_eq!(check(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
         let corrupt = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_one_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_an_inforom_differs_from_an_unreadable_one() {
         assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(check(&[n(1.0), lost()]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

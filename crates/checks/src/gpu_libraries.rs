@@ -131,7 +131,7 @@ mod tests {
 
     // soperator #2675.
     #[test]
-    fn a_library_of_zero_bytes_is_found() {
+    fn an_empty_library_is_reported() {
         assert_eq!(check(gpu(), found(&[(ML, "7f454c46")])), ["pass within-limits"]);
         let dead = || deaf(FailureKind::Failed, "libnvidia-ml.so.1: file too short");
         let line = ["fail library-broken isolate node"];
@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn libraries_that_are_elsewhere_are_not_missing() {
+    fn libraries_in_other_directories_are_not_missing() {
         assert_eq!(check(gpu(), found(&[])), ["not-applicable libraries-elsewhere"]);
         assert_eq!(check(none(), found(&[])), ["not-applicable no-gpu"]);
         assert_eq!(check(deaf(FailureKind::Missing, "no library"), found(&[])), ["inconclusive missing"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         let denied = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Denied, "no")) };
         assert_eq!(check(gpu(), ProbeOutput::Files(vec![denied])), ["inconclusive denied"]);
         assert_eq!(check(gpu(), ProbeOutput::Text(String::new())), ["inconclusive unparseable"]);
@@ -158,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_bytes_of_a_library_pass(bytes in "[0-9a-f]{0,10}") {
+        fn only_an_elf_header_passes(bytes in "[0-9a-f]{0,10}") {
             prop_assert_eq!(check(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF_MAGIC);
         }
     }

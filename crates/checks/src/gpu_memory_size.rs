@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_gpu_is_found() {
+    fn a_gpu_with_less_memory_is_reported() {
         assert_eq!(check(&[n(H200), n(H200 * 0.99)]), ["pass within-limits"]);
         assert_eq!(check(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
         assert_eq!(check(&[n(H200), lost()]), ["inconclusive failed"]);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_memory_is_found_and_memory_without_a_sensor_is_not_cool() {
+    fn hot_memory_is_reported_and_a_missing_sensor_does_not_pass() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         assert_eq!(check(&[n(40.0), n(95.0)]), ["pass within-limits"]);
         assert_eq!(check(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_what_the_site_wants_and_stays_so() {
+    fn current_and_pending_mode_must_match_the_expected_mode() {
         let (on, off) = ([n(1.0), n(1.0)], [n(0.0), n(0.0)]);
         assert_eq!(check("", &[off.clone(), off.clone()]), ["pass within-limits"]);
         assert_eq!(check("", &[on.clone(), on.clone()]), ["pass within-limits"]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_mig_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_mig_differs_from_one_with_an_unreadable_mode() {
         let without = [FieldValue::NotSupported, FieldValue::NotSupported];
         assert_eq!(check("mode = 'off'", &[without]), ["not-applicable not-supported"]);
         assert_eq!(check("", &[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_link_is_found_and_an_idle_slow_one_is_not() {
+    fn a_narrow_link_is_reported_and_a_link_slow_while_idle_is_not() {
         // An idle H200, driver 580.159.04, 2026-11-15: full generation also when idle.
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
         assert_eq!(check(std::slice::from_ref(&well)), ["pass within-limits"]);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_a_link_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_a_link_differs_from_one_with_unreadable_fields() {
         assert_eq!(check(&[[const { FieldValue::NotSupported }; 6]]), ["not-applicable not-supported"]);
         assert_eq!(check(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);

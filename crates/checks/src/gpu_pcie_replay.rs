@@ -72,18 +72,18 @@ mod tests {
     }
 
     #[test]
-    fn many_an_hour_are_found() {
+    fn many_replays_per_hour_are_reported() {
         assert_eq!(check(&[n(0.0), n(4800.0)], "36000 1"), ["pass within-limits"]);
         assert_eq!(check(&[n(0.0), n(4801.0)], "36000 1"), ["fail pcie-replays isolate gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
+    fn the_rate_is_averaged_over_the_uptime() {
         assert_eq!(check(&[n(100_000.0)], "2592000 1"), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_counter_does_not_pass() {
         assert_eq!(check(&[n(0.0), lost()], "36000 1"), ["inconclusive failed"]);
         assert_eq!(check(&[n(0.0)], ""), ["inconclusive unparseable"]);
         assert_eq!(check(&[FieldValue::NotSupported], "36000 1"), ["not-applicable not-supported"]);

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_that_is_off_is_found_and_one_that_is_not_told_is_not_on() {
+    fn a_disabled_mode_is_reported_and_an_unreadable_one_does_not_pass() {
         assert_eq!(check(&[n(1.0), n(1.0)]), ["pass within-limits"]);
         assert_eq!(check(&[n(1.0), n(0.0)]), ["fail persistence-off monitor gpu:0000:19:00.0"]);
         assert_eq!(check(&[n(1.0), lost()]), ["inconclusive failed"]);

@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn the_brake_is_found_and_the_power_cap_is_not_one() {
+    fn the_power_brake_is_reported_and_the_power_cap_is_not() {
         assert_eq!(check(&[n(f64::from(0x4)), n(f64::from(0x48))]), ["pass within-limits"]);
         assert_eq!(check(&[n(0.0), n(f64::from(0x88))]), ["fail power-brake monitor gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_free_of_it() {
+    fn unreadable_clock_reasons_do_not_pass() {
         assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
         assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_default_is_found_unless_the_site_wants_it() {
+    fn a_limit_below_the_default_is_reported_unless_the_site_expects_it() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         let well = [n(700.0), n(700.0)];
         assert_eq!(check("", std::slice::from_ref(&well)), ["pass within-limits"]);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_unlimited() {
+    fn an_unreadable_limit_does_not_pass() {
         assert_eq!(check("", &[[n(700.0), n(700.0)], [lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(check("", &[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         assert_eq!(check("watts = 'all'", &[[n(700.0), n(700.0)]]), ["inconclusive unparseable"]);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_driver_lacks_is_found_unless_a_guest_has_it() {
+    fn a_gpu_missing_in_the_driver_is_reported_unless_passed_to_a_guest() {
         let two = [fields(0.0), fields(1.0)];
         assert_eq!(check(&two, &["0000:9b:00.0"], &no_vfio()), ["fail gpu-not-driven reboot gpu:0000:9b:00.0"]);
         let guest = names(&["bind", "new_id", "0000:9b:00.0"]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_has_its_name() {
+    fn each_nvml_error_has_its_reason_code() {
         for (code, line) in [
             (8, "fail gpu-power-missing isolate gpu:0000:19:00.0"),
             (11, "fail gpu-interrupt reboot gpu:0000:19:00.0"),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_off_the_bus_and_one_without_a_device_file_are_found() {
+    fn a_gpu_off_the_bus_and_a_missing_device_file_are_reported() {
         assert_eq!(
             check(&[fields(0.0), fields(5.0)], &[], &no_vfio()),
             ["fail gpu-device-missing reboot gpu:0000:19:00.0"]
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_cannot_tell_its_place_is_not_blamed_on_another() {
+    fn a_gpu_without_a_bus_id_is_not_confused_with_another() {
         let ProbeOutput::Gpus(mut answer) = answer(&[&fields(0.0), &FIELDS.map(|field| (field, lost()))]) else {
             panic!("gpus")
         };
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         let healthy = answer(&[&fields(0.0)]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
         assert_eq!(classify_outputs(&CHECK, &[healthy.clone(), denied.clone(), no_vfio()]), ["inconclusive denied"]);

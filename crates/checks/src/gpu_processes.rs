@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_dead_are_found() {
+    fn only_dead_processes_are_reported() {
         assert_eq!(check(&[]), ["pass within-limits"]);
         assert_eq!(check(&uses(500.0)), ["pass within-limits"]);
         assert_eq!(check(&uses(700.0)), ["pass within-limits"]);
@@ -113,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn in_a_container_nobody_is_called_dead() {
+    fn no_process_is_reported_dead_from_inside_a_container() {
         let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&uses(12.0)]), inside]), ["inconclusive denied"]);
     }
 
     #[test]
-    fn a_driver_that_would_not_tell_lists_not_nobody() {
+    fn an_unreadable_process_list_is_not_an_empty_one() {
         assert_eq!(check(&[("process.*.pid", lost())]), ["inconclusive failed"]);
         assert_eq!(
             classify_outputs(&CHECK, &[answer(&[&[("process.*.pid", FieldValue::NotSupported)]]), running(&[])]),

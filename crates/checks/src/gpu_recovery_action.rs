@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_action_is_what_the_driver_says() {
+    fn each_recovery_action_has_its_severity() {
         for (action, line) in [
             (0.0, "pass within-limits"),
             (1.0, "fail recovery-reset reset gpu:0000:19:00.0"),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_action_is_not_none() {
+    fn an_unknown_action_does_not_pass() {
         assert_eq!(check(&[n(0.0), n(9.0)]), ["inconclusive unparseable"]);
         assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
         assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_called_new() {
+    fn a_gpu_with_unreadable_counters_does_not_pass() {
         assert_eq!(check(&[[lost(), lost(), lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(check(&[[n(5.0), n(0.0), n(0.0), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_has_no_such_thing_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_row_remapping_differs_from_one_with_unreadable_fields() {
         let old = gpu([const { FieldValue::NotSupported }; 4]);
         assert_eq!(check(std::slice::from_ref(&old)), ["not-applicable not-supported"]);
         assert_eq!(check(&[old, healthy()]), ["pass within-limits"]);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_gpu_does_not_hide_what_is_wrong_with_another() {
+    fn a_lost_gpu_does_not_hide_a_fault_of_another() {
         let lost = FieldValue::Failed { code: 15, text: "GPU is lost".into() };
         let lost = gpu([lost.clone(), lost.clone(), lost.clone(), lost]);
         let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_near_its_limit_is_found() {
+    fn a_gpu_near_its_temperature_limit_is_reported() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
         assert_eq!(check(std::slice::from_ref(&cool)), ["pass within-limits"]);
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn an_older_driver_tells_the_limit_instead_of_the_margin() {
+    fn an_older_driver_reports_the_limit_instead_of_the_margin() {
         assert_eq!(check(&[[FieldValue::NotSupported, n(60.0), n(90.0)]]), ["pass within-limits"]);
         let hot = [FieldValue::NotSupported, n(89.0), n(90.0)];
         assert_eq!(check(&[hot]), ["fail gpu-hot monitor gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_cool() {
+    fn an_unreadable_temperature_does_not_pass() {
         let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
         assert_eq!(check(&[cool, [lost(), lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(check(&[[lost(), n(40.0), FieldValue::NotSupported]]), ["inconclusive failed"]);

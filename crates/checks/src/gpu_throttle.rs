@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_hardware_does_counts() {
+    fn only_hardware_throttling_counts() {
         for normal in [0x0, 0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x137] {
             assert_eq!(check(&[n(f64::from(normal))]), ["pass within-limits"], "{normal:#x}");
         }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_cool() {
+    fn unreadable_clock_reasons_do_not_pass() {
         assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
         assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(check(&[FieldValue::Text("Active".into())]), ["inconclusive unparseable"]);

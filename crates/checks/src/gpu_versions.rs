@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_is_not_like_its_neighbours_is_found() {
+    fn a_version_that_differs_from_the_other_gpus_is_reported() {
         assert_eq!(check("", &[h200(), h200(), h200()]), ["pass within-limits"]);
         let other = gpu("NVIDIA H200", "96.00.A0.00.01", "G520.0282.02.02");
         assert_eq!(check("", &[h200(), other, h200()]), ["fail vbios-differs monitor gpu:0000:19:00.0"]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_site_says_which_versions_it_wants() {
+    fn configured_versions_are_enforced() {
         let right = "driver = '570.124.06'\nvbios = '96.00.a5.00.1a'";
         assert_eq!(check(right, &[h200(), h200()]), ["pass within-limits"]);
         assert_eq!(check("driver = '580.65.06'", &[h200()]), ["fail driver-unexpected monitor node"]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_like_the_others() {
+    fn unreadable_versions_do_not_pass() {
         let lost_fields = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
         assert_eq!(check("", &[h200(), lost_fields]), ["inconclusive failed"]);
         let without =

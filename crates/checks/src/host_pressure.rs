@@ -87,7 +87,7 @@ mod tests {
 
     // Made by hand after the kernel's documentation.
     #[test]
-    fn time_lost_is_told() {
+    fn stall_time_is_reported() {
         assert_eq!(check("0.00", "3.10"), ["pass within-limits"]);
         assert_eq!(check("10.50", "0.00"), ["fail memory-pressure monitor node"]);
         assert_eq!(check("0.00", "50.10"), ["fail disk-pressure monitor node"]);

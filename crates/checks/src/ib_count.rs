@@ -98,12 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn none_where_eight_are_expected_is_a_fault_and_not_nothing_to_do() {
+    fn no_port_where_eight_are_expected_fails() {
         assert_eq!(check(Some(8.0), &[]), ["fail ib-count-wrong isolate node"]);
     }
 
     #[test]
-    fn a_missing_profile_does_not_make_the_count_pass() {
+    fn a_count_does_not_pass_without_a_profile() {
         assert_eq!(check(None, &[UP, UP]), ["inconclusive no-limit"]);
         assert_eq!(check(Some(1.0), &[UP, ("?", "InfiniBand\n")]), ["inconclusive unparseable"]);
     }

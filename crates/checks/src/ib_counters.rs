@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
+    fn old_counts_do_not_fail() {
         assert_eq!(check("link_downed", &["12", "12"]), ["pass within-limits"]);
         assert_eq!(check("link_downed", &["12"]), ["pass within-limits"]);
         assert_eq!(check("symbol_error", &["9000", "0", "0"]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_port_that_does_not_count_is_no_fault_and_one_that_cannot_be_read_is_no_health() {
+    fn a_port_without_counters_does_not_fail_and_an_unreadable_one_does_not_pass() {
         assert_eq!(check("symbol_error", &["N/A (no PMA)\n"]), ["pass within-limits"]);
         assert_eq!(check("symbol_error", &["many\n"]), ["inconclusive unparseable"]);
         let none: Vec<_> = COUNTERS.iter().map(|_| sampled_files(&[&[]])).collect();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_site_sets_its_limits() {
+    fn limits_are_configurable() {
         let with = |text: &str| {
             let params: Params = toml::from_str(text).unwrap();
             classify_outputs_with(&CHECK, &params, None, &outputs("symbol_error", &["0", "500"]))

@@ -112,7 +112,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn the_odd_one_out_is_named() {
+    fn a_differing_firmware_version_is_reported() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[A, A, STORAGE])), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(&[A, OLD, A])), ["fail firmware-differs monitor nic:mlx5_1"]);
         let params: Params = toml::from_str("firmware = { MT_0000000838 = ['28.39.1002'] }").unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_not_applicable() {
+    fn not_applicable_without_adapters() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(&[("", "")])), ["not-applicable no-rdma"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);

@@ -155,7 +155,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_drop_is_down_for_minutes_without_a_try_to_return() {
+    fn a_drop_is_minutes_down_without_an_attempt_to_return() {
         let dropped = ["fail port-dropped isolate link:mlx5_0/1"];
         assert_eq!(check(&[('+', "0"), ('+', "0")]), ["pass within-limits"]);
         assert_eq!(check(&[('+', "0"), ('-', "1")]), ["pass within-limits"]);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn boots_are_no_flaps() {
+    fn boots_are_not_flaps() {
         let ups = ["4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n"];
         let each = ups.map(|up| [(PORT, up)]);
         let ProbeOutput::Samples(mut samples) = sampled_files(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_not_the_same_as_nothing_understood() {
+    fn no_port_differs_from_an_unparseable_state() {
         assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]]), sampled_files(&[&[]])]), ["not-applicable no-rdma"]);
         assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[(PORT, "?")]]), sampled_files(&[&[]])]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_past_makes_it_panic(ups in "[+?-]{1,20}", count in ".{0,6}") {
+        fn no_history_makes_it_panic(ups in "[+?-]{1,20}", count in ".{0,6}") {
             check(&ups.chars().map(|up| (up, count.as_str())).collect::<Vec<_>>());
         }
     }

@@ -114,7 +114,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_port_outside_of_its_partition_is_found() {
+    fn a_port_without_a_required_pkey_is_reported() {
         let keys = ["0x8001\n", "0xffff\n", "0x0000\n"];
         assert_eq!(check("['0x8001']", "InfiniBand\n", &keys), ["pass within-limits"]);
         assert_eq!(check("['0x8001', '0x8005']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_or_not_shown_is_not_health() {
+    fn missing_settings_or_unreadable_keys_do_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
         assert_eq!(check("['0x8001']", "Ethernet\n", &["0xffff\n"]), ["not-applicable no-infiniband"]);
         assert_eq!(check("['0x8001']", "InfiniBand\n", &[]), ["inconclusive empty"]);

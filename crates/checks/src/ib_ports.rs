@@ -148,7 +148,7 @@ mod tests {
 
     // Made by hand after the kernel's documentation of /sys/class/infiniband.
     #[test]
-    fn a_port_that_worked_today_and_one_that_never_did_are_not_the_same() {
+    fn a_port_that_was_up_recently_differs_from_one_that_never_was() {
         let both = [(A, UP), (B, UP)];
         let one = [(A, UP), (B, DOWN)];
         assert_eq!(check(&[&both, &both], "5: LinkUp"), ["pass within-limits"]);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_site_names_the_ports_that_it_wants() {
+    fn configured_ports_must_be_up() {
         let with = |ports: &str, state: &[(&str, &str)]| {
             let params: Params = toml::from_str(&format!("ports = {ports}")).unwrap();
             classify_outputs_with(&CHECK, &params, None, &[sampled_files(&[state]), found(&[(PHYS_B, "3: Disabled")])])
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_not_the_same_as_nothing_understood() {
+    fn no_port_differs_from_an_unparseable_state() {
         assert_eq!(check(&[&[]], ""), ["not-applicable no-rdma"]);
         assert_eq!(check(&[&[(A, UP), (B, "?")]], ""), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);

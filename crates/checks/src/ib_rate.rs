@@ -121,7 +121,7 @@ mod tests {
     const NDR: &str = "400 Gb/sec (4X NDR)\n";
 
     #[test]
-    fn a_port_is_held_against_its_like_only() {
+    fn a_port_is_compared_only_with_ports_of_its_kind() {
         let storage = ("mlx5_2", "MT4123", UP, "200 Gb/sec (4X HDR)\n");
         let healthy = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, NDR), storage];
         assert_eq!(classify_outputs(&CHECK, &outputs(&healthy)), ["pass within-limits"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_is_not_known_is_not_full() {
+    fn an_unknown_rate_does_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
         let odd = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "fast\n")];
         assert_eq!(classify_outputs(&CHECK, &outputs(&odd)), ["inconclusive unparseable"]);

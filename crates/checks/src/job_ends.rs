@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_several_users_that_died_of_signals_are_worth_watching_and_others_are_not() {
+    fn jobs_of_several_users_killed_by_signals_are_reported_and_others_are_not() {
         let of = |all: &[(String, String)]| classify_outputs(&CHECK, &[output(all)]);
         assert_eq!(of(&[]), ["not-applicable no-job-ends"]);
         let two = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "139:0", "0:11"), noted(3, "bob", "0:7", "0:0")];
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_job_is_evidence_by_its_number_and_half_a_note_is_none() {
+    fn every_job_end_is_an_event_keyed_by_job_id_and_a_truncated_file_is_not() {
         let all = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "3:0", "0:0")];
         let Observation::Measured { events, .. } = interpret(&Params::new(), &[output(&all)]) else { panic!() };
         let found: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_record_is_recognised_with_its_part() {
+    fn each_kind_of_record_is_recognised_with_its_component() {
         for (text, finding) in [
             ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400", "machine-check reboot node"),
             (
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_records_and_faults_of_jobs_are_no_trouble() {
+    fn ordinary_records_and_job_faults_are_no_finding() {
         for text in [
             "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 9c00000000010090",
             "EDAC MC0: 7 CE memory read error on CPU0_DIMM_A1",
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_server_that_is_back_is_no_trouble() {
+    fn a_file_server_that_responds_again_is_no_finding() {
         let not_responding = "nfs: server filer1 not responding, still trying";
         let back = "nfs: server filer1 OK";
         assert_eq!(check(&[not_responding, not_responding, back]), ["pass within-limits"]);
@@ -337,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn an_old_record_does_not_fail_a_node_for_ever() {
+    fn an_old_record_does_not_fail() {
         let outputs = at_seconds(&[(1, "EXT4-fs (sda1): Remounting filesystem read-only")]);
         assert_eq!(classify_outputs(&CHECK, &outputs), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
+    fn an_unreadable_log_does_not_pass() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
         assert_eq!(classify_outputs(&CHECK, &[denied]), ["inconclusive denied"]);
     }
@@ -356,7 +356,7 @@ mod tests {
         }
 
         #[test]
-        fn no_near_miss_makes_it_panic(
+        fn no_near_match_makes_it_panic(
             start in "(nvme nvme|mce: \\[Hardware Error\\]: CPU |EDAC MC|I/O error, dev |EXT4-fs|XFS \\(|md/raid|nfs: server )",
             middle in "[ :,)(]{0,4}", rest in ".{0,40}",
         ) {

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_missed_by_either_spelling() {
+    fn a_missing_module_is_reported_in_either_spelling() {
         assert_eq!(check("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
         assert_eq!(check("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
         assert_eq!(check("['ext4']", &[]), ["inconclusive empty"]);

@@ -129,7 +129,7 @@ mod tests {
     const LINE: &str = "BOOT_IMAGE=/vmlinuz root=/dev/vda iommu=pt quiet\n";
 
     #[test]
-    fn a_setting_that_is_not_as_wanted_is_told() {
+    fn a_setting_that_differs_is_reported() {
         let both = "cmdline = ['iommu=pt']\n\
             sysctl = { 'kernel.numa_balancing' = 0, 'net.ipv4.tcp_rmem' = '4096 87380 6291456' }";
         assert_eq!(check(both, &[LINE, "0\n", "4096\t87380\t6291456\n"]), ["pass within-limits"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_or_not_understood_is_no_health() {
+    fn missing_or_invalid_settings_do_not_pass() {
         assert_eq!(check("", &[LINE]), ["not-applicable not-configured"]);
         assert_eq!(check("sysctl = ['a']", &[LINE]), ["inconclusive unparseable"]);
         assert_eq!(check("sysctl = { 'vm..x' = 1 }", &[LINE]), ["inconclusive unparseable"]);

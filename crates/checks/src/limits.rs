@@ -103,7 +103,7 @@ mod tests {
 
     // The first line is captured: Linux 6.18, virtual machine, 2026-11-15; others are made by hand.
     #[test]
-    fn a_table_that_runs_full_is_told_in_time() {
+    fn a_table_that_fills_up_is_reported_early() {
         let load = "1.28 3.54 3.39 3/100 13212\n";
         assert_eq!(check("522\t0\t2465610\n", load, "4194304\n"), ["pass within-limits"]);
         assert_eq!(check("900\t0\t1000\n", load, "4194304\n"), ["fail files-many monitor node"]);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_line_is_not_a_measurement() {
+    fn a_truncated_line_is_not_a_measurement() {
         for (files, load, pids) in [("1 0", "0 0 0 1/2 3", "9"), ("1 0 9", "0 0 0", "9"), ("1 0 9", "0 0 0 1/2", "0")] {
             assert_eq!(check(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
         }

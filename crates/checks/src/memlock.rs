@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_limit_matters_where_there_is_rdma() {
+    fn a_low_limit_fails_only_with_rdma_devices() {
         assert_eq!(check(&["mlx5_0"], SMALL), ["fail memlock-small monitor node"]);
         assert_eq!(check(&["mlx5_0"], &SMALL.replace("8388608  ", "unlimited")), ["pass within-limits"]);
         assert_eq!(check(&["mlx5_0"], &SMALL.replace("8388608  ", "17179869184")), ["pass within-limits"]);

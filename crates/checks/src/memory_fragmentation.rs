@@ -95,7 +95,7 @@ Node 0, zone   Normal   3997   2576   2592   1250    358    127    694    418   
     }
 
     #[test]
-    fn crumbs_on_one_numa_node_are_not_hidden_by_another() {
+    fn fragmentation_of_one_numa_node_is_not_hidden_by_another() {
         assert_eq!(check(HERE), ["pass within-limits"]);
         let crumbs = format!("{HERE}Node 1, zone   Normal  99999  2576  0  0  0  0  0  0  0  1  0\n");
         assert_eq!(check(&crumbs), ["fail memory-fragmented monitor node"]);

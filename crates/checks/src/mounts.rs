@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_site_names_must_be_there_as_named() {
+    fn configured_mounts_must_exist_as_configured() {
         let data = "mounts = [{ path = '/data set', type = 'nfs4', options = ['rw'] }]";
         assert_eq!(check(data, TABLE, fine()), ["pass within-limits"]);
         assert_eq!(check("mounts = ['/scratch']", TABLE, fine()), ["fail mount-missing reboot mount:/scratch"]);
@@ -218,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_local_file_system_that_turned_read_only_is_found_without_any_setting() {
+    fn a_local_file_system_that_became_read_only_is_reported_without_settings() {
         assert_eq!(check("", TABLE, fine()), ["pass within-limits"]);
         let damaged = TABLE.replace("ext4 rw", "ext4 ro");
         assert_eq!(check("", &damaged, fine()), ["fail mount-read-only reboot mount:/"]);
     }
 
     #[test]
-    fn a_setting_that_is_not_understood_is_told() {
+    fn an_invalid_setting_is_reported() {
         for mounts in ["mounts = '/data'", "mounts = [1]", "mounts = [{ path = '/', kind = 'x' }]"] {
             assert_eq!(check(mounts, TABLE, fine()), ["inconclusive unparseable"], "{mounts}");
         }

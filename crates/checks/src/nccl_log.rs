@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loopback_in_which_every_connection_takes_the_network_is_one() {
+    fn a_loopback_requires_every_connection_to_use_the_network() {
         let paths = judge("2.28-loopback", Mode::Loopback, 0..2).unwrap();
         assert_eq!(paths, PathCounts { all: 8, network: 8, without_gpu_direct: 0 });
         assert_eq!(judge("2.11-ib", Mode::Loopback, 0..4).unwrap().without_gpu_direct, 0);
     }
 
     #[test]
-    fn a_real_log_of_two_nodes_over_sockets_is_understood() {
+    fn a_captured_log_of_two_nodes_over_sockets_is_parsed() {
         let log = fixture("2.28.3-h200-two-ranks");
         let requested = RequestedPath { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
         assert_eq!(log.check_path(&requested).unwrap(), PathCounts { all: 8, network: 8, without_gpu_direct: 8 });
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fall_back_is_told_by_the_way_it_took() {
+    fn a_fallback_is_reported_with_its_transport() {
         for (name, expected) in [
             ("2.28-socket", "8 of 8 connections did not go through the network IB: 8 through sockets (NET/Socket)"),
             ("2.21-peer", "from GPU to GPU (P2P)"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_of_which_the_log_is_silent_and_a_line_that_is_cut_make_it_unknown() {
+    fn a_rank_missing_in_the_log_and_a_truncated_line_make_the_path_unknown() {
         let missing = judge("2.28-loopback", Mode::Loopback, 0..3).unwrap_err();
         assert_eq!(missing, PathError::RankMissing { rank: 2, net: "IB".to_owned() });
         let silent = NcclLog::read("host:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_kept_in_few_and_ways_that_nobody_knows_are_not_taken_for_good() {
+    fn the_number_of_warnings_is_limited_and_unknown_transports_are_rejected() {
         let mut log = NcclLog::default();
         for n in 0..100 {
             log.add_line(&format!("host:1:2 [0] misc/socket.cc:{n} NCCL WARN no socket interface found"));
@@ -324,7 +324,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_makes_it_panic_and_none_alone_is_a_whole_loopback(line in ".{0,200}") {
+        fn no_line_makes_it_panic_and_no_single_line_is_a_complete_loopback(line in ".{0,200}") {
             let mut log = NcclLog::default();
             log.add_line(&line);
             log.add_line(&format!("host:1:2 [0] NCCL INFO Channel {line}"));

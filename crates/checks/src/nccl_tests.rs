@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_output_gives_the_bandwidth_of_the_largest_size() {
+    fn every_output_format_gives_the_bandwidth_of_the_largest_size() {
         for (text, bytes, bandwidth) in [
             (NEW, 134_217_728, 425.21),
             (OLD, 4_194_304, 62.23),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_size_that_ran_several_times_the_one_in_the_middle_counts() {
+    fn the_median_of_repeated_runs_of_a_size_counts() {
         let row =
             |rate: &str| format!("  8589934592 2147483648 float sum -1 35920 239.14 {rate} 0 35915 239.17 418.55 0\n");
         let head = NEW.lines().find(|line| line.contains("busbw")).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_counted_wherever_they_are_told() {
+    fn wrong_values_are_counted_wherever_they_are_reported() {
         assert_eq!(parse(WRONG).unwrap().wrong, 12);
         assert_eq!(parse(&WRONG.replace("12 FAILED", "0 OK")).unwrap().wrong, 12, "the rows count wrong values too");
         assert_eq!(parse(&NEW.replace("0 OK", "3 FAILED")).unwrap().wrong, 3);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_failed_was_cut_or_was_not_compared_is_no_run() {
+    fn a_failed_truncated_or_unverified_run_is_an_error() {
         let failed = format!("{NEW}gpu-f: Test NCCL failure common.cu:958 'unhandled system error'\n");
         assert!(matches!(parse(&failed), Err(NcclTestsError::Failed(text)) if text.contains("common.cu:958")));
         let cut = &NEW[..NEW.find("# Out of bounds").unwrap()];
@@ -296,7 +296,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic_and_what_is_read_are_numbers(text in ".{0,400}", cut in 0..2000usize) {
+        fn no_text_makes_it_panic_and_parsed_values_are_finite(text in ".{0,400}", cut in 0..2000usize) {
             let _read = parse(&text);
             for output in [NEW, OLD, JSON] {
                 let end = (0..=cut.min(output.len())).rev().find(|end| output.is_char_boundary(*end)).unwrap();

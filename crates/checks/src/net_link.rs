@@ -152,7 +152,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn each_trouble_is_found_on_its_interface() {
+    fn each_problem_is_reported_for_its_interface() {
         let still = ["3\n", "3\n"];
         assert_eq!(check("100000\n", still, still), ["pass within-limits"]);
         assert_eq!(check("10000\n", still, still), ["fail network-slow monitor nic:eth1"]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_is_no_number_is_not_zero() {
+    fn a_non_numeric_counter_is_not_zero() {
         assert_eq!(check("100000\n", ["3", "?"], ["0", "0"]), ["inconclusive unparseable"]);
         let nothing = [found(&[]), found(&[]), sampled_files(&[&[]]), sampled_files(&[&[]]), sampled_files(&[&[]])];
         assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-interface"]);

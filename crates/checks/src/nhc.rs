@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_found_with_their_codes() {
+    fn failures_are_reported_with_their_codes() {
         for (text, finding) in [
             ("check_fs_mount:  /scratch not mounted", "nhc-failed monitor"),
             ("check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009", "nhc-2009 reboot"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_azure_has_its_rule() {
+    fn every_azure_fault_code_has_a_rule() {
         for (number, _) in FAULTS {
             let lines = ran(1, &azure(&format!("check_x: y FaultCode: NHC{number}")), "");
             assert!(lines[0].starts_with(&format!("fail nhc-{number} ")), "{lines:?}");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_or_late_run_says_nothing() {
+    fn a_killed_or_timed_out_run_is_inconclusive() {
         let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
         assert_eq!(classify_outputs(&CHECK, &[killed]), ["inconclusive killed"]);
         let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "nhc"));

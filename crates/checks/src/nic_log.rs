@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_record_is_found_on_its_card() {
+    fn each_kind_of_record_is_reported_for_its_adapter() {
         assert_eq!(check(&[]), ["pass within-limits"]);
         for (text, finding) in [
             ("mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error", "nic-dead isolate"),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_records_and_other_drivers_are_no_trouble() {
+    fn ordinary_records_and_other_drivers_are_no_finding() {
         for text in [
             "mlx5_core 0000:3b:00.0: firmware version: 28.39.1002",
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cable_that_was_put_back_is_no_trouble() {
+    fn a_reconnected_cable_is_no_finding() {
         let (out, back) = (
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_card_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+    fn not_applicable_without_an_adapter_unless_the_log_has_records() {
         let none =
             || [links(&[("/sys/bus/pci/drivers/mlx5_core/module", "/sys/module/mlx5_core")]), links(&[]), links(&[])];
         assert_eq!(with(logged(&[]), none()), ["not-applicable no-mlx5"]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_record_does_not_fail_a_node_for_ever() {
+    fn an_old_record_does_not_fail() {
         let dead = "mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error";
         assert_eq!(with(at_seconds(&[(1, dead)]), cards()), ["pass within-limits"]);
     }

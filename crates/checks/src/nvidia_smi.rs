@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_a_real_log_have_the_units_of_nvml() {
+    fn fields_of_a_captured_log_have_the_units_of_nvml() {
         let numbers = [
             ("memory.total", 150_754_820_096.0),
             ("power.limit", 700.0),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_have_and_what_it_does_not_tell_are_different() {
+    fn unsupported_and_unreported_fields_differ() {
         let gpu = gpu(H200, &["retired_pages.pending", "fabric.state", "nvlink.*.state", "inforom.valid", "serial"]);
         for name in ["retired_pages.pending", "fabric.state"] {
             assert_eq!(gpu.get(name), Some(&FieldValue::NotSupported), "{name}");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn words_in_the_place_of_a_number_are_no_number() {
+    fn text_instead_of_a_number_is_not_a_number() {
         for (word, reading) in [
             ("N/A", FieldValue::NotSupported),
             ("[Not Supported]", FieldValue::NotSupported),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_compute_are_listed_and_no_list_is_not_an_empty_one() {
+    fn compute_processes_are_listed_and_a_missing_list_is_not_an_empty_one() {
         let fields = ["process.*.pid", "process.*.memory"];
         assert_eq!(gpu(H200, &fields).fields, [], "an empty list is valid");
         let one = |pid: u32, kind: &str| {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_process_is_not_a_part_of_the_log() {
+    fn a_process_name_is_not_parsed_as_xml() {
         for (name, known) in [("a &amp; b &#60;", "a & b <"), ("a && b", "a && b"), ("a &b; c", "a &b; c")] {
             let log = H200.replace("<product_name>NVIDIA H200<", &format!("<product_name>{name}<"));
             assert_eq!(gpu(&log, &["name"]).text("name"), Some(known), "{name}");

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_are_found_also_when_they_are_too_few_everywhere() {
+    fn missing_links_are_reported_even_if_missing_on_every_gpu() {
         assert_eq!(check(&[[n(1.0), n(1.0)], [n(1.0), n(1.0)]]), ["pass within-limits"]);
         assert_eq!(check(&[[n(0.0), n(0.0)], [n(0.0), n(0.0)]]).len(), 2);
         let fewer = [n(1.0), FieldValue::NotSupported];
@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_nvlink_state_finds_is_not_told_twice() {
+    fn a_link_reported_by_nvlink_state_is_not_reported_twice() {
         assert_eq!(check(&[[n(1.0), n(1.0)], [n(1.0), n(0.0)]]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_cannot_be_counted_or_judged_is_said() {
+    fn unreadable_counts_and_a_missing_profile_are_reported() {
         assert_eq!(check(&[[n(1.0), lost()]]), ["inconclusive failed"]);
         assert_eq!(check(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         let one = [("nvlink.0.state", n(1.0))];

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_are_found_and_a_few_are_nothing() {
+    fn very_many_crc_errors_are_reported_and_a_few_are_not() {
         assert_eq!(check(n(0.0), n(0.0)), ["pass within-limits"]);
         assert_eq!(check(n(3.6e6), n(0.0)), ["pass within-limits"]);
         assert_eq!(check(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_counter_does_not_pass() {
         assert_eq!(check(n(0.0), lost()), ["inconclusive failed"]);
         assert_eq!(check(FieldValue::NotSupported, FieldValue::NotSupported), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

@@ -110,21 +110,21 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_found_on_its_link() {
+    fn a_high_error_rate_is_reported_for_its_link() {
         assert_eq!(check("36000 1", with(0, 0.0)), ["pass within-limits"]);
         assert_eq!(check("36000 1", with(0, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/0"]);
         assert_eq!(check("36000 1", with(3, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/1"]);
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
+    fn the_rate_is_averaged_over_the_uptime() {
         assert_eq!(check("2592000 1", with(0, 500.0)), ["pass within-limits"]);
         // One replay in the first minute after a boot is not a rate.
         assert_eq!(check("30 1", with(0, 1.0)), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_counter_does_not_pass() {
         let mut counters = with(0, 0.0);
         counters[3] = lost();
         assert_eq!(check("36000 1", counters), ["inconclusive failed"]);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_is_found_on_its_gpu() {
+    fn a_link_that_is_down_is_reported_for_its_gpu() {
         let none = Params::new();
         assert_eq!(check(&none, &["1111", "1111"]), ["pass within-limits"]);
         assert_eq!(check(&none, &["1111", "1011"]), ["fail nvlink-down reset gpu:0000:19:00.0"]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn boards_without_bridges_have_no_nvlink_to_be_down() {
+    fn boards_without_bridges_have_no_nvlink() {
         let none = Params::new();
         assert_eq!(check(&none, &["0000", "0000"]), ["not-applicable nvlink-unused"]);
         assert_eq!(check(&none, &["----", ""]), ["not-applicable no-nvlink"]);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_would_not_tell_is_not_up() {
+    fn an_unreadable_link_state_does_not_pass() {
         assert_eq!(check(&Params::new(), &["1111", "1x11"]), ["inconclusive failed"]);
         assert_eq!(check(&Params::new(), &["xxxx"]), ["inconclusive failed"]);
         let lost_field = [("nvlink.*.state", lost())];

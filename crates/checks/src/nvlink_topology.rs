@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_gpu_is_not_a_connected_one() {
+    fn a_lost_gpu_is_not_connected() {
         let well = [("nvlink.0.remote_kind", n(2.0)), (MIG, n(0.0)), ("p2p.1.nvlink", n(0.0))];
         let lost_fields = [("nvlink.*.remote_kind", lost()), (MIG, lost()), ("p2p.*.nvlink", lost())];
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&well, &lost_fields])]), ["inconclusive failed"]);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn one_disk_less_is_missed_and_no_profile_is_no_pass() {
+    fn a_missing_disk_is_reported_and_a_missing_profile_does_not_pass() {
         assert_eq!(check(Some(8.0), disks(8)), ["pass within-limits"]);
         assert_eq!(check(Some(8.0), disks(7)), ["fail nvme-count-wrong isolate node"]);
         assert_eq!(check(None, disks(8)), ["inconclusive no-limit"]);

@@ -188,7 +188,7 @@ mod tests {
         "media_errors":0}"#;
 
     #[test]
-    fn a_disk_announces_its_end() {
+    fn smart_warnings_are_reported() {
         assert_eq!(check(GOOD), ["pass within-limits"]);
         for (from, to, line) in [
             ("warning\":0", "warning\":4", "fail nvme-failing isolate disk:nvme0"),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_was_not_asked_or_did_not_answer_is_not_well() {
+    fn a_disk_without_smart_data_does_not_pass() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "nvme: not found"));
         let one = || ProbeOutput::Names(vec!["nvme0".into()]);
         assert_eq!(classify_outputs(&CHECK, &[one(), missing()]), ["inconclusive missing"]);

@@ -80,7 +80,7 @@ mod tests {
 
     // Made by hand; the words are those of the kernel's nvme_sysfs_show_state.
     #[test]
-    fn a_dead_disk_is_found_beside_a_live_one() {
+    fn a_dead_disk_is_reported_next_to_a_live_one() {
         assert_eq!(check("live\n"), ["pass within-limits"]);
         assert_eq!(check("dead\n"), ["fail nvme-dead isolate disk:nvme1"]);
         assert_eq!(check("resetting\n"), ["fail nvme-not-live monitor disk:nvme1"]);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_switch_is_found_also_if_all_are_missing() {
+    fn missing_switches_are_reported_even_if_all_are_missing() {
         assert_eq!(
             check(&["nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)),
             ["pass within-limits"]

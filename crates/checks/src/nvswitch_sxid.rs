@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_record_is_weighed_on_its_switch() {
+    fn each_kind_of_record_is_classified_for_its_switch() {
         assert_eq!(check(&[]), ["pass within-limits"]);
         for (record, finding) in [
             ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", "sxid-12028 reboot"),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_switch_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+    fn not_applicable_without_a_switch_unless_the_log_has_records() {
         assert_eq!(with(logged(&[]), links(&[])), ["not-applicable no-nvswitch"]);
         assert_eq!(with(logged(&[]), links(&["module", "bind"])), ["not-applicable no-nvswitch"]);
         let line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11013, Fatal, Link 46 ingress header DBE";
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_sxid_does_not_fail_a_node_for_ever() {
+    fn an_old_sxid_does_not_fail() {
         let line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11013, Fatal, Link 46 ingress header DBE";
         assert_eq!(with(at_seconds(&[(1, line)]), links(&["0000:05:00.0"])), ["pass within-limits"]);
     }

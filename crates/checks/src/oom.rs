@@ -134,7 +134,7 @@ mod tests {
     ];
 
     #[test]
-    fn kills_of_this_hour_count() {
+    fn kills_within_the_last_hour_count() {
         assert_eq!(check(&[], "system", &["0", "0"]), ["pass within-limits"]);
         assert_eq!(check(&[], "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
         assert_eq!(check(&[], "kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
+    fn a_kill_counted_by_log_and_cgroup_is_one_finding() {
         let mut log = logged(&GLOBAL);
         log.truncate(3);
         assert_eq!(classify_outputs(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_met_its_own_limit_is_counted_here_and_is_not_the_node_out_of_memory() {
+    fn a_job_that_hit_its_own_limit_is_counted_here_and_not_as_node_out_of_memory() {
         let own = [
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/a,task_memcg=/system.slice/a,task=python3,pid=7,uid=0",
             "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB",

@@ -116,7 +116,7 @@ pub(crate) mod tests {
         PCI_SLOT_NAME=0000:00:03.0\nMODALIAS=pci:v00001AF4d00001041sv00001AF4sd00001041bc02sc00i00\n";
 
     #[test]
-    fn functions_are_known_by_their_class() {
+    fn functions_are_identified_by_their_class() {
         let path = "/sys/bus/pci/devices/0000:00:03.0/uevent";
         let kind_of = |text: &str| {
             let output = crate::files::tests::found(&[(path, text)]);

@@ -197,21 +197,21 @@ mod tests {
     }
 
     #[test]
-    fn redirection_above_a_gpu_is_found() {
+    fn redirection_above_a_gpu_is_reported() {
         assert_eq!(check("30200", BARE, &config(0)), ["pass within-limits"]);
         assert_eq!(check("30200", BARE, &config(0x0001)), ["pass within-limits"]);
         assert_eq!(check("30200", BARE, &config(0x001d)), ["fail acs-redirects monitor link:0000:15:01.0"]);
     }
 
     #[test]
-    fn a_virtual_machine_and_one_without_gpu_are_not_judged() {
+    fn not_applicable_on_a_virtual_machine_or_without_a_gpu() {
         let virtual_machine = "flags\t\t: fpu hypervisor lahf_lm\n";
         assert_eq!(check("30200", virtual_machine, &config(0x1d)), ["not-applicable virtual-machine"]);
         assert_eq!(check("20000", BARE, &config(0x1d)), ["not-applicable no-gpu"]);
     }
 
     #[test]
-    fn without_the_right_to_look_nothing_is_said() {
+    fn inconclusive_without_permission_to_read_the_configuration_space() {
         assert_eq!(check("30200", BARE, &"00".repeat(64)), ["inconclusive denied"]);
         assert_eq!(check("30200", BARE, "xyz"), ["inconclusive unparseable"]);
         let circle = config(0).replace("0d000100", "01000110");

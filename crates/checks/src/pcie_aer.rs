@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn an_old_error_fails_nobody_for_ever() {
+    fn an_old_error_does_not_fail() {
         assert_eq!(check(&[["7", "7", "5000"], ["7", "7", "5000"]]), ["pass within-limits"]);
         assert_eq!(check(&[["7", "7", "5000"]]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_zero() {
+    fn an_unreadable_counter_is_not_zero() {
         assert_eq!(check(&[["0", "0", "0"], ["?", "0", "0"]]), ["inconclusive unparseable"]);
         let nothing = [found(&[]), sampled_files(&[&[]]), sampled_files(&[&[]]), sampled_files(&[&[]])];
         assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-aer"]);

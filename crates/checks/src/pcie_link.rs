@@ -158,7 +158,7 @@ mod tests {
     const GPU: (&str, &str) = ("30200", "10DE:2330");
 
     #[test]
-    fn fewer_lanes_than_both_sides_can_do_are_found() {
+    fn fewer_lanes_than_both_sides_support_are_reported() {
         let half = ["8\n", "32.0 GT/s PCIe\n"];
         assert_eq!(check(NIC.0, NIC.1, FULL, FULL, FULL), ["pass within-limits"]);
         assert_eq!(check(NIC.0, NIC.1, half, FULL, FULL), ["fail pcie-narrow isolate nic:0000:18:00.0"]);
@@ -167,19 +167,19 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_card_in_a_narrow_slot_is_as_it_was_built() {
+    fn a_wide_card_in_a_narrow_slot_passes() {
         let half = ["8\n", "16.0 GT/s PCIe\n"];
         assert_eq!(check(NIC.0, NIC.1, half, FULL, half), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_slow_adapter_is_found() {
+    fn a_slow_adapter_is_reported() {
         let slow = ["16\n", "2.5 GT/s PCIe\n"];
         assert_eq!(check(NIC.0, NIC.1, slow, FULL, FULL), ["fail pcie-slow monitor nic:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_virtual_device_has_no_link_to_judge() {
+    fn a_virtual_device_has_no_link() {
         let none = ["255\n", "Unknown\n"];
         assert_eq!(check(NIC.0, NIC.1, none, none, none), ["not-applicable no-link"]);
         assert_eq!(check("c0330", "8086:0001", FULL, FULL, FULL), ["not-applicable no-link"]);

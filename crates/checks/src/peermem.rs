@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_missed_only_where_it_is_needed() {
+    fn a_missing_module_is_reported_only_where_it_is_needed() {
         let line = ["fail peermem-missing monitor node"];
         assert_eq!(check("", &["mlx5_0"], LOADED, CLOSED), ["pass within-limits"]);
         assert_eq!(check("", &["mlx5_0"], WITHOUT, CLOSED), line);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         assert_eq!(check("", &["mlx5_0"], "", CLOSED), ["inconclusive unparseable"]);
         assert_eq!(check("", &["mlx5_0"], WITHOUT, ""), ["inconclusive unparseable"]);
         assert_eq!(check("required = 1", &["mlx5_0"], LOADED, CLOSED), ["inconclusive unparseable"]);

@@ -118,7 +118,7 @@ mod tests {
     const BROKEN: &str = include_str!("../fixtures/perftest/completion-error.txt");
 
     #[test]
-    fn versions_of_several_years_are_read_in_their_units() {
+    fn several_versions_are_parsed_with_their_units() {
         assert_eq!(parse(GBITS), Ok(WriteBandwidth { message: 8_388_608, bits_per_second: 394.61e9 }));
         let WriteBandwidth { message, bits_per_second } = parse(MEBIBYTES).unwrap();
         assert_eq!((message, (bits_per_second / 1e9).round()), (65_536, 93.0));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_result_has_none() {
+    fn output_without_a_result_is_rejected() {
         assert_eq!(parse(""), Err(PerftestError::NoColumns));
         assert_eq!(parse(REFUSED), Err(PerftestError::NoColumns));
         assert_eq!(parse(BROKEN), Err(PerftestError::NoRow));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+    fn only_lost_messages_are_attributed_to_the_hardware() {
         let PerftestFailure::Traffic(text) = classify_failure(BROKEN) else { panic!("traffic") };
         assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no acknowledgement after all retries)");
         let PerftestFailure::Other(text) = classify_failure(REFUSED) else { panic!("other") };

@@ -151,7 +151,7 @@ mod tests {
     const LOST: &str = include_str!("../fixtures/pingpong/tcp-lost-the-client.txt");
 
     #[test]
-    fn real_runs_are_read() {
+    fn captured_runs_are_parsed() {
         let PingpongResult { message, bits_per_second, seconds } = parse(ONE).unwrap();
         assert_eq!((message, bits_per_second.round(), (seconds * 1e9).round()), (1 << 20, 26_403_440_000.0, 317_710.0));
         let PingpongResult { message, bits_per_second, .. } = parse(ALL).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_result_has_none() {
+    fn output_without_a_result_is_rejected() {
         assert_eq!(parse(""), Err(PingpongError::NoColumns));
         assert_eq!(parse(SERVER), Err(PingpongError::NoColumns));
         assert_eq!(parse(ONE.lines().next().unwrap()), Err(PingpongError::NoRow));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+    fn only_lost_messages_are_attributed_to_the_hardware() {
         let PingpongFailure::Other(text) = classify_failure(CLIENT, SERVER) else { panic!("other") };
         assert_eq!(text, "fi_getinfo(): util/pingpong.c:1489, ret=-61 (No data available)");
         let PingpongFailure::Other(text) = classify_failure(CLIENT, "") else { panic!("other") };

@@ -104,7 +104,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn who_hangs_in_the_driver_wants_a_boot() {
+    fn a_process_stuck_in_the_driver_requires_a_reboot() {
         assert_eq!(check(process("python", 'R', 600, "")), ["pass within-limits"]);
         let nvidia = ["fail nvidia-stuck reboot node"];
         assert_eq!(check(process("nvidia-smi", 'D', 6, "")), nvidia);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_of_a_container_are_not_those_of_the_machine() {
+    fn processes_of_a_container_are_rejected() {
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
         let own = vec![process("doctor-node", 'R', 600, "")];
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(own)]), ["inconclusive denied"]);

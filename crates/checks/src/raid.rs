@@ -125,7 +125,7 @@ mod tests {
         unused devices: <none>\n";
 
     #[test]
-    fn a_mirror_with_one_half_and_a_stripe_with_none_are_found() {
+    fn a_degraded_mirror_and_a_broken_stripe_are_reported() {
         assert_eq!(check(MIRROR, "clean\n"), ["pass within-limits"]);
         let half = MIRROR.replace("[2/2] [UU]", "[2/1] [U_]").replace("sdb2[1]", "sdb2[1](F)");
         assert_eq!(check(&half, "clean\n"), ["fail raid-degraded monitor disk:md127"]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn no_array_is_not_applicable_and_no_answer_is_no_health() {
+    fn not_applicable_without_an_array_and_unreadable_input_does_not_pass() {
         assert_eq!(check("Personalities : \nunused devices: <none>\n", ""), ["not-applicable no-raid"]);
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
         assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Missing), found(&[])]), ["not-applicable no-raid"]);

@@ -139,7 +139,7 @@ mod tests {
     const GOOD: (&str, &str, &str) = ("Ethernet\n", "up\n", "9000\n");
 
     #[test]
-    fn an_interface_that_is_not_as_the_others_is_found() {
+    fn an_interface_that_differs_from_the_others_is_reported() {
         assert_eq!(check(&[GOOD, GOOD]), ["pass within-limits"]);
         let down = ("Ethernet\n", "down\n", "9000\n");
         assert_eq!(check(&[GOOD, down]), ["fail roce-interface-down isolate nic:gpu1rdma"]);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn infiniband_has_none_of_this() {
+    fn not_applicable_on_infiniband() {
         assert_eq!(check(&[("InfiniBand\n", "down\n", "1500\n")]), ["not-applicable no-roce"]);
         assert_eq!(check(&[]), ["not-applicable no-rdma"]);
         assert_eq!(check(&[("Ethernet\n", "up\n", "big")]), ["inconclusive unparseable"]);

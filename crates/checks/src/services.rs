@@ -124,7 +124,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_service_without_a_process_does_not_run() {
+    fn a_service_without_a_process_is_not_running() {
         let good = "populated 1\nfrozen 0\n";
         assert_eq!(check("['slurmd.service', 'munge', 'getty@tty1']", good), ["pass within-limits"]);
         let bad = "fail service-not-running reboot service:munge";
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_of_control_groups_lists_processes() {
+    fn cgroup_v1_lists_processes() {
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let with = |text: &str| {
             let first = found(&[("/sys/fs/cgroup/systemd/system.slice/sshd.service/cgroup.procs", text)]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_named_and_nothing_seen_are_not_health() {
+    fn missing_settings_and_unreadable_cgroups_do_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let nothing: Vec<_> = (0..4).map(|_| found(&[])).collect();

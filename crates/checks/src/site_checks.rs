@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_command_that_is_said_to_be_quick_runs_on_a_node_at_work() {
+    fn only_a_command_declared_quick_runs_on_a_busy_node() {
         let spec = |more: &str| {
             let text = format!("[tests.quota.params]\ncommand = [\"/bin/quota\"]\n{more}");
             site_checks(&Policy::with_site_settings(&text).unwrap())[0].spec
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_none_says_what_it_should_be() {
+    fn an_invalid_command_is_reported_with_the_expected_format() {
         for command in [toml::Value::from("one string"), toml::Value::Array(vec![]), toml::Value::from(3)] {
             let params: Params = [(COMMAND.to_owned(), command)].into();
             assert!(probes(&params).is_empty());

@@ -27,7 +27,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_port_that_is_listened_on_is_told_from_one_that_is_in_use() {
+    fn a_listening_port_differs_from_a_connected_one() {
         assert!(is_listening(TABLE, 5555));
         assert!(!is_listening(TABLE, 5556), "a connection is no listener");
         assert!(!is_listening(TABLE, 5557) && !is_listening("", 5555));

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verified_mount_without_peers_past_or_profile_passes() {
+    fn a_verified_mount_without_peers_history_or_profile_passes() {
         assert_eq!(judged(measured(1.0, Vec::new())), ["pass within-limits"]);
     }
 
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn slowness_is_judged_by_the_floor_the_profile_and_the_mounts_own_past() {
+    fn slowness_is_classified_by_minimum_profile_and_the_mounts_history() {
         let slow = judged(measured(1e-3, Vec::new()));
         assert_eq!(slow.len(), 4, "2 MB/s in four patterns: {slow:?}");
         let expect = [("randread_iops".to_owned(), 80_000.0)].into();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pattern_is_judged() {
+    fn every_pattern_is_classified() {
         for pattern in Pattern::ALL {
             let what = if pattern.spec().block == 1 << 20 { "bw" } else { "iops" };
             assert!(RULES.contains(&format!("metric = \"{}_{what}\"", pattern.code())), "{}", pattern.code());
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_could_not_be_made_is_inconclusive() {
+    fn a_test_that_could_not_run_is_inconclusive() {
         let missing = ProbeFailure::new(FailureKind::Missing, "fio is not installed");
         assert_eq!(judged(ProbeOutput::Failed(missing)), ["inconclusive missing"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_what_the_parameters_say() {
+    fn parameters_reach_the_test() {
         let default = test_params(&Params::new()).unwrap();
         assert_eq!(default.places, [StorageTarget::Mount("/".to_owned())]);
         assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_understood_is_told() {
+    fn an_invalid_parameter_is_reported() {
         for text in [
             "mounts = '/data'",
             "mounts = []",

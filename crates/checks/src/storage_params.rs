@@ -174,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_small_share_of_what_is_free_is_taken() {
+    fn a_small_share_of_the_free_space_is_used() {
         const GIB: u64 = 1 << 30;
         let of = |requested, free| Sizes::fitting(requested, free).map(|sizes| (sizes.set >> 20, sizes.verified >> 20));
         assert_eq!(of(GIB, Some(100 * GIB)), Some((1024, 64)));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_says_the_same_after_a_trip() {
+    fn parameters_survive_a_round_trip() {
         let order = StorageParams {
             places: vec![StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())],
             size: 1 << 30,
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_a_tenth_of_what_is_free(requested: u64, free: u64) {
+        fn never_more_than_a_tenth_of_the_free_space(requested: u64, free: u64) {
             if let Some(sizes) = Sizes::fitting(requested, Some(free)) {
                 prop_assert!(sizes.set <= requested && sizes.set % (MANY_FILES << 20) == 0);
                 prop_assert!(2 * sizes.set + sizes.verified <= free / SHARE_OF_FREE);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_and_the_records_own_word_are_weighed() {
+    fn a_record_is_classified_by_its_number_and_its_own_rating() {
         for (text, expected) in [
             ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", Some("sxid-12028")),
             ("12028, Fatal, Link 32 egress non-posted PRIV error (First)", Some("sxid-12028")),

@@ -308,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_are_those_of_the_tables() {
+    fn rule_files_match_the_tables() {
         for (name, expected, written) in expected() {
             assert!(expected == written, "{name} should be:\n{expected}");
         }
     }
 
     #[test]
-    fn every_xid_stands_in_the_table_once() {
+    fn every_xid_is_in_the_table_once() {
         let numbers: Vec<u16> = XIDS.rows.iter().map(|row| row.n).collect();
         assert_eq!(numbers, (1..=172).collect::<Vec<_>>());
         assert!(XIDS.rows.iter().all(|row| row.arch.len() == 4 && !row.says.is_empty() && !row.peers.is_empty()));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_has_a_severity_and_what_is_counted_has_none() {
+    fn faults_have_a_severity_and_counted_xids_have_none() {
         for row in &XIDS.rows {
             let judged = matches!(row.class, Class::Fault | Class::Unused);
             assert_eq!(row.severity.is_some(), judged, "Xid {}", row.n);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn our_severity_is_what_nvidia_asks_for_at_once() {
+    fn severities_match_nvidias_immediate_actions() {
         for row in &XIDS.rows {
             let severity = match row.now.as_str() {
                 "RESET_GPU" => Some(Severity::Reset),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_nvlink5_is_read_and_fits_its_own_pattern() {
+    fn every_nvlink5_row_parses_and_matches_its_own_pattern() {
         let written = include_str!("tables/nvlink5.toml").lines().filter(|line| line.starts_with("  [")).count();
         assert_eq!((NVLINK5.rows.len(), written), (95, 95));
         for row in &NVLINK5.rows {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn severities_of_dcgm_read_back() {
+    fn dcgm_severities_survive_a_round_trip() {
         for number in 0..=6 {
             let severity = DcgmSeverity::from_number(number).unwrap();
             assert_eq!(serde_json::to_value(severity).unwrap(), severity.word());

@@ -72,7 +72,7 @@ mod tests {
 
     // Made by hand in the format of the probe.
     #[test]
-    fn a_clock_that_is_not_synchronised_is_not_right_by_chance() {
+    fn an_unsynchronised_clock_fails_even_with_a_small_offset() {
         let good = "synchronized 1\noffset_us -12\nmax_error_us 5000\nestimated_error_us 100\nfrequency_ppm 1.5\n";
         assert_eq!(check(good), ["pass within-limits"]);
         assert_eq!(check(&good.replace("synchronized 1", "synchronized 0")), ["fail clock-not-kept monitor node"]);

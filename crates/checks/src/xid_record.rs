@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_line_is_read() {
+    fn every_line_format_is_parsed() {
         for (text, number, gpu) in [
             ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, "05"),
             ("NVRM: Xid (PCI:0000:18:00, GPU-I:03): 43, pid=4242, name=python, Ch 00000008", 43, "18"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_verdict_is_read_by_its_number() {
+    fn the_drivers_recovery_action_is_parsed() {
         for (to, recovery) in [
             ("0x0 (None)", Some(Recovery::None)),
             ("0x1 (GPU Reset Required)", Some(Recovery::Reset)),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_exception_is_read() {
+    fn gpc_and_tpc_of_an_exception_are_parsed() {
         let text =
             "NVRM: Xid (PCI:0000:18:00): 13, pid=1, Graphics SM Warp Exception on (GPC 4, TPC 0, SM 1): Out Of Range";
         assert_eq!(xid(text).gpc_tpc(), Some((4, 0)));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_xid_74_are_weighed() {
+    fn registers_of_xid_74_are_classified() {
         for (registers, fault) in [
             ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", LinkFault::Mechanical),
             ("0x1, 0x0, 0x0, 0x30000, 0x0, 0x0, 0x0", LinkFault::Minor),

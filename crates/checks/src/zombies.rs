@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_usual_and_thousands_are_not() {
+    fn a_few_zombies_pass_and_thousands_do_not() {
         assert_eq!(check(0), ["pass within-limits"]);
         assert_eq!(check(1000), ["pass within-limits"]);
         assert_eq!(check(1001), ["fail zombies-many monitor node"]);

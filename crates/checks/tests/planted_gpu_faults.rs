@@ -242,13 +242,13 @@ fn gpu_checks() -> impl Iterator<Item = (&'static Check, Vec<Probe>)> {
 }
 
 #[test]
-fn a_healthy_machine_gives_no_finding_and_no_doubt() {
+fn a_healthy_machine_has_no_finding_and_no_inconclusive_check() {
     assert!(gpu_checks().count() >= 35, "{}", gpu_checks().count());
     assert_eq!(healthy().findings(), [""; 0]);
 }
 
 #[test]
-fn each_field_that_goes_wrong_is_found_once() {
+fn each_faulty_field_is_reported_once() {
     for (field, value, line) in [
         ("recovery_action", 1.0, "gpu-recovery-action recovery-reset reset"),
         ("recovery_action", 2.0, "gpu-recovery-action recovery-reboot reboot"),
@@ -298,7 +298,7 @@ fn each_field_that_goes_wrong_is_found_once() {
 }
 
 #[test]
-fn each_thing_that_is_missing_is_found_once() {
+fn each_missing_part_is_reported_once() {
     let machine = |change: fn(&mut Machine)| {
         let mut machine = healthy();
         change(&mut machine);
@@ -338,7 +338,7 @@ fn each_thing_that_is_missing_is_found_once() {
 
 /// One cause is one finding; whatever could not be checked is inconclusive, and nothing passes because of it.
 #[test]
-fn a_lost_gpu_and_a_dead_driver_are_one_finding_among_doubts() {
+fn a_lost_gpu_or_a_hung_driver_is_one_finding_and_other_checks_are_inconclusive() {
     let mut lost = healthy();
     for reading in lost.gpus[4].1.values_mut() {
         *reading = FieldValue::Failed { code: 15, text: "GPU is lost".to_owned() };
@@ -357,7 +357,7 @@ fn a_lost_gpu_and_a_dead_driver_are_one_finding_among_doubts() {
 }
 
 #[test]
-fn a_machine_without_gpus_has_no_gpu_check_to_fail() {
+fn no_gpu_check_fails_on_a_machine_without_gpus() {
     let mut bare = healthy();
     bare.on_pci.clear();
     bare.gpus.clear();

@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn no_answer_makes_any_check_panic(
+    fn no_probe_output_makes_a_check_panic(
         texts in proptest::collection::vec("[ -~\n\t]{0,60}|[0-9.:/-]{0,12}|.{0,20}", 1..4),
     ) {
         for check in Catalogue::built_in().iter() {

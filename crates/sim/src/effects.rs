@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_and_a_torn_last_line_is_left_out() {
+    fn effects_survive_a_round_trip_and_an_incomplete_last_line_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("effects.jsonl");
         let mut log = EffectLog::with_file(&path).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_another_digest() {
+    fn the_digest_depends_on_the_order_of_effects() {
         let digest = |effects: Vec<EffectKind>| {
             let mut log = EffectLog::default();
             effects.into_iter().for_each(|what| log.add(Timestamp::from_secs(5), what));

@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_one_fate_per_seed() {
+    fn faults_of_a_machine_are_reproducible_per_seed() {
         assert_eq!(fates(1, 5), fates(1, 5));
         assert_ne!(fates(1, 5), fates(2, 5));
         assert_ne!(fates(1, 5), fates(1, 6));
     }
 
     #[test]
-    fn a_fleet_breaks_about_as_often_as_was_published() {
+    fn a_fleet_fails_at_about_the_published_rate() {
         let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
         let start = Timestamp::from_secs(0);
         let end = start.plus(Span::days(2000));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_does_not_begin_with_a_burst() {
+    fn a_fleet_does_not_start_with_a_burst_of_faults() {
         let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
         let start = Timestamp::from_secs(0);
         let end = start.plus(Span::days(30));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_young_machine_ages_faster_until_it_is_grown() {
+    fn a_new_machine_fails_more_often_during_its_infant_period() {
         let assumptions = Assumptions::default();
         let now = Timestamp::from_secs(0);
         let new = Machine::new(Seed(1), 0, 1, now, &assumptions);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn production_judgement_passes_healthy_machines_and_fails_every_shown_fault() {
+    fn production_rules_pass_healthy_machines_and_fail_every_detected_fault() {
         let catalogue = catalogue();
         let rules = catalogue.rules(&Policy::built_in()).unwrap();
         let assumptions = Assumptions { outlier: 0.0, ..Assumptions::default() };

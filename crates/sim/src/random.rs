@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_repeat_and_do_not_disturb_each_other() {
+    fn streams_are_reproducible_and_independent() {
         let mut a = Seed(7).stream(Purpose::Faults, 1, 2);
         let mut again = Seed(7).stream(Purpose::Faults, 1, 2);
         let mut other = Seed(7).stream(Purpose::Noise, 1, 2);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_the_means_they_are_named_for() {
+    fn draws_have_the_expected_means() {
         let mut stream = Seed(1).stream(Purpose::Noise, 0, 0);
         assert!((mean(|| stream.unit()) - 0.5).abs() < 0.01);
         assert!((mean(|| stream.exponential()) - 1.0).abs() < 0.03);

@@ -85,7 +85,7 @@ fn an_xid_of_an_application_is_no_fault_of_the_node() {
 }
 
 #[test]
-fn the_consequences_of_an_xid_are_not_told_beside_it() {
+fn consequences_of_an_xid_are_not_reported_separately() {
     assert_eq!(check(&["119, pid=1", "45, pid=1", "43, pid=2"]), fails("xid-119 reset"));
     let after = ["79, GPU has fallen off the bus.", "119, ", "48, ", &asks("0x2 (Node Reboot Required)"), "79, again"];
     assert_eq!(check(&after), fails("xid-79 reboot"));
@@ -93,7 +93,7 @@ fn the_consequences_of_an_xid_are_not_told_beside_it() {
 }
 
 #[test]
-fn the_drivers_verdict_wins_over_the_table() {
+fn the_drivers_recovery_action_overrides_the_table() {
     let reset = asks("0x1 (GPU Reset Required)");
     assert_eq!(check(&["94, contained", &reset]), fails("xid-154-reset reset"));
     assert_eq!(check(&["48, ", &reset]), fails("xid-48 reset"));
@@ -112,7 +112,7 @@ fn the_drivers_verdict_wins_over_the_table() {
 }
 
 #[test]
-fn a_gpu_that_the_driver_calls_recovered_is_not_blamed_again() {
+fn a_gpu_that_the_driver_reports_recovered_is_not_reported_again() {
     let back = "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)";
     let reset = asks("0x1 (GPU Reset Required)");
     assert_eq!(check(&["48, ", &reset, back]), PASS);
@@ -138,7 +138,7 @@ fn one_memory_fault_is_one_finding() {
 }
 
 #[test]
-fn an_a100_is_booted_and_one_in_parts_is_reset() {
+fn an_a100_is_rebooted_and_one_with_mig_is_reset() {
     let a100 = |mig| named("NVIDIA A100-SXM4-40GB", mig);
     assert_eq!(on(a100(0.0), &["95, "]), fails("xid-95-reboot reboot"));
     assert_eq!(on(a100(1.0), &["95, "]), fails("xid-95 reset"));
@@ -152,7 +152,7 @@ fn an_a100_is_booted_and_one_in_parts_is_reset() {
 }
 
 #[test]
-fn the_switch_is_blamed_and_not_eight_gpus() {
+fn a_switch_fault_is_not_reported_for_eight_gpus() {
     let link = "74, pid=1, NVLink: fatal error detected on link 4(0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)";
     let all: Vec<String> = (0..8).map(|gpu| written(link).replace("0000:18", &format!("0000:1{gpu}"))).collect();
     let mut lines: Vec<&str> = all.iter().map(String::as_str).collect();
@@ -169,7 +169,7 @@ fn the_switch_is_blamed_and_not_eight_gpus() {
 }
 
 #[test]
-fn links_are_weighed_by_their_registers() {
+fn nvlink_faults_are_classified_by_their_registers() {
     let link =
         |first: &str| format!("74, NVLink: fatal error detected on link 4({first}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)");
     assert_eq!(check(&[&link("0x10000")]), fails("xid-74 reset"));
@@ -198,14 +198,14 @@ fn xid_159_counts_only_where_unified_memory_is_used() {
 }
 
 #[test]
-fn power_smoothing_that_works_again_is_no_trouble() {
+fn recovered_power_smoothing_is_no_finding() {
     assert_eq!(check(&["163, "]), fails("xid-163 monitor"));
     assert_eq!(check(&["163, ", "162, "]), PASS);
     assert_eq!(check(&["162, ", "163, "]), fails("xid-163 monitor"));
 }
 
 #[test]
-fn one_place_that_fails_again_and_again_is_watched() {
+fn repeated_exceptions_of_one_tpc_are_reported() {
     let gpus = || named("NVIDIA H100 80GB HBM3", 0.0);
     let at =
         |tpc: u32| written(&format!("13, pid=1, Graphics SM Warp Exception on (GPC 4, TPC {tpc}, SM 1): Out Of Range"));
@@ -243,7 +243,7 @@ fn a_flood_is_one_event_with_a_key() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+fn not_applicable_without_a_gpu_unless_the_log_has_records() {
     assert_eq!(on(none(), &[]), ["not-applicable no-gpu"]);
     assert_eq!(on(none(), &["79, GPU has fallen off the bus."]), fails("xid-79 reboot"));
     let denied = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));

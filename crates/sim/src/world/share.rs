@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_grows_and_a_result_appears_whole() {
+    fn a_log_is_appended_and_a_result_is_written_atomically() {
         let folder = tempfile::tempdir().unwrap();
         let mut share = Share::new(folder.path().to_owned());
         share.append(Path::new("dl/n1/a.log"), "one").unwrap();

@@ -28,7 +28,7 @@ fn confirmed(bed: &Testbed, action: &str, mut body: Value) -> Value {
 }
 
 #[test]
-fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan() {
+fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     let (bed, _session) = live(6, 1);
     bed.with_tokens();
     let changes = || bed.store.operator_changes().unwrap();
@@ -62,7 +62,7 @@ fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan()
 }
 
 #[test]
-fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
+fn an_outdated_plan_is_returned_again_and_nothing_changes() {
     let (bed, mut session) = live(4, 1);
     bed.with_tokens();
     let mut body = json!({ "nodes": ["life=in-service"], "why": "x" });
@@ -101,7 +101,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
 }
 
 #[test]
-fn a_pause_can_be_confirmed_some_time_after_it_was_shown() {
+fn a_pause_can_be_confirmed_some_time_after_it_was_planned() {
     let (bed, mut session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "for": "4h", "why": "demo" });

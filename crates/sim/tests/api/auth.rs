@@ -27,7 +27,7 @@ fn refused_lines(bed: &Testbed) -> usize {
 }
 
 #[test]
-fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_noted() {
+fn unauthenticated_viewer_and_forged_requests_are_rejected_and_audited_for_every_action() {
     let (bed, _session) = live(4, 1);
     bed.with_tokens();
     let before = bed.store.operator_changes().unwrap();
@@ -72,7 +72,7 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
 }
 
 #[test]
-fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none() {
+fn every_path_requires_a_token_once_one_exists_and_a_revoked_token_is_invalid() {
     let (bed, _session) = live(3, 1);
     let get = |path: &str, token: Option<&str>| -> Response {
         let authorization = token.map(|token| format!("Bearer {token}"));
@@ -109,7 +109,7 @@ fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none()
 }
 
 #[test]
-fn bodies_that_are_too_long_or_no_orders_are_refused() {
+fn bodies_that_are_too_long_or_invalid_are_rejected() {
     let (bed, _session) = live(3, 1);
     bed.with_tokens();
     for (body, status, code) in [

@@ -65,7 +65,7 @@ fn is_a(value: &Value, kind: &str) -> bool {
 }
 
 #[test]
-fn what_is_missing_not_described_or_of_another_kind_is_found() {
+fn missing_undescribed_and_wrongly_typed_fields_are_violations() {
     let schema = serde_json::json!({
         "type": "object", "required": ["a"], "additionalProperties": false,
         "properties": { "a": { "anyOf": [{ "type": "integer" }, { "type": "null" }] } },

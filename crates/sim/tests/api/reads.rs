@@ -44,7 +44,7 @@ fn filled(bed: &Testbed, path: &str) -> String {
 }
 
 #[test]
-fn every_place_answers_in_the_form_that_is_described() {
+fn every_path_returns_its_described_schema() {
     let bed = shared();
     let description = openapi();
     assert_eq!(bed.get("/openapi.json").json(), description);
@@ -70,7 +70,7 @@ fn every_place_answers_in_the_form_that_is_described() {
 }
 
 #[test]
-fn what_is_not_there_is_told_with_what_would_be_accepted() {
+fn unknown_paths_and_parameters_are_rejected_with_an_error_text() {
     let bed = shared();
     for (path, status, code) in [
         ("/nothing", 404, "no-such-place"),
@@ -115,7 +115,7 @@ fn all_of(bed: &Testbed, path: &str, limit: u32) -> Vec<String> {
 }
 
 #[test]
-fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
+fn pages_of_a_list_add_up_to_the_list_without_duplicates() {
     let bed = shared();
     let node = sample(bed, "node");
     for path in [
@@ -144,7 +144,7 @@ fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
 }
 
 #[test]
-fn what_is_known_is_not_sent_again_and_gzip_is_what_it_says() {
+fn unchanged_content_is_not_sent_again_and_gzip_content_is_identical() {
     let bed = shared();
     let plain = bed.get("/map");
     let tag = &plain.headers["etag"];
@@ -159,7 +159,7 @@ fn what_is_known_is_not_sent_again_and_gzip_is_what_it_says() {
 }
 
 #[test]
-fn the_map_says_of_each_node_what_the_list_says() {
+fn the_map_agrees_with_the_list_for_each_node() {
     let bed = shared();
     let map = bed.get("/map").json();
     let list = bed.get("/nodes?limit=500").json();
@@ -176,7 +176,7 @@ fn the_map_says_of_each_node_what_the_list_says() {
 }
 
 #[test]
-fn logs_are_followed_by_their_offset_and_evidence_comes_without_its_signature() {
+fn logs_are_read_by_offset_and_evidence_omits_its_signature() {
     let bed = shared();
     let (run, node) = (sample(bed, "run"), sample(bed, "node"));
     let log = bed.get(&format!("/runs/{run}/log?node={node}")).json();
@@ -193,7 +193,7 @@ fn logs_are_followed_by_their_offset_and_evidence_comes_without_its_signature() 
 }
 
 #[test]
-fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
+fn changes_are_streamed_as_they_happen_and_replayed_after_a_reconnect() {
     let (bed, mut session) = live(6, 1);
     let listen = |last: Option<&str>| {
         let mut stream = TcpStream::connect(bed.address()).unwrap();
@@ -251,7 +251,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
 }
 
 #[test]
-fn an_engine_that_hangs_is_not_shown_as_one_that_leads_and_what_it_saw_grows_old() {
+fn a_hung_engine_is_not_reported_as_leader_and_its_data_expires() {
     let (bed, session) = live(3, 24);
     let status = bed.get("/status").json();
     assert_eq!(status["leader"]["is"], "leads", "{status}");

@@ -43,7 +43,7 @@ fn faults_and_user_jobs_do_not_depend_on_what_we_do() {
 }
 
 #[test]
-fn the_cluster_is_as_full_and_as_broken_as_assumed() {
+fn utilisation_and_fault_rates_match_the_assumptions() {
     let config = WorldConfig { tickets: true, ..WorldConfig::of(400) };
     let sim = SimBackend::new(config.clone()).unwrap();
     sim.world().advance_to(config.start.plus(Span::days(30)));
@@ -83,7 +83,7 @@ fn bad_nodes_are_more_often_free_than_good_ones() {
 }
 
 #[test]
-fn tests_catch_faults_about_as_often_as_stated() {
+fn tests_detect_faults_at_about_the_assumed_rate() {
     for (kind, tests, chance) in [
         (FaultKind::SlowNic, &["nccl"][..], 0.9),
         (FaultKind::SilentCorruption, &["dl"][..], 0.3),

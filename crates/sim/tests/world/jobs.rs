@@ -27,7 +27,7 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
 }
 
 #[test]
-fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
+fn a_node_taken_by_a_user_is_busy_until_our_job_leaves() {
     let mut bench = Bench::quiet(2);
     let run = bench.submit("node001", &["dl"]);
     bench.pass(Span::minutes(1));
@@ -51,7 +51,7 @@ fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
 }
 
 #[test]
-fn a_user_who_is_kept_waiting_too_long_counts_as_disturbed() {
+fn a_user_who_waits_too_long_counts_as_disturbed() {
     let mut bench = Bench::quiet(1);
     bench.submit("node001", &["dl"]);
     bench.pass(Span::minutes(1));
@@ -61,7 +61,7 @@ fn a_user_who_is_kept_waiting_too_long_counts_as_disturbed() {
 }
 
 #[test]
-fn what_cannot_start_stays_pending_until_it_can() {
+fn a_job_that_cannot_start_stays_pending_until_it_can() {
     let mut bench = Bench::quiet(2);
     let cordon = ForeignMark { by: "ops".into(), text: "cordon".into(), blocks: true };
     bench.inject(Incident::ForeignMark { node: node("node001"), mark: cordon });
@@ -74,7 +74,7 @@ fn what_cannot_start_stays_pending_until_it_can() {
 }
 
 #[test]
-fn each_trouble_of_jobs_shows_as_itself() {
+fn each_job_fault_has_its_effect() {
     for (fault, ended, documents, opens) in [
         (JobFault::NeverStarts, None, 0, false),
         (JobFault::Lost, Some(JobEnd::Lost), 0, false),
@@ -117,7 +117,7 @@ fn each_trouble_of_jobs_shows_as_itself() {
 }
 
 #[test]
-fn calls_go_wrong_with_and_without_effect() {
+fn calls_fail_with_and_without_effect() {
     let mut bench = Bench::quiet(1);
     for (failure, effect, jobs) in [
         (CallFailure::Refused, Effect::NotAppliedRetry, 0),
@@ -144,7 +144,7 @@ fn calls_go_wrong_with_and_without_effect() {
 }
 
 #[test]
-fn an_outage_answers_nothing_and_passes() {
+fn calls_fail_during_an_outage_and_succeed_after_it() {
     let mut bench = Bench::quiet(1);
     bench.inject(Incident::Outage { length: Span::minutes(10) });
     assert_eq!(bench.sim.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn resets_reboots_and_replacements_cure_what_they_cure_and_take_their_time() {
+fn resets_reboots_and_replacements_cure_their_faults_after_their_duration() {
     let mut bench = Bench::quiet(1);
     let hardware = |bench: &Bench| bench.observed_node("node001").unwrap().hardware.unwrap();
     let before = hardware(&bench);
@@ -31,7 +31,7 @@ fn resets_reboots_and_replacements_cure_what_they_cure_and_take_their_time() {
 }
 
 #[test]
-fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
+fn an_agent_reports_hard_faults_within_its_poll_interval_and_their_end_after_the_cure() {
     let bench = Bench::quiet(2);
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::HbmUncorrectable });
     bench.pass(Span::minutes(5));
@@ -54,7 +54,7 @@ fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
 }
 
 #[test]
-fn a_silent_agent_is_not_heard_and_tells_when_it_speaks_again() {
+fn a_silent_agent_sends_no_heartbeat_and_reports_when_it_returns() {
     let bench = Bench::quiet(20);
     let oldest_heartbeat =
         |bench: &Bench| bench.sim.snapshot().unwrap().iter().map(|seen| seen.agent_last_seen.unwrap()).min().unwrap();
@@ -72,7 +72,7 @@ fn a_silent_agent_is_not_heard_and_tells_when_it_speaks_again() {
 }
 
 #[test]
-fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
+fn a_renamed_machine_keeps_its_faults_and_loses_its_marks() {
     let mut bench = Bench::quiet(3);
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::GpuOffBus });
     bench.apply("node001", UNHEALTHY);
@@ -95,7 +95,7 @@ fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
 }
 
 #[test]
-fn clocks_that_are_wrong_are_wrong_where_they_are() {
+fn clock_skew_affects_only_its_own_machine() {
     let mut bench = Bench::quiet(1);
     bench.inject(Incident::NodeClock { node: node("node001"), ahead_secs: -3600 });
     let run = bench.submit("node001", &["dl"]);
@@ -111,7 +111,7 @@ fn clocks_that_are_wrong_are_wrong_where_they_are() {
 }
 
 #[test]
-fn operators_repair_what_is_marked_and_ask_for_it_back() {
+fn operators_repair_marked_nodes_and_request_their_release() {
     let mut config = WorldConfig::quiet(1);
     config.repairs = true;
     let mut bench = Bench::new(config);
@@ -145,7 +145,7 @@ fn operators_can_remove_our_marks_and_we_cannot_remove_theirs() {
 }
 
 #[test]
-fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
+fn logs_grow_on_the_share_during_a_test_and_the_result_is_written_last() {
     let folder = tempfile::tempdir().unwrap();
     let config = WorldConfig {
         share: Some(folder.path().to_owned()),
@@ -171,7 +171,7 @@ fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
 }
 
 #[test]
-fn a_world_that_cannot_be_is_refused_with_what_is_accepted() {
+fn an_invalid_config_is_rejected_with_the_accepted_values() {
     let mut two = WorldConfig::of(3);
     two.pools.push(two.pools[0].clone());
     assert!(World::new(two).unwrap_err().to_string().contains("another prefix"));
