@@ -177,7 +177,7 @@ fn connection(ends: &str, way: &str) -> Option<Connection> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestedPath<'a> {
     pub mode: Mode,
-    /// As in [`crate::collective_order::CollectiveParams::net`].
+    /// As in [`crate::collective_params::CollectiveParams::net`].
     pub net: &'a str,
     pub shared_memory: bool,
     /// The ranks whose log it is.

@@ -20,7 +20,7 @@ use crate::{
 /// A place in the cluster. Its machine and its name may change.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The node as the cluster shows it. `heard` is valid only while the agent is silent.
+    /// The node as the cluster shows it. `agent_last_seen` is valid only while the agent is silent.
     pub(super) seen: ObservedNode,
     pub(super) pool: usize,
     pub(super) machine: u32,
