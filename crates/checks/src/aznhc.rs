@@ -107,7 +107,7 @@ mod tests {
     use doctor_core::observation::ProbeFailure;
 
     #[test]
-    fn where_it_is_not_installed_nothing_is_judged() {
+    fn not_applicable_if_aznhc_is_not_installed() {
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
         assert_eq!(classify_outputs(&CHECK, &[missing]), ["not-applicable no-aznhc"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "permission denied"));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn its_log_stays_beside_it_wherever_the_site_has_it() {
+    fn the_log_is_in_the_installation_directory() {
         let params: Params = [("program".to_owned(), "/opt/nhc/run.sh".into())].into();
         let [Probe::Exec { program, args, .. }] = &probes(&params)[..] else { panic!("one program") };
         assert_eq!((program.as_str(), args.join(" ").as_str()), ("/opt/nhc/run.sh", "-a -o /opt/nhc/health.log"));

@@ -267,8 +267,8 @@ impl RuleBook<'_> {
         let site = self.policy.rules.iter();
         let added = site.clone().filter(|rule| rule.check.as_str() == check.spec.id);
         // A policy rule replaces the built-in rule with the same id, even if it is about another check.
-        let kept = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
-        Ok(kept.chain(added.cloned()).collect())
+        let retained = own.into_iter().filter(|own| !site.clone().any(|rule| rule.id == own.id));
+        Ok(retained.chain(added.cloned()).collect())
     }
 }
 
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn evidence_of_other_probes_is_not_read_as_something_else() {
+    fn evidence_of_other_probes_is_rejected() {
         let moment = Timestamp::from_secs(1);
         let catalogue = Catalogue::built_in();
         let check = catalogue.get(&CheckId::new("memory").unwrap()).unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suites_of_the_program_name_tests_that_exist() {
+    fn built_in_suites_name_existing_tests() {
         let catalogue = Catalogue::with_site_checks(&Policy::built_in());
         for (name, suite) in catalogue.suites() {
             assert!(catalogue.get(name).is_none(), "{name} is a test too");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_stands_for_its_tests_and_each_comes_once() {
+    fn a_suite_expands_to_its_tests_without_duplicates() {
         let policy = policy("[suites.mine]\ntests = [\"dl\", \"storage\"]\n");
         let catalogue = Catalogue::with_site_checks(&policy);
         assert_eq!(
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_with_a_period_is_run_by_itself_and_another_when_asked() {
+    fn a_suite_with_a_period_is_scheduled_and_others_run_on_request() {
         let routine = |text: &str, test: &str| {
             let policy = policy(text);
             let tests = Catalogue::with_site_checks(&policy).tests(&policy);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_has_its_own_parameters_and_the_rules_of_its_test() {
+    fn a_variant_has_its_own_parameters_and_the_rules_of_its_test() {
         let policy = policy(
             "[tests.dl]\nparams = { trials = 5, heat = \"1s\" }\n[tests.dl-hot]\nof = \"dl\"\nlimit = \"2h\"\n\
              params = { heat = \"1h\" }\n[tests.dl-hotter]\nof = \"dl-hot\"\n[[rules]]\nid = \"dl-gpu-failed\"\n\

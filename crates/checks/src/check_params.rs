@@ -34,7 +34,7 @@ pub fn string(params: &Params, name: &str, example: &str) -> Result<Option<Strin
 /// Returns the observation that the check should return.
 pub fn number(params: &Params, name: &str, example: &str) -> Result<Option<f64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
-    let number = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64));
+    let number = value.as_float().or_else(|| value.as_integer().map(|integer| integer as f64));
     number.filter(|number| number.is_finite()).map(Some).ok_or_else(|| invalid_param(name, example))
 }
 
@@ -64,7 +64,7 @@ pub fn duration(params: &Params, name: &str, example: &str) -> Result<Option<Spa
 pub fn bytes(params: &Params, name: &str, example: &str) -> Result<Option<u64>, Observation> {
     let Some(value) = params.get(name) else { return Ok(None) };
     let bytes = match value {
-        toml::Value::Integer(whole) => u64::try_from(*whole).ok(),
+        toml::Value::Integer(integer) => u64::try_from(*integer).ok(),
         toml::Value::String(text) => parse_bytes(text),
         _ => None,
     };
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_of_the_wrong_kind_is_not_as_if_it_were_not_set() {
+    fn a_parameter_of_the_wrong_type_is_an_error() {
         let params: Params = toml::from_str("a = ['x', 'y']\nb = 'x'\nc = [1]\nd = []\ne = 3\nf = 'many'").unwrap();
         assert_eq!(string_list(&params, "a", ""), Ok(Some(vec!["x".to_owned(), "y".to_owned()])));
         assert_eq!(string_list(&params, "none", ""), Ok(None));

@@ -92,7 +92,7 @@ mod tests {
 
     // The first is captured: Linux 6.18, virtual machine, 2026-11-15. The others are made by hand.
     #[test]
-    fn a_clock_on_the_board_is_slow() {
+    fn an_hpet_or_acpi_clock_source_is_slow() {
         assert!(!is_slow(observe("tsc\n", "tsc kvm-clock \n")));
         assert!(!is_slow(observe("arch_sys_counter\n", "arch_sys_counter \n")));
         assert!(is_slow(observe("hpet\n", "hpet acpi_pm \n")));
@@ -100,14 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn a_site_may_be_content_with_another() {
+    fn a_site_can_accept_another_clock_source() {
         let params = [("accept".to_owned(), toml::Value::Array(vec!["hpet".into()]))].into();
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
         assert!(!is_slow(interpret(&params, &[text("hpet\n"), text("hpet acpi_pm\n")])));
     }
 
     #[test]
-    fn a_clock_that_is_not_named_is_not_a_fast_one() {
+    fn an_unnamed_clock_source_is_not_accepted() {
         for (current, available) in [("", ""), ("tsc\n", ""), ("", "tsc\n"), ("tsc\n", "hpet\n")] {
             assert!(matches!(observe(current, available), Observation::CouldNot(_)), "{current:?} {available:?}");
         }

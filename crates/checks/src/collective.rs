@@ -191,7 +191,7 @@ fn test_params(params: &Params) -> Result<CollectiveParams, Observation> {
 }
 
 fn job_params(params: &Params) -> Result<Job, Observation> {
-    let whole = |name, least: f64| {
+    let integer = |name, least: f64| {
         let number = check_params::number(params, name, example(name))?;
         let fits = |number: &f64| *number >= least && number.fract() == 0.0 && *number < 1e6;
         match number {
@@ -202,8 +202,8 @@ fn job_params(params: &Params) -> Result<Job, Observation> {
     };
     let word = |name| check_params::string(params, name, example(name));
     Ok(Job {
-        rank: whole("rank", 0.0)?,
-        nodes: whole("nodes", 1.0)?,
+        rank: integer("rank", 0.0)?,
+        nodes: integer("nodes", 1.0)?,
         address: word("address")?,
         names: word("names")?,
         secret_file: word("secret_file")?,
@@ -291,13 +291,13 @@ mod tests {
     fn every_event_has_its_finding() {
         for (code, severity) in [("collective-wrong", "isolate"), ("gpu-failed", "reboot"), ("collective-hung", "monitor")] {
             let event = vec![Event::seen(code, Entity::new(EntityKind::Gpu, "0000:18:00.0"), "what was seen")];
-            let said = judged("", None, measured(Mode::Nvlink, 475.0, event));
-            assert_eq!(said, [format!("fail {code} {severity} gpu:0000:18:00.0")]);
+            let findings = judged("", None, measured(Mode::Nvlink, 475.0, event));
+            assert_eq!(findings, [format!("fail {code} {severity} gpu:0000:18:00.0")]);
         }
     }
 
     #[test]
-    fn one_gpu_has_nothing_to_move_and_no_figure_is_no_pass() {
+    fn a_single_gpu_is_not_applicable_and_a_missing_bandwidth_does_not_pass() {
         let gpus = |count| written(&Measurements {
             metrics: vec![Metric::count(GPU_COUNT_METRIC, Entity::node(), count)],
             ..Measurements::default()
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_reach_the_test_and_wrong_ones_are_told() {
+    fn parameters_reach_the_test_and_invalid_ones_are_reported() {
         let set = "mode = 'nodes'\nrank = 3\nnodes = 4\naddress = 'n1:29481'\nmost = '1GiB'\nnet = 'AWS Libfabric'";
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
         let order: CollectiveParams = serde_json::from_str(&args[0]).unwrap();

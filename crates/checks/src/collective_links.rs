@@ -24,7 +24,7 @@ pub type LinkEnd<'a> = (&'a NodeReport, &'a GpuReport);
 /// link's time.
 pub fn ring_links(nodes: &[NodeReport]) -> Vec<Link<'_>> {
     let all: Vec<_> = nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu))).collect();
-    let pairs = all.iter().enumerate().map(|(place, from)| (*from, all[(place + 1) % all.len()]));
+    let pairs = all.iter().enumerate().map(|(index, from)| (*from, all[(index + 1) % all.len()]));
     let links: Option<Vec<_>> = pairs.map(|(from, to)| Link::between(from, to)).collect();
     // In a ring of two, both ends share the same two links.
     links.filter(|links| links.len() > 2).unwrap_or_default()
@@ -95,16 +95,16 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_link_is_named_by_both_of_its_ends() {
+    fn a_slow_link_is_reported_by_both_ends() {
         let mut nodes = job(2, 4);
         // The link from rank 1 to rank 2 delays both.
         for rank in [1, 2] {
             nodes[0].gpus[rank].exchange.as_mut().unwrap().seconds = 4e-3;
         }
         let slow = |own: usize| {
-            let said = link_metrics(&nodes, own);
-            let all = said.iter().filter(|metric| metric.name == "nccl_link_percent_of_median");
-            assert_eq!(all.clone().count(), 4, "{said:?}");
+            let metrics = link_metrics(&nodes, own);
+            let all = metrics.iter().filter(|metric| metric.name == "nccl_link_percent_of_median");
+            assert_eq!(all.clone().count(), 4, "{metrics:?}");
             all.filter(|metric| metric.value < 70.0).map(|metric| metric.entity.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(slow(0), ["link:0000:19:00.0-0000:1a:00.0"]);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_end_at_the_largest_that_there_is_room_for() {
+    fn sizes_end_at_the_largest_that_fits_in_memory() {
         let mib = |sizes: Vec<u64>| sizes.into_iter().map(|size| size >> 20).collect::<Vec<_>>();
         assert_eq!(mib(order().sizes(u64::MAX)), [1, 4, 16, 64, 256, 1024]);
         assert_eq!(mib(order().sizes(100 << 20)), [1, 6, 25, 100]);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_says_the_same_after_a_trip_and_every_mode_reads_back() {
+    fn parameters_and_modes_survive_a_round_trip() {
         let text = serde_json::to_string(&order()).unwrap();
         assert!(text.starts_with(r#"{"mode":"loopback""#) && !text.contains("job"), "{text}");
         assert_eq!(serde_json::from_str::<CollectiveParams>(&text).unwrap(), order());

@@ -42,40 +42,40 @@ pub fn measurements(
     paths: Option<PathCounts>,
     nccl: u32,
 ) -> Measurements {
-    let mut said = Measurements::default();
+    let mut result = Measurements::default();
     let node = Entity::node;
     let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
-    said.metrics.push(Metric::count(GPU_COUNT_METRIC, node(), gpus as f64));
-    said.metrics.push(Metric::count("nccl_version", node(), f64::from(nccl)));
-    WrongSums { nodes, own }.report(&mut said);
-    for broken in rank_failures(nodes, own) {
-        match broken {
-            RankFinding::Event(event) => said.events.push(event),
-            RankFinding::Failure(failure) => said.unread.push(failure),
+    result.metrics.push(Metric::count(GPU_COUNT_METRIC, node(), gpus as f64));
+    result.metrics.push(Metric::count("nccl_version", node(), f64::from(nccl)));
+    WrongSums { nodes, own }.report(&mut result);
+    for finding in rank_failures(nodes, own) {
+        match finding {
+            RankFinding::Event(event) => result.events.push(event),
+            RankFinding::Failure(failure) => result.unread.push(failure),
         }
     }
     for report in nodes {
         if let Some(why) = &report.other_way {
-            said.unread.push(ProbeFailure::new(FailureKind::Failed, with_node_name(nodes, report, why)));
+            result.unread.push(ProbeFailure::new(FailureKind::Failed, with_node_name(nodes, report, why)));
         }
     }
     // A bandwidth over another path, or of an unfinished all-reduce, does not count.
     if let (Some(paths), Some((bytes, seconds, bandwidth, _)), true) =
-        (paths, bandwidth_table(nodes).last().copied(), said.unread.is_empty())
+        (paths, bandwidth_table(nodes).last().copied(), result.unread.is_empty())
         && seconds > 0.0
     {
-        said.metrics.push(Metric::new(mode.metric(), node(), bandwidth, Unit::BytesPerSecond));
-        said.metrics.push(Metric::new("collective_bytes", node(), bytes as f64, Unit::Bytes));
-        said.metrics.push(Metric::count("nccl_connections", node(), paths.all as f64));
+        result.metrics.push(Metric::new(mode.metric(), node(), bandwidth, Unit::BytesPerSecond));
+        result.metrics.push(Metric::new("collective_bytes", node(), bytes as f64, Unit::Bytes));
+        result.metrics.push(Metric::count("nccl_connections", node(), paths.all as f64));
         if paths.network > 0 {
-            said.metrics.push(Metric::count("nccl_without_gpu_direct", node(), paths.without_gpu_direct as f64));
+            result.metrics.push(Metric::count("nccl_without_gpu_direct", node(), paths.without_gpu_direct as f64));
         }
-        said.metrics.extend(collective_links::link_metrics(nodes, own));
+        result.metrics.extend(collective_links::link_metrics(nodes, own));
         if let Some((_, seconds, ..)) = bandwidth_table(nodes).first() {
-            said.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
+            result.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
         }
     }
-    said
+    result
 }
 
 enum RankFinding {
@@ -85,10 +85,10 @@ enum RankFinding {
 
 /// Returns why ranks did not finish. Ranks that were only stopped because of another rank's failure are left out.
 fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
-    let mut told = Vec::new();
+    let mut findings = Vec::new();
     let mut hung: Option<(&NodeReport, &String)> = None;
     let mut lost = None;
-    for (place, report) in nodes.iter().enumerate() {
+    for (index, report) in nodes.iter().enumerate() {
         for gpu in &report.gpus {
             let entity = Entity::new(EntityKind::Gpu, &gpu.gpu);
             let unread = |kind, text: &str| {
@@ -99,13 +99,13 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
             };
             match &gpu.broken {
                 None | Some(RankFailure::Stopped) => {}
-                Some(RankFailure::Gpu(text)) if place == own => {
-                    told.push(RankFinding::Event(Event::seen("gpu-failed", entity, text)));
+                Some(RankFailure::Gpu(text)) if index == own => {
+                    findings.push(RankFinding::Event(Event::seen("gpu-failed", entity, text)));
                 }
                 Some(RankFailure::Gpu(text) | RankFailure::Failed(text)) => {
-                    told.push(unread(FailureKind::Failed, text));
+                    findings.push(unread(FailureKind::Failed, text));
                 }
-                Some(RankFailure::Blind(text)) => told.push(unread(FailureKind::Failed, text)),
+                Some(RankFailure::Blind(text)) => findings.push(unread(FailureKind::Failed, text)),
                 Some(RankFailure::Hung(text)) => drop(hung.get_or_insert((report, text))),
                 Some(RankFailure::Lost(text)) => {
                     lost.get_or_insert_with(|| unread(FailureKind::Failed, text));
@@ -115,18 +115,18 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
     }
     // All ranks hang together, so the origin is known only if a rank reports another failure. Traffic on another path
     // may only have been slow, and the other ranks lose one that is stopped for that.
-    let astray = nodes.iter().any(|node| node.other_way.is_some());
-    if let Some((report, text)) = hung.filter(|_| told.is_empty() && !astray) {
-        told.push(RankFinding::Event(Event::seen(
+    let other_transport = nodes.iter().any(|node| node.other_way.is_some());
+    if let Some((report, text)) = hung.filter(|_| findings.is_empty() && !other_transport) {
+        findings.push(RankFinding::Event(Event::seen(
             "collective-hung",
             Entity::node(),
             with_node_name(nodes, report, text),
         )));
     }
-    if told.is_empty() && !astray {
-        told.extend(lost);
+    if findings.is_empty() && !other_transport {
+        findings.extend(lost);
     }
-    told
+    findings
 }
 
 fn with_node_name(nodes: &[NodeReport], report: &NodeReport, text: &str) -> String {
@@ -140,51 +140,51 @@ struct WrongSums<'a> {
 }
 
 impl WrongSums<'_> {
-    fn report(&self, said: &mut Measurements) {
+    fn report(&self, measurements: &mut Measurements) {
         let gpus: Vec<_> = self.nodes.iter().flat_map(|node| &node.gpus).collect();
         let bad: Vec<_> = gpus.iter().copied().filter(|gpu| wrong_count(gpu) > 0).collect();
         let own = &self.nodes[self.own].gpus;
         let count = own.iter().map(wrong_count).sum::<u64>();
-        said.metrics.push(Metric::count("collective_wrong_elements", Entity::node(), count as f64));
+        measurements.metrics.push(Metric::count("collective_wrong_elements", Entity::node(), count as f64));
         if bad.is_empty() {
             return;
         }
         // If every rank got wrong sums, they were wrong before they were distributed.
         if bad.len() < gpus.len() {
             let here = bad.iter().filter(|gpu| own.iter().any(|mine| mine.rank == gpu.rank));
-            said.events.extend(here.map(|gpu| {
+            measurements.events.extend(here.map(|gpu| {
                 let text = format!("{}; {} of {} GPUs got wrong sums", describe_wrong_sums(gpu), bad.len(), gpus.len());
                 Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text)
             }));
             return;
         }
         match missing_rank(&gpus) {
-            Some(rank) => self.report_missing_rank(rank, bad[0], said),
+            Some(rank) => self.report_missing_rank(rank, bad[0], measurements),
             None if self.nodes.len() == 1 => {
                 let text = format!("{}; on every GPU", describe_wrong_sums(bad[0]));
-                said.events.push(Event::seen("collective-wrong", Entity::node(), text));
+                measurements.events.push(Event::seen("collective-wrong", Entity::node(), text));
             }
             None => {
                 let text = format!(
                     "{}; every GPU of every node got wrong sums, so the faulty node is unknown",
                     describe_wrong_sums(bad[0])
                 );
-                said.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+                measurements.unread.push(ProbeFailure::new(FailureKind::Failed, text));
             }
         }
     }
 
-    fn report_missing_rank(&self, rank: u32, seen: &GpuReport, said: &mut Measurements) {
+    fn report_missing_rank(&self, rank: u32, seen: &GpuReport, measurements: &mut Measurements) {
         let text = format!("{}; the contribution of rank {rank} is missing", describe_wrong_sums(seen));
         let owner = self.nodes.iter().find(|node| node.gpus.iter().any(|gpu| gpu.rank == rank));
         let mine = self.nodes[self.own].gpus.iter().find(|gpu| gpu.rank == rank);
         match (mine, owner) {
             (Some(gpu), _) => {
-                said.events.push(Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text));
+                measurements.events.push(Event::seen("collective-wrong", Entity::new(EntityKind::Gpu, &gpu.gpu), text));
             }
             (None, owner) => {
                 let name = owner.map_or("another node", |node| node.node.as_str());
-                said.unread.push(ProbeFailure::new(FailureKind::Failed, format!("{text}, on node {name}")));
+                measurements.unread.push(ProbeFailure::new(FailureKind::Failed, format!("{text}, on node {name}")));
             }
         }
     }
@@ -245,17 +245,17 @@ mod tests {
 
     const PATHS: PathCounts = PathCounts { all: 16, network: 0, without_gpu_direct: 0 };
 
-    fn said(nodes: &[NodeReport], own: usize) -> Measurements {
+    fn measured(nodes: &[NodeReport], own: usize) -> Measurements {
         measurements(Mode::Nvlink, nodes, own, Some(PATHS), 22_809)
     }
 
-    fn figure(said: &Measurements) -> Option<f64> {
-        said.metrics.iter().find(|metric| metric.name == Mode::Nvlink.metric()).map(|metric| metric.value)
+    fn figure(measured: &Measurements) -> Option<f64> {
+        measured.metrics.iter().find(|metric| metric.name == Mode::Nvlink.metric()).map(|metric| metric.value)
     }
 
     #[test]
-    fn the_figure_is_that_of_the_largest_size_by_the_slowest_gpu() {
-        let all = said(&job(1, 8), 0);
+    fn the_bandwidth_is_that_of_the_largest_size_on_the_slowest_gpu() {
+        let all = measured(&job(1, 8), 0);
         let expected = (1024 * MIB) as f64 / 4.7e-3 * 14.0 / 8.0;
         assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
         assert!(all.events.is_empty() && all.unread.is_empty());
@@ -264,40 +264,40 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_whose_sums_alone_are_wrong_is_named_and_only_on_its_node() {
+    fn a_gpu_with_wrong_sums_is_reported_only_by_its_own_node() {
         let mut nodes = job(2, 4);
         spoil(&mut nodes[1].gpus[2], None);
-        assert!(said(&nodes, 0).events.is_empty() && said(&nodes, 0).unread.is_empty());
-        let own = said(&nodes, 1);
+        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).unread.is_empty());
+        let own = measured(&nodes, 1);
         assert_eq!(own.events[0].entity.to_string(), "gpu:0000:1e:00.0");
         assert!(own.events[0].text.contains("got 0, expected 3; 1 of 8 GPUs"), "{}", own.events[0].text);
     }
 
     #[test]
-    fn a_sum_that_is_wrong_everywhere_is_blamed_on_the_rank_whose_share_is_missing() {
+    fn sums_wrong_on_every_gpu_are_attributed_to_the_rank_whose_contribution_is_missing() {
         let mut nodes = job(2, 4);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
-        let theirs = said(&nodes, 0);
+        let theirs = measured(&nodes, 0);
         assert!(
             theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5 is missing, on node n1"),
             "{theirs:?}"
         );
         assert_eq!(figure(&theirs), None);
-        assert_eq!(said(&nodes, 1).events[0].entity.to_string(), "gpu:0000:1d:00.0");
+        assert_eq!(measured(&nodes, 1).events[0].entity.to_string(), "gpu:0000:1d:00.0");
     }
 
     #[test]
-    fn without_a_share_that_explains_it_one_node_is_to_blame_and_of_several_nobody() {
+    fn unattributed_wrong_sums_blame_a_single_node_but_none_of_several() {
         let mut one = job(1, 4);
         one[0].gpus.iter_mut().for_each(|gpu| spoil(gpu, None));
-        assert_eq!(said(&one, 0).events[0].entity, Entity::node());
+        assert_eq!(measured(&one, 0).events[0].entity, Entity::node());
         let mut nodes = job(2, 2);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, None));
-        assert!(said(&nodes, 0).events.is_empty() && said(&nodes, 0).unread.len() == 1);
+        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).unread.len() == 1);
     }
 
     #[test]
-    fn what_hangs_is_a_finding_on_one_node_and_of_several_only_told() {
+    fn a_hang_is_reported_unless_another_rank_reports_its_cause() {
         let hang = |nodes: &mut Vec<NodeReport>| {
             for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
                 gpu.sizes.pop();
@@ -307,37 +307,37 @@ mod tests {
         let (mut one, mut two) = (job(1, 2), job(2, 2));
         hang(&mut one);
         hang(&mut two);
-        assert_eq!(said(&one, 0).events[0].code.as_str(), "collective-hung");
-        assert_eq!(said(&two, 0).events[0].code.as_str(), "collective-hung");
+        assert_eq!(measured(&one, 0).events[0].code.as_str(), "collective-hung");
+        assert_eq!(measured(&two, 0).events[0].code.as_str(), "collective-hung");
         two[1].gpus[0].broken = Some(RankFailure::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
-        assert!(said(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
-        assert_eq!(said(&two, 1).events[0].code.as_str(), "gpu-failed");
+        assert!(measured(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
+        assert_eq!(measured(&two, 1).events[0].code.as_str(), "gpu-failed");
     }
 
     #[test]
-    fn who_only_lost_another_is_heard_where_that_one_says_nothing() {
+    fn a_lost_peer_is_reported_only_if_the_peer_reports_no_failure() {
         let mut nodes = job(2, 1);
         nodes[0].gpus[0].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
         nodes[1].gpus[0].broken = Some(RankFailure::Stopped);
-        assert!(said(&nodes, 0).unread[0].text.contains("remote process exited"));
+        assert!(measured(&nodes, 0).unread[0].text.contains("remote process exited"));
         nodes[1].gpus[0].broken = Some(RankFailure::Failed("its worker was killed by signal 6".to_owned()));
-        let all = said(&nodes, 0);
+        let all = measured(&nodes, 0);
         assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
     }
 
     #[test]
-    fn another_way_on_any_node_takes_the_figure_from_all() {
+    fn another_transport_on_any_node_invalidates_the_bandwidth_of_all_nodes() {
         let mut nodes = job(2, 2);
         nodes[1].other_way = Some("4 through sockets (NET/Socket)".to_owned());
-        let first = said(&nodes, 0);
+        let first = measured(&nodes, 0);
         assert_eq!(figure(&first), None);
         assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
         let mut slow = job(1, 2);
         slow[0].gpus[0].broken = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
         slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
-        assert!(said(&slow, 0).events.is_empty(), "slow over another path is no finding");
-        assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
+        assert!(measured(&slow, 0).events.is_empty(), "slow over another path is no finding");
+        assert_eq!(measured(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
         slow[0].gpus[1].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
-        assert_eq!(said(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)", "the loss is its consequence");
+        assert_eq!(measured(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)", "the loss is its consequence");
     }
 }

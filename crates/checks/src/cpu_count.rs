@@ -82,7 +82,7 @@ mod tests {
     use doctor_core::{ids::Sku, profile::Profile};
 
     /// Threads with their socket and siblings. Made by hand.
-    fn look(expected: Option<[f64; 3]>, threads: &[(&str, &str)]) -> Vec<String> {
+    fn check(expected: Option<[f64; 3]>, threads: &[(&str, &str)]) -> Vec<String> {
         let names = ["cpu_sockets", "cpu_cores", "cpu_threads"].map(str::to_owned);
         let expect = expected.map(|numbers| names.into_iter().zip(numbers).collect()).unwrap_or_default();
         let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
@@ -98,17 +98,17 @@ mod tests {
     const FOUR: [(&str, &str); 4] = [("0\n", "0,2\n"), ("1\n", "1,3\n"), ("0\n", "0,2\n"), ("1\n", "1,3\n")];
 
     #[test]
-    fn a_missing_socket_is_missed() {
-        assert_eq!(look(Some([2.0, 2.0, 4.0]), &FOUR), ["pass within-limits"]);
+    fn a_missing_socket_is_reported() {
+        assert_eq!(check(Some([2.0, 2.0, 4.0]), &FOUR), ["pass within-limits"]);
         let line = "fail cpu-count-wrong isolate node";
-        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[FOUR[0], FOUR[2]]), [line, line, line]);
-        assert_eq!(look(Some([2.0, 2.0, 2.0]), &FOUR), [line]);
+        assert_eq!(check(Some([2.0, 2.0, 4.0]), &[FOUR[0], FOUR[2]]), [line, line, line]);
+        assert_eq!(check(Some([2.0, 2.0, 2.0]), &FOUR), [line]);
     }
 
     #[test]
-    fn a_missing_profile_or_an_empty_answer_is_no_pass() {
-        assert_eq!(look(None, &FOUR), ["inconclusive no-limit"]);
-        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[]), ["inconclusive empty"]);
-        assert_eq!(look(Some([2.0, 2.0, 4.0]), &[("", "")]), ["inconclusive empty"]);
+    fn a_missing_profile_or_an_empty_output_does_not_pass() {
+        assert_eq!(check(None, &FOUR), ["inconclusive no-limit"]);
+        assert_eq!(check(Some([2.0, 2.0, 4.0]), &[]), ["inconclusive empty"]);
+        assert_eq!(check(Some([2.0, 2.0, 4.0]), &[("", "")]), ["inconclusive empty"]);
     }
 }

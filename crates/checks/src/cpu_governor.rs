@@ -48,23 +48,23 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let accepted = string_list(params, "accept", "accept = [\"performance\", \"schedutil\"]")?;
     let accepted = accepted.unwrap_or_else(|| vec!["performance".to_owned()]);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut governors: BTreeMap<&str, u32> = BTreeMap::new();
     for file in glob_files(outputs.first())? {
         match &file.text {
             Ok(text) => *governors.entry(text.trim()).or_default() += 1,
-            Err(failure) => look.unreadable(failure.clone()),
+            Err(failure) => builder.unreadable(failure.clone()),
         }
     }
     let all: u32 = governors.values().sum();
     for (governor, count) in governors.iter().filter(|(name, _)| !accepted.iter().any(|own| own == **name)) {
         let text = format!("{count} of {all} CPU frequency policies use the governor {governor}");
-        look.event(Event::seen("governor-slow", Entity::node(), text));
+        builder.event(Event::seen("governor-slow", Entity::node(), text));
     }
     if all > 0 {
-        look.metric(Metric::count("frequency_groups", Entity::node(), f64::from(all)));
+        builder.metric(Metric::count("frequency_groups", Entity::node(), f64::from(all)));
     }
-    Ok(look.build_or(not_applicable("no-cpufreq", "the kernel does not control the CPU frequency on this node")))
+    Ok(builder.build_or(not_applicable("no-cpufreq", "the kernel does not control the CPU frequency on this node")))
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_governor_that_saves_power_is_told_once() {
+    fn a_power_saving_governor_is_reported_once() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[(A, "performance\n"), (B, "performance\n")])]), ["pass within-limits"]);
         let slow = [found(&[(A, "performance\n"), (B, "powersave\n")])];
         assert_eq!(classify_outputs(&CHECK, &slow), ["fail governor-slow monitor node"]);

@@ -22,7 +22,7 @@ mod tests {
     const HUGE: &str = "0-9223372036854775807,0-9223372036854775807";
 
     #[test]
-    fn lists_are_counted() {
+    fn cpus_of_a_list_are_counted() {
         for (text, number) in
             [("0-3,8\n", Some(5)), ("0", Some(1)), ("\n", Some(0)), ("3-1", None), ("a", None), (HUGE, None)]
         {

@@ -48,9 +48,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let number = |place: usize| {
-        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
+    let number = |index: usize| {
+        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
+        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
     };
     let (present, online) = (number(0)?, number(1)?);
     if present == 0 || online == 0 {
@@ -78,27 +78,27 @@ mod tests {
     use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
-    fn look(present: &str, online: &str, smt: &str) -> Vec<String> {
+    fn check(present: &str, online: &str, smt: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[present, online, "\n", smt].map(|text| ProbeOutput::Text(text.to_owned())))
     }
 
     // Made by hand.
     #[test]
-    fn processors_that_are_off_are_told_unless_they_are_meant_to_be() {
-        assert_eq!(look("0-7\n", "0-7\n", "on\n"), ["pass within-limits"]);
-        assert_eq!(look("0-7\n", "0-2,4-7\n", "on\n"), ["fail cpu-offline monitor node"]);
-        assert_eq!(look("0-7\n", "0-3\n", "off\n"), ["pass within-limits"]);
-        assert_eq!(look("0-7\n", "0-2\n", "off\n"), ["fail cpu-offline monitor node"]);
-        assert_eq!(look("", "", "on\n"), ["inconclusive unparseable"]);
-        assert_eq!(look("0-7\n", "all\n", "on\n"), ["inconclusive unparseable"]);
+    fn offline_cpus_are_reported_unless_intended() {
+        assert_eq!(check("0-7\n", "0-7\n", "on\n"), ["pass within-limits"]);
+        assert_eq!(check("0-7\n", "0-2,4-7\n", "on\n"), ["fail cpu-offline monitor node"]);
+        assert_eq!(check("0-7\n", "0-3\n", "off\n"), ["pass within-limits"]);
+        assert_eq!(check("0-7\n", "0-2\n", "off\n"), ["fail cpu-offline monitor node"]);
+        assert_eq!(check("", "", "on\n"), ["inconclusive unparseable"]);
+        assert_eq!(check("0-7\n", "all\n", "on\n"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in "[0-9,-]{0,12}", b in ".{0,12}") {
-            look(&a, &b, &b);
-            look(&a, &a, &b);
+            check(&a, &b, &b);
+            check(&a, &a, &b);
         }
     }
 }

@@ -48,49 +48,49 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(all) => all,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut worst: Option<f64> = None;
     for series in &all {
         match (series.growth(Span::hours(1)), series.current()) {
             (Some(growth), _) => worst = Some(worst.unwrap_or(0.0).max(growth.in_last_hour())),
-            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-            (None, Err(failure)) => look.unreadable(failure),
+            (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => builder.unreadable(failure),
             // A processor that went offline since has no value; `cpu-online` reports it.
             (None, Ok(None)) => {}
         }
     }
     if let Some(worst) = worst {
-        look.metric(Metric::new("package_throttles", Entity::node(), worst, Unit::PerHour));
+        builder.metric(Metric::new("package_throttles", Entity::node(), worst, Unit::PerHour));
     }
-    look.build_or(not_applicable("no-counter", "the CPUs of this node do not count throttling"))
+    builder.build_or(not_applicable("no-counter", "the CPUs of this node do not count throttling"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, classify_fixture::classify_outputs};
+    use crate::{files::tests::sampled_files, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
-    fn look(counts: &[&str]) -> Vec<String> {
+    fn check(counts: &[&str]) -> Vec<String> {
         let (a, b) = (COUNTER.replace('*', "0"), COUNTER.replace('*', "1"));
         let each: Vec<_> = counts.iter().map(|count| [(a.as_str(), "4\n"), (b.as_str(), *count)]).collect();
-        classify_outputs(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        classify_outputs(&CHECK, &[sampled_files(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
     }
 
     // Made by hand.
     #[test]
-    fn throttling_of_this_hour_counts() {
-        assert_eq!(look(&["0\n", "60\n"]), ["pass within-limits"]);
-        assert_eq!(look(&["0\n", "61\n"]), ["fail cpu-throttled monitor node"]);
-        assert_eq!(look(&["9000\n", "9000\n"]), ["pass within-limits"]);
-        assert_eq!(look(&["hot\n"]), ["inconclusive unparseable"]);
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]])]), ["not-applicable no-counter"]);
+    fn throttling_within_the_last_hour_counts() {
+        assert_eq!(check(&["0\n", "60\n"]), ["pass within-limits"]);
+        assert_eq!(check(&["0\n", "61\n"]), ["fail cpu-throttled monitor node"]);
+        assert_eq!(check(&["9000\n", "9000\n"]), ["pass within-limits"]);
+        assert_eq!(check(&["hot\n"]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]])]), ["not-applicable no-counter"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look(&[&a, &b]);
+            check(&[&a, &b]);
         }
     }
 }

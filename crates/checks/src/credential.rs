@@ -35,8 +35,8 @@ impl Credential {
         // The parser's error quotes its line, which may contain the key.
         toml_text::read(text, &[]).map_err(|error: TomlError| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
-            let wanted = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
-            TomlError::at(text, None, format!("{line}{wanted}"))
+            let expected = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
+            TomlError::at(text, None, format!("{line}{expected}"))
         })
     }
 
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_and_a_mistake_does_not_show_the_key() {
+    fn a_credential_survives_a_round_trip_and_errors_do_not_show_the_key() {
         let credential = Credential {
             node: NodeName::new("n1").unwrap(),
             key: RunKey::new([0xab; 32]),

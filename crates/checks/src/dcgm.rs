@@ -141,7 +141,7 @@ fn probes(params: &Params) -> Vec<Probe> {
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let TestParams { dcgm_params: order, allowed_skips: excused } = match test_params(params) {
-        Ok(asked) => asked,
+        Ok(parsed) => parsed,
         Err(instead) => return instead,
     };
     let diagnosis = outputs.get(1);
@@ -184,7 +184,7 @@ mod tests {
     const SKIPPED: &str = include_str!("../fixtures/dcgm/v4.1-level-3-skipped.json");
 
     #[test]
-    fn errors_are_findings_of_their_gpu_by_its_place_on_the_bus() {
+    fn errors_are_findings_of_their_gpu_by_bus_id() {
         let expected = ["fail dcgm-52 isolate gpu:0000:19:00.0", "fail dcgm-isolate isolate gpu:0000:18:00.0"];
         assert_eq!(judge("level = 1", ran(226, FAIL)), expected);
         let unnamed = classify_outputs_with(&CHECK, &Params::new(), None, &[none_on_the_bus_answers(), ran(226, FAIL)]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_has_to_bring_what_it_promises() {
+    fn a_level_requires_results_of_all_its_tests() {
         assert_eq!(judge("level = 2\nmay_skip = ['targeted_stress']", ran(0, SKIPPED)), ["pass within-limits"]);
         assert_eq!(judge("level = 2", ran(0, SKIPPED)), ["inconclusive empty"], "it was skipped and is not in `may_skip`");
         assert_eq!(judge("level = 3\nskip = ['Targeted Stress']", ran(0, SKIPPED)), ["inconclusive empty"]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_run_is_told_as_such() {
+    fn a_diagnostic_that_could_not_run_is_inconclusive() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
         assert_eq!(judge("", missing()), ["inconclusive missing"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_understood_is_told() {
+    fn an_invalid_parameter_is_reported() {
         for text in [
             "level = 5",
             "level = 2.5",

@@ -48,7 +48,7 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: ExpectedResu
     let Some(document) = find_diagnostic(text) else { return no_diagnostic(text, exit, stderr) };
     let mut reading = DiagnosticReader {
         gpus,
-        look: ObservationBuilder::default(),
+        builder: ObservationBuilder::default(),
         tally: Tally::default(),
         events: BTreeMap::new(),
         tests_run: BTreeSet::new(),
@@ -87,14 +87,14 @@ const RUNTIME_ERROR: &str = "runtime_error";
 fn no_diagnostic(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
     if exit != Some(0) {
         // `Error: unable to establish a connection to the specified host` appears on either stream.
-        let said = if stderr.trim().is_empty() { text } else { stderr };
-        return Observation::CouldNot(exit_failure(exit, said));
+        let detail = if stderr.trim().is_empty() { text } else { stderr };
+        return Observation::CouldNot(exit_failure(exit, detail));
     }
     if text.trim().is_empty() {
         return could_not(FailureKind::Empty, "dcgmi printed nothing");
     }
-    let said: String = text.trim().chars().take(200).collect();
-    could_not(FailureKind::Unparseable, format!("no diagnostic result in the output of dcgmi: {said}"))
+    let excerpt: String = text.trim().chars().take(200).collect();
+    could_not(FailureKind::Unparseable, format!("no diagnostic result in the output of dcgmi: {excerpt}"))
 }
 
 #[derive(Default)]
@@ -107,7 +107,7 @@ struct Tally {
 
 struct DiagnosticReader<'a> {
     gpus: &'a [Gpu],
-    look: ObservationBuilder,
+    builder: ObservationBuilder,
     tally: Tally,
     events: BTreeMap<(ReasonCode, Entity), Vec<String>>,
     /// Tests with a pass, warning or failure.
@@ -132,7 +132,7 @@ impl DiagnosticReader<'_> {
                     let tests = list(value).iter().flat_map(|category| list(&category["tests"]));
                     tests.for_each(|test| self.test(test));
                 }
-                RUNTIME_ERROR => self.look.unreadable(ProbeFailure::new(FailureKind::Failed, value_text(value))),
+                RUNTIME_ERROR => self.builder.unreadable(ProbeFailure::new(FailureKind::Failed, value_text(value))),
                 _ if depth < 6 => self.walk(value, depth + 1),
                 _ => {}
             }
@@ -151,7 +151,7 @@ impl DiagnosticReader<'_> {
         if results.is_empty() && summary.get("status").is_some() || failed(summary) && !results.iter().any(failed) {
             self.result(name, summary);
         } else if results.is_empty() {
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{name} returned no result")));
         }
     }
 
@@ -170,12 +170,12 @@ impl DiagnosticReader<'_> {
                 *why = why.take().or_else(|| warnings(result).into_iter().map(|warning| warning.text).next());
             }
             Some(Status::NotRun) => {
-                self.look.unreadable(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
+                self.builder.unreadable(ProbeFailure::new(FailureKind::Failed, format!("{name} did not run")));
             }
             Some(Status::Warn) => {
                 self.tally.warned += 1;
-                let said = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
-                self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {said}"));
+                let warning_texts = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
+                self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {warning_texts}"));
             }
             Some(Status::Fail) => {
                 self.tally.failed += 1;
@@ -193,9 +193,9 @@ impl DiagnosticReader<'_> {
                 }
             }
             None => {
-                let said = value_text(&result["status"]);
-                let text = format!("{name} has status `{said}`; expected Pass, Fail, Warn, Skip or Not Run");
-                self.look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+                let status = value_text(&result["status"]);
+                let text = format!("{name} has status `{status}`; expected Pass, Fail, Warn, Skip or Not Run");
+                self.builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
     }
@@ -240,7 +240,7 @@ impl DiagnosticReader<'_> {
             let parts = parts.iter().map(Entity::to_string).collect::<Vec<_>>().join(", ");
             let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
             let text = format!("DCGM skipped {name} on {parts}{why}");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
         let has_result = |name: &str| self.tests_run.contains(name) || self.skipped.contains_key(name);
         // A diagnostic without any result is reported once, by `conclude`.
@@ -248,13 +248,13 @@ impl DiagnosticReader<'_> {
         for name in scope.expected_tests.iter().filter(|name| is_about_something && !has_result(name) && !excused(name))
         {
             let text = format!("{name} is part of this level and has no result");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
         // Up to 3.3, the tests of libraries and settings name no GPU.
         let names_gpus = self.tested_entities.iter().any(|part| part.kind == EntityKind::Gpu);
         for gpu in self.gpus.iter().map(Gpu::entity).filter(|gpu| names_gpus && !self.tested_entities.contains(gpu)) {
             let text = format!("{gpu} has no result; other GPUs have");
-            self.look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+            self.builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
         }
     }
 
@@ -262,26 +262,26 @@ impl DiagnosticReader<'_> {
     fn check_exit_code(&mut self, exit: Option<i32>, stderr: &str) {
         if exit != Some(0) && self.tally.failed == 0 {
             let ProbeFailure { kind, text } = exit_failure(exit, stderr);
-            self.look.unreadable(ProbeFailure::new(kind, format!("no test failed, but {text}")));
+            self.builder.unreadable(ProbeFailure::new(kind, format!("no test failed, but {text}")));
         }
     }
 
     fn into_observation(mut self) -> Observation {
         let Tally { passed, failed, warned, skipped } = self.tally;
         for ((code, entity), texts) in self.events {
-            self.look.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
+            self.builder.event(Event { code, entity, at: None, text: texts.join("; "), key: None });
         }
         if passed + failed + warned > 0 {
             let counts = [("passed", passed), ("failed", failed), ("warned", warned), ("skipped", skipped)];
             for (word, count) in counts {
-                self.look.metric(Metric::count(&format!("dcgm_results_{word}"), Entity::node(), f64::from(count)));
+                self.builder.metric(Metric::count(&format!("dcgm_results_{word}"), Entity::node(), f64::from(count)));
             }
         }
         let text = match skipped {
             0 => "the diagnostic has no result".to_owned(),
             count => format!("all {count} tests were skipped"),
         };
-        self.look.build_or(could_not(FailureKind::Empty, text))
+        self.builder.build_or(could_not(FailureKind::Empty, text))
     }
 }
 
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_run_has_not_passed() {
+    fn a_test_that_did_not_run_does_not_pass() {
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/all-skipped.json")), ["inconclusive empty"]);
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/not-run.json")), ["inconclusive failed"]);
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/no-results.json")), ["inconclusive empty"]);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnosis_that_could_not_run_says_nothing_about_the_node() {
+    fn a_diagnostic_that_could_not_run_is_inconclusive() {
         assert_eq!(ran(0, include_str!("../fixtures/dcgm/runtime-error.json")), ["inconclusive failed"]);
         let refused = "Error: unable to establish a connection to the specified host: localhost";
         assert_eq!(ran(1, refused), ["inconclusive failed"]);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn text_around_the_answer_is_cut_away() {
+    fn text_around_the_json_is_ignored() {
         assert_eq!(ran(1, include_str!("../fixtures/dcgm/text-around.json")), ["fail dcgm-125 reset gpu:0000:18:00.0"]);
     }
 
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_exit_code_lets_no_pass_through_and_hides_no_failure() {
+    fn a_nonzero_exit_code_prevents_a_pass_and_hides_no_failure() {
         let healthy = include_str!("../fixtures/dcgm/v4.1-healthy.json");
         for exit in [1, 205, 226] {
             assert_eq!(ran(exit, healthy), ["inconclusive failed"], "exit code {exit}");
@@ -513,22 +513,22 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_torn_answer_does_not_pass_for_the_whole() {
-        let whole = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
-        let whole = whole.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
-        assert_eq!(ran(0, &whole), ["pass within-limits"]);
-        let torn = &whole[..whole.rfind("\"iteration\":1").unwrap()];
-        assert_eq!(ran(0, torn), ["inconclusive unparseable"]);
+    fn truncated_output_does_not_pass() {
+        let full = include_str!("../fixtures/dcgm/iterations.json").replace("Fail", "Pass");
+        let full = full.replacen("\"entity_id\":1", "\"entity_id\":0", 1);
+        assert_eq!(ran(0, &full), ["pass within-limits"]);
+        let truncated = &full[..full.rfind("\"iteration\":1").unwrap()];
+        assert_eq!(ran(0, truncated), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn a_gpu_that_dcgm_does_not_tell_of_has_not_passed() {
+    fn a_gpu_without_results_has_not_passed() {
         let one = include_str!("../fixtures/dcgm/v4.1-healthy.json").replace("\"entity_id\":1", "\"entity_id\":0");
         assert_eq!(ran(0, &one), ["inconclusive empty"]);
     }
 
     #[test]
-    fn what_was_skipped_or_left_out_has_not_passed_unless_it_was_excused() {
+    fn skipped_or_missing_tests_do_not_pass_unless_allowed() {
         let text = include_str!("../fixtures/dcgm/v4.1-level-3-skipped.json");
         let output = ProbeOutput::Ran { exit: Some(0), stdout: text.to_owned(), stderr: String::new() };
         let unread = |promised: &[&str], excused: &[&str]| {
@@ -544,13 +544,13 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let said = unread(&["memory", "pcie", "targeted_stress", "diagnostic"], &[]);
-        assert_eq!(said.len(), 2, "{said:?}");
+        let failures = unread(&["memory", "pcie", "targeted_stress", "diagnostic"], &[]);
+        assert_eq!(failures.len(), 2, "{failures:?}");
         assert!(
-            said[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
-            "{said:?}"
+            failures[0].starts_with("DCGM skipped targeted_stress on gpu:0000:18:00.0, gpu:0000:19:00.0: "),
+            "{failures:?}"
         );
-        assert_eq!(said[1], "diagnostic is part of this level and has no result");
+        assert_eq!(failures[1], "diagnostic is part of this level and has no result");
         assert!(unread(&["memory", "targeted_stress", "diagnostic"], &["targeted_stress", "diagnostic"]).is_empty());
     }
 

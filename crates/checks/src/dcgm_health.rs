@@ -91,11 +91,11 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
     let address = address(params)?;
-    let said = file_text(outputs.first()).map_err(|failure| match failure.kind {
+    let output = file_text(outputs.first()).map_err(|failure| match failure.kind {
         FailureKind::Missing => not_applicable("no-dcgm", "DCGM is not installed"),
         _ => Observation::CouldNot(failure),
     })?;
-    let answer = match HealthReport::parse(said) {
+    let answer = match HealthReport::parse(output) {
         Ok(HealthReport::Watched(answer)) => answer,
         Ok(HealthReport::NoEngine) => {
             let text = format!("DCGM is installed, but no host engine listens at {address}");
@@ -114,7 +114,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
 }
 
 fn to_observation(answer: &WatchedHealth) -> Observation {
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut events: BTreeMap<(&'static str, Entity), Vec<String>> = BTreeMap::new();
     for incident in &answer.incidents {
         let texts = events.entry((code(incident), entity(incident, &answer.gpus))).or_default();
@@ -125,15 +125,15 @@ fn to_observation(answer: &WatchedHealth) -> Observation {
         }
     }
     for ((code, entity), texts) in events {
-        look.event(Event { code: ReasonCode::fixed(code), entity, at: None, text: texts.join("; "), key: None });
+        builder.event(Event { code: ReasonCode::fixed(code), entity, at: None, text: texts.join("; "), key: None });
     }
     if answer.truncated {
         let text = "DCGM has more incidents than one report contains";
-        look.unreadable(ProbeFailure::new(FailureKind::TooLong, text));
+        builder.unreadable(ProbeFailure::new(FailureKind::TooLong, text));
     }
-    look.metric(Metric::count("dcgm_gpus_watched", Entity::node(), answer.gpus.len() as f64));
-    look.metric(Metric::count("dcgm_incidents", Entity::node(), answer.incidents.len() as f64));
-    look.build_or(Observation::measured(Vec::new(), Vec::new()))
+    builder.metric(Metric::count("dcgm_gpus_watched", Entity::node(), answer.gpus.len() as f64));
+    builder.metric(Metric::count("dcgm_incidents", Entity::node(), answer.incidents.len() as f64));
+    builder.build_or(Observation::measured(Vec::new(), Vec::new()))
 }
 
 /// Returns the event code of an incident: the table's severity of its error, but a warning if the watch itself only
@@ -178,14 +178,14 @@ mod tests {
     use proptest::prelude::*;
 
     // Made by hand, worded like DCGM 4.
-    fn look(lines: &str) -> Vec<String> {
+    fn check(lines: &str) -> Vec<String> {
         let text = format!("watched 0x1d3\ngpu 0 0000:18:00.0\ngpu 1 0000:28:00.0\n{lines}");
         classify_outputs(&CHECK, &[ProbeOutput::Text(text)])
     }
 
     #[test]
     fn incidents_are_rated_by_the_table_and_told_by_bus_id() {
-        assert_eq!(look(""), ["pass within-limits"]);
+        assert_eq!(check(""), ["pass within-limits"]);
         for (line, finding) in [
             ("incident 1 0 0x10 20 4 a double-bit error", "dcgm-isolate isolate gpu:0000:18:00.0"),
             ("incident 1 1 0x10 20 6 pages wait", "dcgm-reset reset gpu:0000:28:00.0"),
@@ -196,39 +196,39 @@ mod tests {
             ("incident 1 0 0x10 20 9999 something new", "dcgm-unrated reboot gpu:0000:18:00.0"),
             ("incident 3 2 0x800 20 15 fatal", "dcgm-isolate isolate switch:2"),
         ] {
-            assert_eq!(look(line), [format!("fail {finding}")], "{line}");
+            assert_eq!(check(line), [format!("fail {finding}")], "{line}");
         }
     }
 
     #[test]
     fn several_links_of_one_gpu_are_one_finding() {
         let lines: String = (0..18).map(|link| format!("incident 1 0 0x2 20 14 link {link} is down\n")).collect();
-        assert_eq!(look(&lines), ["fail dcgm-triage reboot gpu:0000:18:00.0"]);
+        assert_eq!(check(&lines), ["fail dcgm-triage reboot gpu:0000:18:00.0"]);
     }
 
     #[test]
     fn imex_that_nobody_uses_isolates_no_node() {
         let lines = "incident 1 0 0x2 20 122 IMEX is not ready";
-        assert_eq!(look(lines), ["fail dcgm-warned monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(lines), ["fail dcgm-warned monitor gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn an_engine_that_is_not_there_or_has_not_looked_is_not_health() {
+    fn a_missing_host_engine_or_one_without_watches_does_not_pass() {
         let failed = |kind| classify_outputs(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
         assert_eq!(failed(FailureKind::Missing), ["not-applicable no-dcgm"]);
         assert_eq!(failed(FailureKind::TimedOut), ["inconclusive timed-out"]);
-        let said = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
-        assert_eq!(said("engine none\n"), ["not-applicable dcgm-not-running"]);
-        assert_eq!(said("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);
-        assert_eq!(said("watched 0x1d3\n"), ["inconclusive empty"]);
-        assert_eq!(said("all is well\n"), ["inconclusive unparseable"]);
-        assert_eq!(look("cut\n"), ["inconclusive too-long"]);
+        let findings = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
+        assert_eq!(findings("engine none\n"), ["not-applicable dcgm-not-running"]);
+        assert_eq!(findings("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);
+        assert_eq!(findings("watched 0x1d3\n"), ["inconclusive empty"]);
+        assert_eq!(findings("all is well\n"), ["inconclusive unparseable"]);
+        assert_eq!(check("cut\n"), ["inconclusive too-long"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(incident |gpu |0x|[0-9]| |\n|.){0,60}") {
-            look(&text);
+            check(&text);
         }
     }
 }

@@ -73,11 +73,11 @@ impl HealthReport {
             return Ok(Self::NoEngine);
         }
         let mut answer = WatchedHealth::default();
-        let mut asked = false;
+        let mut has_watches = false;
         for line in text.lines() {
             let read = match line.split_once(' ').unwrap_or((line, "")) {
                 ("watched", rest) => parse_hex(rest).map(|watched| {
-                    (answer.watched, asked) = (watched, true);
+                    (answer.watched, has_watches) = (watched, true);
                 }),
                 ("gpu", rest) => parse_gpu(rest).map(|gpu| answer.gpus.push(gpu)),
                 ("incident", rest) => parse_incident(rest).map(|incident| answer.incidents.push(incident)),
@@ -89,7 +89,7 @@ impl HealthReport {
             };
             read.ok_or_else(|| line.chars().take(200).collect::<String>())?;
         }
-        asked.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
+        has_watches.then_some(Self::Watched(answer)).ok_or_else(|| text.chars().take(200).collect())
     }
 }
 
@@ -103,14 +103,14 @@ fn parse_gpu(rest: &str) -> Option<(u32, String)> {
 }
 
 fn parse_incident(rest: &str) -> Option<Incident> {
-    let mut words = rest.splitn(6, ' ');
+    let mut fields = rest.splitn(6, ' ');
     Some(Incident {
-        kind: words.next()?.parse().ok()?,
-        entity: words.next()?.parse().ok()?,
-        system: parse_hex(words.next()?)?,
-        health: words.next()?.parse().ok()?,
-        error: words.next()?.parse().ok()?,
-        text: words.next().unwrap_or_default().to_owned(),
+        kind: fields.next()?.parse().ok()?,
+        entity: fields.next()?.parse().ok()?,
+        system: parse_hex(fields.next()?)?,
+        health: fields.next()?.parse().ok()?,
+        error: fields.next()?.parse().ok()?,
+        text: fields.next().unwrap_or_default().to_owned(),
     })
 }
 
@@ -120,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_not_understood_is_not_taken_for_no_incident() {
+    fn an_unparseable_line_is_an_error() {
         for text in ["", "gpu 0 x", "watched 0x1\nincident 1", "watched 3", "watched 0x1\nall is well", "engine some"] {
             assert!(HealthReport::parse(text).is_err(), "{text}");
         }
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back(
+        fn a_report_survives_a_round_trip(
             watched: u32,
             gpus in proptest::collection::vec((0..32_u32, "(0000:[0-9a-f]{2}:00.0)?"), 0..4),
             numbers: [u32; 5],

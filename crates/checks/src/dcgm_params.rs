@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_level_reads_back_and_each_promises_what_the_one_before_it_does() {
+    fn every_level_survives_a_round_trip_and_includes_the_tests_of_lower_levels() {
         for level in Level::ALL {
             assert_eq!(Level::try_from(level.number()), Ok(*level));
         }

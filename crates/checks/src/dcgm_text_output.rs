@@ -33,7 +33,7 @@ impl DcgmTextOutput {
             if !name.is_empty() {
                 test = name;
             }
-            let said = || format!("{test}: {result}").chars().take(MAX_TEXT_CHARS).collect::<String>();
+            let summary = || format!("{test}: {result}").chars().take(MAX_TEXT_CHARS).collect::<String>();
             let list = match parse_status(result) {
                 Some(DcgmTestStatus::Pass) => {
                     table.passed += 1;
@@ -50,7 +50,7 @@ impl DcgmTextOutput {
                 None => continue,
             };
             if list.len() < MAX_FAILURES {
-                list.push(said());
+                list.push(summary());
             }
         }
         table
@@ -143,7 +143,7 @@ Successfully ran diagnostic for group.
 ";
 
     #[test]
-    fn both_forms_are_read_and_a_gpu_belongs_to_the_test_above_it() {
+    fn both_formats_are_parsed_and_a_gpu_belongs_to_the_test_above_it() {
         let old = DcgmTextOutput::parse(OLD);
         assert_eq!((old.passed, old.skipped), (2, 1));
         assert_eq!(old.failed, ["Persistence Mode: Fail", "GPU Memory: Fail - GPU 3"]);
@@ -156,7 +156,7 @@ Successfully ran diagnostic for group.
     }
 
     #[test]
-    fn what_is_no_row_of_a_result_passes_nothing() {
+    fn a_line_that_is_not_a_result_passes_nothing() {
         for text in [
             "",
             "Pass",

@@ -25,14 +25,14 @@ pub(crate) fn rules_for_events(check: &Check, events: &[Event]) -> Result<Vec<Ru
     })
 }
 
-/// Parses the rules for which `wanted` returns true, given the rule's event code.
-fn parse_rules(text: &str, mut wanted: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
+/// Parses the rules for which `is_selected` returns true, given the rule's event code.
+fn parse_rules(text: &str, mut is_selected: impl FnMut(Option<&str>) -> bool) -> Result<Vec<Rule>, Error> {
     let Some(rules) = DeTable::parse(text)?.into_inner().remove("rules") else { return Ok(Vec::new()) };
     let DeValue::Array(rules) = rules.into_inner() else { return Err(Error::custom("`rules` is not a list")) };
     let mut read = Vec::new();
     for rule in rules {
         let event = rule.get_ref().as_table().and_then(|rule| rule.get("event"));
-        if wanted(event.and_then(|code| code.get_ref().as_str())) {
+        if is_selected(event.and_then(|code| code.get_ref().as_str())) {
             read.push(Rule::deserialize(ValueDeserializer::from(rule))?);
         }
     }
@@ -45,7 +45,7 @@ mod tests {
     use doctor_core::{observation::Entity, policy::When};
 
     #[test]
-    fn of_rules_about_events_only_those_are_read_that_can_say_something() {
+    fn only_event_rules_for_present_events_are_parsed() {
         let check = crate::CHECKS.iter().find(|check| check.spec.id == "gpu-xid").unwrap();
         let all = all_rules(check).unwrap();
         let event = Event::seen("xid-79", Entity::node(), "fell off the bus");
@@ -53,13 +53,13 @@ mod tests {
             let read = rules_for_events(check, &events).unwrap();
             assert!(!read.is_empty() && read.len() < all.len() / 10, "{} of {}", read.len(), all.len());
             let says = |rule: &&Rule| matches!(&rule.when, When::Event(code) if events.iter().any(|event| event.code == *code));
-            let wanted: Vec<&Rule> = all.iter().filter(says).collect();
-            assert!(wanted.iter().all(|rule| read.contains(rule)) && wanted.len() == events.len());
+            let expected: Vec<&Rule> = all.iter().filter(says).collect();
+            assert!(expected.iter().all(|rule| read.contains(rule)) && expected.len() == events.len());
         }
     }
 
     #[test]
-    fn rules_are_read_as_the_policy_file_would_read_them() {
+    fn rules_are_parsed_like_those_of_a_policy_file() {
         #[derive(serde::Deserialize)]
         struct Written {
             rules: Vec<Rule>,

@@ -46,21 +46,21 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(all) => all,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for series in &all {
         let Some([disk]) = match_pattern_exact(ERROR_COUNTER, series.path) else { continue };
         match (series.growth_by(Span::hours(1), hexadecimal), series.current()) {
             (Some(growth), _) => {
                 let entity = Entity::new(EntityKind::Disk, disk);
-                look.metric(Metric::new("failed_commands", entity, growth.in_last_hour(), Unit::PerHour));
+                builder.metric(Metric::new("failed_commands", entity, growth.in_last_hour(), Unit::PerHour));
             }
-            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-            (None, Err(failure)) => look.unreadable(failure),
+            (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => builder.unreadable(failure),
             // The disk was removed.
             (None, Ok(None)) => {}
         }
     }
-    look.build_or(not_applicable("no-disk", "no SCSI or SATA disk on this node"))
+    builder.build_or(not_applicable("no-disk", "no SCSI or SATA disk on this node"))
 }
 
 /// Parses the kernel's format, such as `0x1f`.
@@ -71,29 +71,29 @@ fn hexadecimal(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, classify_fixture::classify_outputs};
+    use crate::{files::tests::sampled_files, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
-    fn look(counts: &[&str]) -> Vec<String> {
+    fn check(counts: &[&str]) -> Vec<String> {
         let each: Vec<_> = counts.iter().map(|count| [("/sys/block/sda/device/ioerr_cnt", *count)]).collect();
-        classify_outputs(&CHECK, &[looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
+        classify_outputs(&CHECK, &[sampled_files(&each.iter().map(|one| &one[..]).collect::<Vec<_>>())])
     }
 
     // Made by hand.
     #[test]
-    fn failed_commands_of_this_hour_count_and_older_ones_do_not() {
-        assert_eq!(look(&["0x2\n", "0x2\n"]), ["pass within-limits"]);
-        assert_eq!(look(&["0x2\n", "0xf\n"]), ["fail disk-errors monitor disk:sda"]);
-        assert_eq!(look(&["0xff\n", "0xff\n"]), ["pass within-limits"]);
-        assert_eq!(look(&["17\n"]), ["inconclusive unparseable"]);
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]])]), ["not-applicable no-disk"]);
+    fn only_failed_commands_within_the_last_hour_count() {
+        assert_eq!(check(&["0x2\n", "0x2\n"]), ["pass within-limits"]);
+        assert_eq!(check(&["0x2\n", "0xf\n"]), ["fail disk-errors monitor disk:sda"]);
+        assert_eq!(check(&["0xff\n", "0xff\n"]), ["pass within-limits"]);
+        assert_eq!(check(&["17\n"]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]])]), ["not-applicable no-disk"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(0x)?.{0,12}") {
-            look(&[&text, "0x1"]);
-            look(&["0x1", &text]);
+            check(&[&text, "0x1"]);
+            check(&["0x1", &text]);
         }
     }
 }

@@ -112,35 +112,35 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if mounted.is_empty() {
         return could_not(FailureKind::Unparseable, "/proc/mounts lists no mount".to_owned());
     }
-    let wanted = mounts(params);
-    if wanted.len() != spaces.len() || wanted.is_empty() {
-        let (wanted, answers) = (wanted.len(), spaces.len());
+    let expected = mounts(params);
+    if expected.len() != spaces.len() || expected.is_empty() {
+        let (expected, answers) = (expected.len(), spaces.len());
         let text =
-            format!("{wanted} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
+            format!("{expected} mounts and {answers} answers; write `mounts` as a list, such as [\"/\", \"/data\"]");
         return could_not(FailureKind::Empty, text);
     }
-    let mut look = ObservationBuilder::default();
-    for (path, output) in wanted.iter().zip(spaces) {
+    let mut builder = ObservationBuilder::default();
+    for (path, output) in expected.iter().zip(spaces) {
         let entity = Entity::new(EntityKind::Mount, path.clone());
         let is_there = mounted.iter().any(|point| point == path);
         match output {
             ProbeOutput::StatFs(space) if is_there => {
-                percentages(&entity, space).into_iter().for_each(|metric| look.metric(metric));
+                percentages(&entity, space).into_iter().for_each(|metric| builder.metric(metric));
             }
             ProbeOutput::Failed(failure) if is_there && is_hung(failure.kind) => {
-                look.event(Event::seen("mount-hangs", entity, failure.text.clone()));
+                builder.event(Event::seen("mount-hangs", entity, failure.text.clone()));
             }
-            ProbeOutput::Failed(failure) if is_there => look.unreadable(failure.clone()),
+            ProbeOutput::Failed(failure) if is_there => builder.unreadable(failure.clone()),
             ProbeOutput::StatFs(_) | ProbeOutput::Failed(_) => {
                 let text = format!("no file system is mounted at {path}");
-                look.event(Event::seen("mount-missing", entity, text));
+                builder.event(Event::seen("mount-missing", entity, text));
             }
             _ => {
                 return could_not(FailureKind::Unparseable, format!("the answer for {path} is not a statfs result"));
             }
         }
     }
-    look.build_or(Observation::measured(Vec::new(), Vec::new()))
+    builder.build_or(Observation::measured(Vec::new(), Vec::new()))
 }
 
 const fn is_hung(kind: FailureKind) -> bool {
@@ -158,10 +158,10 @@ fn percentages(entity: &Entity, space: &FileSystemSpace) -> [Metric; 2] {
     ]
 }
 
-/// Returns 0 if `whole` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
+/// Returns 0 if `total` is 0: a file system without a size, or with inodes on demand, has no such limit to reach.
 #[expect(clippy::cast_precision_loss, reason = "a percentage does not need more than 53 bits")]
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+fn percent(part: u64, total: u64) -> f64 {
+    if total == 0 { 0.0 } else { part as f64 * 100.0 / total as f64 }
 }
 
 fn mount_points(table: &str) -> Vec<String> {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_of_root_counts_as_used_up_as_df_has_it() {
+    fn blocks_reserved_for_root_count_as_used_like_in_df() {
         let Observation::Measured { metrics, .. } = observe(&["/"], &[space(1000, 100, 50, 10, 1)]) else {
             panic!("measured");
         };
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_is_not_there_is_not_judged_by_the_one_below_it() {
+    fn a_missing_mount_is_not_measured_by_its_parent_file_system() {
         let Observation::Measured { metrics, events, .. } = observe(&["/scratch"], &[space(1000, 900, 900, 10, 9)]) else {
             panic!("measured");
         };
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_said() {
+    fn an_unreadable_mount_is_reported() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "statfs /: denied"));
         assert!(matches!(observe(&["/"], &[denied]), Observation::CouldNot(f) if f.kind == FailureKind::Denied));
         assert!(matches!(observe(&[], &[]), Observation::CouldNot(f) if f.kind == FailureKind::Empty));

@@ -157,31 +157,31 @@ mod tests {
     );
 
     #[test]
-    fn a_gpu_that_gave_right_answers_passes_without_a_profile() {
+    fn a_gpu_with_correct_results_passes_without_a_profile() {
         assert_eq!(classify_outputs(&CHECK, &[measured(TESTED, "")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_rate_that_no_gpu_has_is_slow_without_a_profile() {
+    fn a_rate_below_that_of_any_gpu_is_slow_without_a_profile() {
         let slow = r#",{"name":"gemm_bf16_flop_per_s","entity":"gpu:0000:1b:00.0","value":3e12,"unit":"flop/s"}"#;
-        let said = classify_outputs(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
-        assert_eq!(said, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
+        let findings = classify_outputs(&CHECK, &[measured(&format!("{TESTED}{slow}"), "")]);
+        assert_eq!(findings, ["fail gpu-slow monitor gpu:0000:1b:00.0"]);
     }
 
     #[test]
-    fn one_wrong_number_takes_the_node_out() {
+    fn a_single_wrong_value_isolates_the_node() {
         let event = r#"{"code":"product-wrong","entity":"gpu:0000:1b:00.0","at":null,"text":"bf16: row 3, column 5"}"#;
         assert_eq!(classify_outputs(&CHECK, &[measured(TESTED, event)]), ["fail product-wrong isolate gpu:0000:1b:00.0"]);
     }
 
     #[test]
-    fn without_a_driver_nothing_is_known() {
+    fn a_missing_driver_is_inconclusive() {
         let missing = ProbeFailure::new(FailureKind::Missing, "libcuda.so.1 cannot be loaded");
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Failed(missing)]), ["inconclusive missing"]);
     }
 
     #[test]
-    fn settings_reach_the_test_and_wrong_ones_are_told() {
+    fn parameters_reach_the_test_and_invalid_ones_are_reported() {
         let params: Params = toml::from_str("heat = '1m'\ninject = 'not-a-number'\ntrials = 5").unwrap();
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params)[..] else { panic!("one test") };
         assert_eq!(args.join(" "), "--heat=1m --inject=not-a-number --trials=5");

@@ -100,7 +100,7 @@ impl RunKey {
 
     /// Returns whether this is the MAC of these bytes. The comparison takes constant time.
     pub(crate) fn verify(&self, body: &[u8], signature: &str) -> bool {
-        Self::from_hex(signature).is_some_and(|told| self.mac(body).verify_slice(&told.0).is_ok())
+        Self::from_hex(signature).is_some_and(|claimed| self.mac(body).verify_slice(&claimed.0).is_ok())
     }
 
     fn mac(&self, body: &[u8]) -> Hmac<Sha256> {
@@ -292,19 +292,19 @@ impl AgentReport {
     /// If the bytes are not a complete report signed with this key, or have an unsupported schema version.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
         #[derive(Default, Deserialize)]
-        struct Said {
+        struct Envelope {
             #[serde(default)]
-            versions: SaidVersions,
+            versions: EnvelopeVersions,
         }
         #[derive(Default, Deserialize)]
-        struct SaidVersions {
+        struct EnvelopeVersions {
             #[serde(default)]
             schema: Schema,
         }
         let body = verify_body(REPORT_HEADER, bytes, key)?;
         // Parse the schema version first: the fields of a newer version would only be reported as unknown.
-        let said: Said = parse(body)?;
-        let (found, older, known) = (said.versions.schema, Schema::OLDEST, Schema::CURRENT);
+        let envelope: Envelope = parse(body)?;
+        let (found, older, known) = (envelope.versions.schema, Schema::OLDEST, Schema::CURRENT);
         if found > known {
             return Err(DocumentError::NewerSchema { found, older, known });
         }
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_document_opens_with_its_key_only() {
+    fn a_signed_document_opens_only_with_its_key() {
         let key = RunKey::new([1; 32]);
         let bytes = document().sign(&key).unwrap();
         assert_eq!(Document::open(&bytes, &key).unwrap(), document());
@@ -380,16 +380,16 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_or_cut_document_does_not_open() {
+    fn a_changed_or_truncated_document_does_not_open() {
         let key = RunKey::new([1; 32]);
         let bytes = document().sign(&key).unwrap();
         for cut in 0..bytes.len() {
             assert!(Document::open(&bytes[..cut], &key).is_err(), "cut at {cut}");
         }
-        for place in 0..bytes.len() {
+        for index in 0..bytes.len() {
             let mut changed = bytes.clone();
-            changed[place] ^= 1;
-            assert!(Document::open(&changed, &key).is_err(), "changed at {place}");
+            changed[index] ^= 1;
+            assert!(Document::open(&changed, &key).is_err(), "changed at {index}");
         }
     }
 
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_no_result_even_under_one_key() {
+    fn an_agent_report_does_not_open_as_a_result_even_with_the_same_key() {
         let key = RunKey::new([1; 32]);
         let bytes = report().sign(&key).unwrap();
         assert_eq!(AgentReport::open(&bytes, &key).unwrap(), report());
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_the_schema_before_is_read() {
+    fn a_report_with_the_previous_schema_is_accepted() {
         let key = RunKey::new([1; 32]);
         let mut body = serde_json::to_value(report()).unwrap();
         body.as_object_mut().unwrap().remove("versions");

@@ -54,7 +54,7 @@ mod tests {
     const KEY: RunKey = RunKey::new([7; 32]);
 
     #[test]
-    fn it_is_believed_only_by_its_node_in_answer_to_its_report() {
+    fn a_permit_is_valid_only_for_its_node_and_report() {
         let node = NodeName::new("n1").unwrap();
         let text = DrainPermit { duration: Span::minutes(2) }.sign(&node, 41, &KEY);
         assert_eq!(DrainPermit::open(&text, &node, 41, &KEY), Some(DrainPermit { duration: Span::minutes(2) }));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_given_a_day() {
+    fn a_permit_of_a_day_or_without_duration_is_rejected() {
         let node = NodeName::new("n1").unwrap();
         for lasts in [Span::days(1), Span::ZERO, Span::from_secs(-5)] {
             assert_eq!(

@@ -69,35 +69,35 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let labels = [glob_files(outputs.get(6))?, glob_files(outputs.get(7))?];
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let kinds = [
         (CORRECTED, 0, "memory-corrected", "corrected", CORRECTED_LIMIT),
         (UNCORRECTED, 3, "memory-uncorrected", "uncorrected", UNCORRECTED_LIMIT),
     ];
     for (patterns, first, code, word, most) in kinds {
         let (mut sum, mut any) = (0.0, false);
-        for (place, pattern) in patterns.iter().enumerate() {
-            for series in sampled_series(outputs.get(first + place))? {
-                let Some(errors) = errors_in_last_hour(&series, &mut look) else { continue };
+        for (index, pattern) in patterns.iter().enumerate() {
+            for series in sampled_series(outputs.get(first + index))? {
+                let Some(errors) = errors_in_last_hour(&series, &mut builder) else { continue };
                 (sum, any) = (sum + errors, true);
                 if errors > most {
                     let text = format!("{errors:.0} {word} memory errors within the hour");
-                    look.event(Event::seen(code, dimm_entity(pattern, series.path, &labels), text));
+                    builder.event(Event::seen(code, dimm_entity(pattern, series.path, &labels), text));
                 }
             }
         }
         if any {
-            look.metric(Metric::count(&format!("memory_errors_{word}"), Entity::node(), sum));
+            builder.metric(Metric::count(&format!("memory_errors_{word}"), Entity::node(), sum));
         }
     }
-    Ok(look.build_or(not_applicable("no-edac", "the kernel monitors no memory controller (EDAC) on this node")))
+    Ok(builder.build_or(not_applicable("no-edac", "the kernel monitors no memory controller (EDAC) on this node")))
 }
 
-fn errors_in_last_hour(series: &Series<'_>, look: &mut ObservationBuilder) -> Option<f64> {
+fn errors_in_last_hour(series: &Series<'_>, builder: &mut ObservationBuilder) -> Option<f64> {
     match (series.growth(Span::hours(1)), series.current()) {
         (Some(growth), _) => return Some(growth.in_last_hour()),
-        (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-        (None, Err(failure)) => look.unreadable(failure),
+        (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+        (None, Err(failure)) => builder.unreadable(failure),
         // The driver was unloaded.
         (None, Ok(None)) => {}
     }
@@ -106,7 +106,7 @@ fn errors_in_last_hour(series: &Series<'_>, look: &mut ObservationBuilder) -> Op
 
 /// Returns the module by its board label, or else by its location in the driver.
 fn dimm_entity(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
-    let place = match match_pattern_exact(pattern, path) {
+    let id = match match_pattern_exact(pattern, path) {
         Some([controller, slot]) => {
             let beside = |file: &&FileText| {
                 file.path.rsplit_once('/').map(|(folder, _)| folder) == path.rsplit_once('/').map(|(folder, _)| folder)
@@ -118,29 +118,29 @@ fn dimm_entity(pattern: &str, path: &str, labels: &[&[FileText]; 2]) -> Entity {
         }
         None => match_pattern_exact(pattern, path).map_or_else(|| path.to_owned(), |[controller]| format!("mc{controller}")),
     };
-    Entity::new(EntityKind::Dimm, place)
+    Entity::new(EntityKind::Dimm, id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        files::tests::{found, looks},
+        files::tests::{found, sampled_files},
         classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
     /// Corrected and uncorrected errors of one module at each reading. Made by hand.
-    fn look(each: &[(&str, &str)]) -> Vec<String> {
+    fn check(each: &[(&str, &str)]) -> Vec<String> {
         let folder = "/sys/devices/system/edac/mc/mc0/dimm3";
         let (ce, ue, label) =
             (format!("{folder}/dimm_ce_count"), format!("{folder}/dimm_ue_count"), format!("{folder}/dimm_label"));
         let of = |path: &str, value: fn(&(&str, &str)) -> String| {
             let texts: Vec<_> = each.iter().map(value).collect();
             let files: Vec<_> = texts.iter().map(|text| [(path, text.as_str())]).collect();
-            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+            sampled_files(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         };
-        let none = || looks(&[&[]]);
+        let none = || sampled_files(&[&[]]);
         classify_outputs(
             &CHECK,
             &[
@@ -157,22 +157,22 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_this_hour_are_found_on_their_module() {
-        assert_eq!(look(&[("0\n", "0\n"), ("90\n", "0\n")]), ["pass within-limits"]);
-        assert_eq!(look(&[("0\n", "0\n"), ("101\n", "0\n")]), ["fail memory-corrected monitor dimm:CPU0_DIMM_A1"]);
-        assert_eq!(look(&[("0\n", "0\n"), ("0\n", "1\n")]), ["fail memory-uncorrected reboot dimm:CPU0_DIMM_A1"]);
+    fn errors_within_the_last_hour_are_reported_for_their_dimm() {
+        assert_eq!(check(&[("0\n", "0\n"), ("90\n", "0\n")]), ["pass within-limits"]);
+        assert_eq!(check(&[("0\n", "0\n"), ("101\n", "0\n")]), ["fail memory-corrected monitor dimm:CPU0_DIMM_A1"]);
+        assert_eq!(check(&[("0\n", "0\n"), ("0\n", "1\n")]), ["fail memory-uncorrected reboot dimm:CPU0_DIMM_A1"]);
     }
 
     #[test]
-    fn an_error_of_last_week_does_not_fail_today() {
-        assert_eq!(look(&[("5000\n", "2\n"), ("5000\n", "2\n")]), ["pass within-limits"]);
-        assert_eq!(look(&[("5000\n", "2\n")]), ["pass within-limits"]);
+    fn an_error_of_last_week_does_not_fail() {
+        assert_eq!(check(&[("5000\n", "2\n"), ("5000\n", "2\n")]), ["pass within-limits"]);
+        assert_eq!(check(&[("5000\n", "2\n")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_is_not_counted_is_not_zero() {
-        assert_eq!(look(&[("?", "0")]), ["inconclusive unparseable"]);
-        let mut nothing: Vec<_> = (0..6).map(|_| looks(&[&[]])).collect();
+    fn a_missing_counter_is_not_zero() {
+        assert_eq!(check(&[("?", "0")]), ["inconclusive unparseable"]);
+        let mut nothing: Vec<_> = (0..6).map(|_| sampled_files(&[&[]])).collect();
         nothing.extend([found(&[]), found(&[])]);
         assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-edac"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
@@ -181,7 +181,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look(&[(&a, &b), (&b, &a)]);
+            check(&[(&a, &b), (&b, &a)]);
         }
     }
 }

@@ -46,8 +46,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    let all = functions(outputs.first(), &mut look)?;
+    let mut builder = ObservationBuilder::default();
+    let all = functions(outputs.first(), &mut builder)?;
     let uptime = uptime_seconds(outputs.get(1)).map_err(Observation::CouldNot)?;
     let efa = all.iter().filter(|function| function.is_efa());
     let (bound, waiting): (Vec<_>, Vec<_>) = efa.partition(|function| function.driver == Some("efa"));
@@ -55,8 +55,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         let text = format!("{} EFA adapters have no driver yet, {uptime:.0} s after boot", waiting.len());
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
-    look.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));
-    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
+    builder.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));
+    Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 #[cfg(test)]
@@ -65,7 +65,7 @@ mod tests {
     use crate::{files::tests::found, classify_fixture::classify_outputs_with, pci::tests::uevent};
     use doctor_core::{ids::Sku, profile::Profile};
 
-    fn look(expected: Option<f64>, drivers: &[Option<&str>], uptime: &str) -> Vec<String> {
+    fn check(expected: Option<f64>, drivers: &[Option<&str>], uptime: &str) -> Vec<String> {
         let expect = expected.map(|count| ("efa_devices".to_owned(), count)).into_iter().collect();
         let profile = Profile { sku: Sku::new("p4d").unwrap(), version: 1, expect };
         let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
@@ -79,16 +79,16 @@ mod tests {
     const EFA: Option<&str> = Some("efa");
 
     #[test]
-    fn one_adapter_less_is_missed() {
-        assert_eq!(look(Some(2.0), &[EFA, EFA], "9999.0 1"), ["pass within-limits"]);
-        assert_eq!(look(Some(2.0), &[EFA, None], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
-        assert_eq!(look(Some(4.0), &[], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
+    fn a_missing_adapter_is_reported() {
+        assert_eq!(check(Some(2.0), &[EFA, EFA], "9999.0 1"), ["pass within-limits"]);
+        assert_eq!(check(Some(2.0), &[EFA, None], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
+        assert_eq!(check(Some(4.0), &[], "9999.0 1"), ["fail efa-count-wrong isolate node"]);
     }
 
     #[test]
-    fn a_missing_profile_or_an_early_look_does_not_make_it_pass() {
-        assert_eq!(look(None, &[EFA, EFA], "9999.0 1"), ["inconclusive no-limit"]);
-        assert_eq!(look(Some(2.0), &[EFA, None], "60.5 1"), ["inconclusive empty"]);
-        assert_eq!(look(Some(2.0), &[EFA, EFA], "soon"), ["inconclusive unparseable"]);
+    fn a_missing_profile_or_a_check_soon_after_boot_does_not_pass() {
+        assert_eq!(check(None, &[EFA, EFA], "9999.0 1"), ["inconclusive no-limit"]);
+        assert_eq!(check(Some(2.0), &[EFA, None], "60.5 1"), ["inconclusive empty"]);
+        assert_eq!(check(Some(2.0), &[EFA, EFA], "soon"), ["inconclusive unparseable"]);
     }
 }

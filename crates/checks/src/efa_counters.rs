@@ -77,61 +77,61 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    for (place, counter) in COUNTERS.iter().enumerate() {
-        for series in sampled_series(outputs.get(place))? {
+    let mut builder = ObservationBuilder::default();
+    for (index, counter) in COUNTERS.iter().enumerate() {
+        for series in sampled_series(outputs.get(index))? {
             let Some([device, port]) = match_pattern_exact(counter.pattern, series.path) else { continue };
             match (series.growth(Span::minutes(11)), series.current()) {
                 (Some(growth), _) => {
                     let (entity, rate) = (port_entity(device, port), growth.per_second());
-                    look.metric(Metric::new(counter.metric, entity.clone(), rate, Unit::PerSecond));
+                    builder.metric(Metric::new(counter.metric, entity.clone(), rate, Unit::PerSecond));
                     if rate > counter.limit {
                         let text = format!("{rate:.1} {} per second, limit {}", counter.label, counter.limit);
-                        look.event(Event::seen(counter.code, entity, text));
+                        builder.event(Event::seen(counter.code, entity, text));
                     }
                 }
-                (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-                (None, Err(failure)) => look.unreadable(failure),
+                (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+                (None, Err(failure)) => builder.unreadable(failure),
                 // The adapter is gone; `efa-count` reports it.
                 (None, Ok(None)) => {}
             }
         }
     }
-    Ok(look.build_or(not_applicable("no-efa", "no RDMA device of this node has EFA counters")))
+    Ok(builder.build_or(not_applicable("no-efa", "no RDMA device of this node has EFA counters")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, classify_fixture::classify_outputs};
+    use crate::{files::tests::sampled_files, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     /// Timeouts and drops at readings five minutes apart. Made by hand with the driver's names.
-    fn look(each: &[(&str, &str)]) -> Vec<String> {
+    fn check(each: &[(&str, &str)]) -> Vec<String> {
         let of = |counter: &Counter, value: fn(&(&str, &str)) -> String| {
             let path = counter.pattern.replacen('*', "rdmap79s0", 1).replacen('*', "1", 1);
             let texts: Vec<_> = each.iter().map(value).collect();
             let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
-            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+            sampled_files(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         };
         classify_outputs(&CHECK, &[of(&COUNTERS[0], |pair| pair.0.to_owned()), of(&COUNTERS[1], |pair| pair.1.to_owned())])
     }
 
     #[test]
-    fn rates_are_judged_and_totals_are_not() {
-        assert_eq!(look(&[("0\n", "0\n"), ("290\n", "29000\n")]), ["pass within-limits"]);
-        assert_eq!(look(&[("0\n", "0\n"), ("310\n", "0\n")]), ["fail efa-timeouts monitor link:rdmap79s0/1"]);
-        assert_eq!(look(&[("0\n", "0\n"), ("0\n", "31000\n")]), ["fail efa-drops monitor link:rdmap79s0/1"]);
-        assert_eq!(look(&[("800000\n", "800000\n")]), ["pass within-limits"]);
-        assert_eq!(look(&[("?", "0\n")]), ["inconclusive unparseable"]);
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-efa"]);
+    fn rates_are_classified_and_totals_are_not() {
+        assert_eq!(check(&[("0\n", "0\n"), ("290\n", "29000\n")]), ["pass within-limits"]);
+        assert_eq!(check(&[("0\n", "0\n"), ("310\n", "0\n")]), ["fail efa-timeouts monitor link:rdmap79s0/1"]);
+        assert_eq!(check(&[("0\n", "0\n"), ("0\n", "31000\n")]), ["fail efa-drops monitor link:rdmap79s0/1"]);
+        assert_eq!(check(&[("800000\n", "800000\n")]), ["pass within-limits"]);
+        assert_eq!(check(&[("?", "0\n")]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]]), sampled_files(&[&[]])]), ["not-applicable no-efa"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look(&[(&a, &b), (&b, &a)]);
+            check(&[(&a, &b), (&b, &a)]);
         }
     }
 }

@@ -60,44 +60,44 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    let all = functions(outputs.first(), &mut look)?;
+    let mut builder = ObservationBuilder::default();
+    let all = functions(outputs.first(), &mut builder)?;
     let efa: Vec<_> = all.iter().filter(|function| function.is_efa()).collect();
     if efa.is_empty() {
-        return Ok(look.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
+        return Ok(builder.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
     }
     let rdma = symlinks(outputs.get(1))?;
     let modules = directory_names(outputs.get(2)).map_err(Observation::CouldNot)?;
     let seconds = uptime_seconds(outputs.get(3)).map_err(Observation::CouldNot)?;
-    let mut troubles = Vec::new();
+    let mut events = Vec::new();
     for name in ["efa", "ib_uverbs"].iter().filter(|name| !modules.iter().any(|module| module == **name)) {
         let text = format!("the kernel module {name} is not loaded");
-        troubles.push(Event::seen("efa-module-missing", Entity::node(), text));
+        events.push(Event::seen("efa-module-missing", Entity::node(), text));
     }
     let mut usable = 0.0;
     for function in &efa {
-        let has_rdma = rdma.iter().any(|(_, place)| place.rsplit('/').next() == Some(function.bus));
+        let has_rdma = rdma.iter().any(|(_, target)| target.rsplit('/').next() == Some(function.bus));
         match (function.driver, has_rdma) {
             (Some("efa"), true) => usable += 1.0,
             (Some("efa"), false) => {
-                troubles.push(Event::seen("efa-not-bound", function.entity(), "it has no RDMA device"));
+                events.push(Event::seen("efa-not-bound", function.entity(), "it has no RDMA device"));
             }
             (driver, _) => {
                 let text = format!("its driver is {}, expected efa", driver.unwrap_or("none"));
-                troubles.push(Event::seen("efa-not-bound", function.entity(), text));
+                events.push(Event::seen("efa-not-bound", function.entity(), text));
             }
         }
     }
-    look.metric(Metric::count("efa_usable", Entity::node(), usable));
-    if seconds < GRACE_SECONDS && !troubles.is_empty() {
+    builder.metric(Metric::count("efa_usable", Entity::node(), usable));
+    if seconds < GRACE_SECONDS && !events.is_empty() {
         let text = format!(
             "{usable} of {} EFA adapters are ready {seconds:.0} s after boot; some take minutes",
             efa.len()
         );
         return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
-    troubles.into_iter().for_each(|event| look.event(event));
-    Ok(look.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
+    events.into_iter().for_each(|event| builder.event(event));
+    Ok(builder.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Two adapters with these drivers; the first has its RDMA device. Made by hand.
-    fn look(drivers: &[Option<&str>], rdma: usize, modules: &[&str], uptime: &str) -> Vec<String> {
+    fn check(drivers: &[Option<&str>], rdma: usize, modules: &[&str], uptime: &str) -> Vec<String> {
         let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
         let files: Vec<_> =
             drivers.iter().enumerate().map(|(n, driver)| (path(n), uevent("28000", "1D0F:EFA2", *driver))).collect();
@@ -127,30 +127,30 @@ mod tests {
     const LONG: &str = "86400.12 1000.00\n";
 
     #[test]
-    fn an_adapter_without_driver_is_found() {
-        assert_eq!(look(&BOTH, 2, &MODULES, LONG), ["pass within-limits"]);
-        assert_eq!(look(&[Some("efa"), None], 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
-        assert_eq!(look(&BOTH, 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
-        assert_eq!(look(&BOTH, 2, &["efa"], LONG), ["fail efa-module-missing reboot node"]);
+    fn an_adapter_without_driver_is_reported() {
+        assert_eq!(check(&BOTH, 2, &MODULES, LONG), ["pass within-limits"]);
+        assert_eq!(check(&[Some("efa"), None], 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
+        assert_eq!(check(&BOTH, 1, &MODULES, LONG), ["fail efa-not-bound reboot nic:0000:01:00.0"]);
+        assert_eq!(check(&BOTH, 2, &["efa"], LONG), ["fail efa-module-missing reboot node"]);
     }
 
     #[test]
     fn late_initialisation_of_p5en_is_no_false_alarm_at_bootstrap() {
-        assert_eq!(look(&[Some("efa"), None], 1, &MODULES, "120.00 1.00\n"), ["inconclusive empty"]);
-        assert_eq!(look(&BOTH, 2, &MODULES, "120.00 1.00\n"), ["pass within-limits"]);
+        assert_eq!(check(&[Some("efa"), None], 1, &MODULES, "120.00 1.00\n"), ["inconclusive empty"]);
+        assert_eq!(check(&BOTH, 2, &MODULES, "120.00 1.00\n"), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_machine_without_efa_has_nothing_to_check() {
-        assert_eq!(look(&[], 0, &MODULES, LONG), ["not-applicable no-efa"]);
-        assert_eq!(look(&BOTH, 2, &MODULES, "soon"), ["inconclusive unparseable"]);
+    fn not_applicable_without_efa() {
+        assert_eq!(check(&[], 0, &MODULES, LONG), ["not-applicable no-efa"]);
+        assert_eq!(check(&BOTH, 2, &MODULES, "soon"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,20}") {
-            look(&BOTH, 2, &MODULES, &text);
+            check(&BOTH, 2, &MODULES, &text);
         }
     }
 }

@@ -55,39 +55,39 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         None => true,
         Some(value) => value.as_bool().ok_or_else(|| invalid_param("library", "library = false"))?,
     };
-    let mut look = ObservationBuilder::default();
-    let adapters = functions(outputs.first(), &mut look)?.iter().filter(|function| function.is_efa()).count();
+    let mut builder = ObservationBuilder::default();
+    let adapters = functions(outputs.first(), &mut builder)?.iter().filter(|function| function.is_efa()).count();
     let none = not_applicable("no-efa", "no EFA adapter on the PCI bus");
     if adapters == 0 {
-        return Ok(look.build_or(none));
+        return Ok(builder.build_or(none));
     }
     match directory_names(outputs.get(1)) {
         Ok(nodes) => {
             let nodes = nodes.iter().filter(|name| name.starts_with("uverbs")).count();
-            look.metric(Metric::count("uverbs_nodes", Entity::node(), nodes as f64));
+            builder.metric(Metric::count("uverbs_nodes", Entity::node(), nodes as f64));
             if nodes < adapters {
                 let text = format!("{nodes} device nodes /dev/infiniband/uverbs* for {adapters} EFA adapters");
-                look.event(Event::seen("uverbs-missing", Entity::node(), text));
+                builder.event(Event::seen("uverbs-missing", Entity::node(), text));
             }
         }
-        Err(failure) => look.unreadable(failure),
+        Err(failure) => builder.unreadable(failure),
     }
     if wants_library {
-        let places = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
+        let directories = [directory_names(outputs.get(2)), directory_names(outputs.get(3))];
         let is_there = |names: &Result<&[String], _>| {
             names.as_ref().is_ok_and(|names| names.iter().any(|name| name.starts_with("libfabric.so")))
         };
-        if !places.iter().any(is_there) {
-            match places.into_iter().find_map(Result::err) {
-                Some(failure) => look.unreadable(failure),
+        if !directories.iter().any(is_there) {
+            match directories.into_iter().find_map(Result::err) {
+                Some(failure) => builder.unreadable(failure),
                 None => {
                     let text = format!("libfabric not found in {} or {}", LIBRARY_DIRS[0], LIBRARY_DIRS[1]);
-                    look.event(Event::seen("libfabric-missing", Entity::node(), text));
+                    builder.event(Event::seen("libfabric-missing", Entity::node(), text));
                 }
             }
         }
     }
-    Ok(look.build_or(none))
+    Ok(builder.build_or(none))
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_library_are_missed() {
+    fn missing_device_files_and_a_missing_library_are_reported() {
         let efa = "1D0F:EFA2";
         assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["uverbs0", "rdma_cm"], library())), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(efa, &["rdma_cm"], library())), ["fail uverbs-missing reboot node"]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_efa_has_nothing_to_check() {
+    fn not_applicable_without_efa() {
         assert_eq!(classify_outputs(&CHECK, &outputs("15B3:1021", &[], missing())), ["not-applicable no-efa"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "denied"));
         assert_eq!(classify_outputs(&CHECK, &outputs("1D0F:EFA2", &["uverbs0"], denied)), ["inconclusive denied"]);

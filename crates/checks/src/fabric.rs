@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_judged_by_its_link_and_by_the_profile() {
+    fn a_port_is_compared_with_its_link_rate_and_the_profile() {
         assert_eq!(judge("", None, measured(moved(0.97), Vec::new())), ["pass within-limits"]);
         let slow = ["fail loopback-slow reboot link:mlx5_0/1"];
         assert_eq!(judge("", None, measured(moved(0.5), Vec::new())), slow);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_efa_adapter_and_the_odd_one_out_have_their_limits() {
+    fn efa_adapters_and_outliers_have_their_limits() {
         let port = || crate::rdma::port_entity("rdmap79s0", "1");
         let efa = |bits| Metric::new("efa_pingpong_bits_per_s", port(), bits, Unit::BitsPerSecond);
         assert_eq!(judge("", None, measured(vec![efa(40e9)], Vec::new())), ["pass within-limits"]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_has_the_severity_that_its_own_check_gives_it() {
+    fn every_counter_has_the_severity_of_its_own_check() {
         let rules_of = |id: &str| {
             let check = CHECKS.iter().find(|check| check.spec.id == id).unwrap();
             default_rules::all_rules(check).unwrap()
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_device_nothing_applies_and_without_a_program_nothing_is_known() {
+    fn not_applicable_without_a_device_and_inconclusive_without_the_program() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "ib_write_bw is not installed"));
         let bare = classify_outputs_with(&CHECK, &Params::new(), None, &[found(&[]), missing()]);
         assert_eq!(bare, ["not-applicable no-rdma"]);
@@ -261,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_what_the_parameters_say_and_wrong_ones_are_told() {
+    fn parameters_reach_the_test_and_invalid_ones_are_reported() {
         let set = params("devices = ['mlx5_3']\nduration = '10s'\ngid_index = 3");
-        let asked = test_params(&set).unwrap();
-        assert_eq!((asked.devices, asked.duration, asked.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
+        let parsed = test_params(&set).unwrap();
+        assert_eq!((parsed.devices, parsed.duration, parsed.gid_index), (vec!["mlx5_3".into()], Span::from_secs(10), Some(3)));
         assert!(CHECK.limit(&set) > DEFAULT_TIMEOUT);
         for text in [
             "duration = '1s'",

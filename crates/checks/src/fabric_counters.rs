@@ -91,25 +91,25 @@ mod tests {
         FileText { path: path.to_owned(), text: Ok(text.to_owned()) }
     }
 
-    fn told(path: &str, before: &str, after: &str, seconds: f64) -> Vec<String> {
+    fn findings(path: &str, before: &str, after: &str, seconds: f64) -> Vec<String> {
         let (events, unread) = growth_events(&[file(path, before)], &[file(path, after)], seconds);
         let events = events.into_iter().map(|event| format!("{} {}", event.code, event.entity));
         events.chain(unread.into_iter().map(|failure| failure.kind.to_string())).collect()
     }
 
     #[test]
-    fn what_grew_under_load_is_told_of_the_port_and_what_stood_before_is_not() {
+    fn only_counters_that_grew_under_load_are_reported() {
         let symbols = format!("{LINK}/symbol_error");
-        assert_eq!(told(&symbols, "900\n", "900\n", 5.0), [""; 0]);
-        assert_eq!(told(&symbols, "900\n", "903\n", 5.0), ["symbol-errors link:mlx5_0/1"]);
-        assert_eq!(told(&symbols, "900\n", "2\n", 5.0), ["symbol-errors link:mlx5_0/1"], "the counter was reset");
-        assert_eq!(told(&symbols, "N/A (no PMA)\n", "N/A (no PMA)\n", 5.0), [""; 0]);
-        assert_eq!(told(&symbols, "900\n", "?\n", 5.0), ["unparseable"]);
+        assert_eq!(findings(&symbols, "900\n", "900\n", 5.0), [""; 0]);
+        assert_eq!(findings(&symbols, "900\n", "903\n", 5.0), ["symbol-errors link:mlx5_0/1"]);
+        assert_eq!(findings(&symbols, "900\n", "2\n", 5.0), ["symbol-errors link:mlx5_0/1"], "the counter was reset");
+        assert_eq!(findings(&symbols, "N/A (no PMA)\n", "N/A (no PMA)\n", 5.0), [""; 0]);
+        assert_eq!(findings(&symbols, "900\n", "?\n", 5.0), ["unparseable"]);
         let received = format!("{LINK}/port_rcv_errors");
-        assert_eq!(told(&received, "0\n", "40\n", 5.0), [""; 0], "ten a second are allowed");
-        assert_eq!(told(&received, "0\n", "60\n", 5.0), ["receive-errors link:mlx5_0/1"]);
-        assert_eq!(told(&format!("{EFA}/rx_drops"), "0\n", "600\n", 5.0), ["efa-drops link:rdmap79s0/1"]);
-        assert_eq!(told(&format!("{EFA}/tx_bytes"), "0\n", "600\n", 5.0), [""; 0]);
+        assert_eq!(findings(&received, "0\n", "40\n", 5.0), [""; 0], "ten a second are allowed");
+        assert_eq!(findings(&received, "0\n", "60\n", 5.0), ["receive-errors link:mlx5_0/1"]);
+        assert_eq!(findings(&format!("{EFA}/rx_drops"), "0\n", "600\n", 5.0), ["efa-drops link:rdmap79s0/1"]);
+        assert_eq!(findings(&format!("{EFA}/tx_bytes"), "0\n", "600\n", 5.0), [""; 0]);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(before in ".{0,12}", after in "[0-9]{0,24}", seconds in 0.0..100.0) {
-            told(&format!("{LINK}/symbol_error"), &before, &after, seconds);
+            findings(&format!("{LINK}/symbol_error"), &before, &after, seconds);
         }
     }
 }

@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_switches_needs_none() {
+    fn a_machine_without_nvswitches_needs_no_fabric_manager() {
         for names in [&["null"][..], &["nvidia0", "nvidiactl"], &["nvidia-nvswitchctl"], &[]] {
             assert_eq!(classify_outputs(&CHECK, &[dev(names), running(&[])]), ["not-applicable no-nvswitch"], "{names:?}");
         }
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
         assert_eq!(classify_outputs(&CHECK, &[denied.clone(), running(&[])]), ["inconclusive denied"]);
         assert_eq!(classify_outputs(&CHECK, &[hgx(), denied]), ["inconclusive denied"]);

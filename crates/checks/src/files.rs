@@ -201,14 +201,14 @@ impl Series<'_> {
 /// Returns the history of each file, including files that no longer exist.
 fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
     let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
-    for (place, sample) in samples.iter().enumerate() {
+    for (index, sample) in samples.iter().enumerate() {
         let nothing = |s: &Sample| Point { at: s.at, uptime: s.up, text: None };
         for series in all.values_mut() {
             let before = series.points.last().and_then(|point| point.text);
             series.points.push(Point { text: before, ..nothing(sample) });
         }
         for file in &sample.files {
-            let missed = || samples[..=place].iter().map(nothing).collect();
+            let missed = || samples[..=index].iter().map(nothing).collect();
             let new = || Series { path: &file.path, points: missed(), failure: None };
             let series = all.entry(&file.path).or_insert_with(new);
             series.failure = file.text.as_ref().err();
@@ -216,8 +216,8 @@ fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
                 point.text = file.text.as_deref().ok();
             }
         }
-        for gone in &sample.gone {
-            if let Some(series) = all.get_mut(gone.as_str()) {
+        for path in &sample.gone {
+            if let Some(series) = all.get_mut(path.as_str()) {
                 series.failure = None;
                 if let Some(point) = series.points.last_mut() {
                     point.text = None;
@@ -240,7 +240,7 @@ pub(crate) mod tests {
 
     /// Readings five minutes apart, the last one now, on a machine with an uptime of ten days. Each reading lists every
     /// file; unchanged files are omitted, as by the runner.
-    pub(crate) fn looks(each: &[&[(&str, &str)]]) -> ProbeOutput {
+    pub(crate) fn sampled_files(each: &[&[(&str, &str)]]) -> ProbeOutput {
         let mut samples: Vec<Sample> = Vec::new();
         for (n, files) in each.iter().enumerate() {
             let earlier = n.checked_sub(1).map_or(&[][..], |before| each[before]);
@@ -266,11 +266,11 @@ pub(crate) mod tests {
     fn growth(values: &[&str]) -> Option<Growth> {
         let each: Vec<Vec<(&str, &str)>> = values.iter().map(|value| vec![("/c", *value)]).collect();
         let each: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
-        sampled_series(Some(&looks(&each))).unwrap()[0].growth(Span::hours(1))
+        sampled_series(Some(&sampled_files(&each))).unwrap()[0].growth(Span::hours(1))
     }
 
     #[test]
-    fn a_counter_grows_between_looks_and_begins_anew_after_a_reset() {
+    fn a_counter_grows_between_samples_and_restarts_after_a_reset() {
         assert_eq!(growth(&["5\n", "7\n", "7\n"]), Some(Growth { by: 2.0, duration: Span::minutes(10) }));
         assert_eq!(growth(&["5", "1", "4"]), Some(Growth { by: 4.0, duration: Span::minutes(10) }));
         assert_eq!(growth(&["5"]), Some(Growth { by: 5.0, duration: Span::days(10) }));
@@ -281,25 +281,25 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_boot_is_not_held_against_a_link() {
-        let ProbeOutput::Samples(mut looked) = looks(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
+    fn growth_during_a_boot_does_not_count() {
+        let ProbeOutput::Samples(mut readings) = sampled_files(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
             panic!("samples")
         };
         // Booted between the first reading and the second.
-        (looked[1].up, looked[2].up) = (Span::minutes(1), Span::minutes(6));
+        (readings[1].up, readings[2].up) = (Span::minutes(1), Span::minutes(6));
         let of = |samples: Vec<Sample>| {
             let output = ProbeOutput::Samples(samples);
             let growth = sampled_series(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));
             growth.map(|growth| growth.by)
         };
-        assert_eq!(of(looked.clone()), Some(1.0));
-        assert_eq!(of(looked[..2].to_vec()), Some(0.0));
-        assert_eq!(of(looked[..1].to_vec()), Some(1.0));
+        assert_eq!(of(readings.clone()), Some(1.0));
+        assert_eq!(of(readings[..2].to_vec()), Some(0.0));
+        assert_eq!(of(readings[..1].to_vec()), Some(1.0));
     }
 
     #[test]
-    fn files_come_and_go() {
-        let output = looks(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
+    fn files_appear_and_disappear_between_samples() {
+        let output = sampled_files(&[&[("/a", "1")], &[("/a", "1"), ("/b", "x")], &[("/b", "x")]]);
         let all = sampled_series(Some(&output)).unwrap();
         let texts = |series: &Series<'_>| series.points.iter().map(|p| p.text.map(str::to_owned)).collect::<Vec<_>>();
         assert_eq!(texts(&all[0]), [Some("1".to_owned()), Some("1".to_owned()), None]);
@@ -309,17 +309,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_not_one_that_is_gone() {
-        let ProbeOutput::Samples(mut looked) = looks(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
+    fn an_unreadable_file_is_not_a_removed_file() {
+        let ProbeOutput::Samples(mut samples) = sampled_files(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
-        looked[1].files[0].text = Err(denied.clone());
-        let output = ProbeOutput::Samples(looked);
+        samples[1].files[0].text = Err(denied.clone());
+        let output = ProbeOutput::Samples(samples);
         let all = sampled_series(Some(&output)).unwrap();
         assert_eq!((all[0].current_text(), all[0].current()), (None, Err(denied)));
     }
 
     #[test]
-    fn the_open_parts_of_a_path_are_found() {
+    fn wildcards_of_a_pattern_are_matched() {
         let pattern = "/sys/class/infiniband/*/ports/*/state";
         assert_eq!(match_pattern(pattern, "/sys/class/infiniband/mlx5_0/ports/1/state"), Some(vec!["mlx5_0", "1"]));
         assert_eq!(match_pattern("/sys/block/nvme*n1/size", "/sys/block/nvme12n1/size"), Some(vec!["12"]));
@@ -331,13 +331,13 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn every_series_has_a_point_for_each_look(
+        fn every_series_has_a_point_for_each_sample(
             each in proptest::collection::vec(proptest::collection::btree_map("/[a-c]", "[0-9]{0,3}", 0..4), 1..6),
         ) {
             let each: Vec<Vec<(&str, &str)>> =
                 each.iter().map(|files| files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect()).collect();
             let slices: Vec<&[(&str, &str)]> = each.iter().map(Vec::as_slice).collect();
-            let output = looks(&slices);
+            let output = sampled_files(&slices);
             for series in sampled_series(Some(&output)).unwrap() {
                 prop_assert_eq!(series.points.len(), each.len());
                 for (point, files) in series.points.iter().zip(&each) {

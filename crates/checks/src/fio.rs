@@ -189,7 +189,7 @@ mod tests {
     const RANDRW: &str = include_str!("../fixtures/storage/fio-3.33-randrw.json");
 
     #[test]
-    fn figures_are_in_bytes_and_seconds() {
+    fn measurements_are_in_bytes_and_seconds() {
         let run = parse(RANDRW).unwrap();
         assert_eq!((run.version.as_str(), run.error), ("fio-3.33", 0));
         assert_eq!(run.read.bytes, 519_245_824);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_say_the_same_and_an_older_one_is_refused() {
+    fn other_versions_parse_alike_and_an_older_one_is_rejected() {
         let of_333 = parse(RANDRW).unwrap();
         for (text, version) in [
             (include_str!("../fixtures/storage/fio-3.28-by-hand.json"), "fio-3.28"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_failed_says_with_which_error_also_behind_remarks() {
+    fn a_failed_job_reports_its_error_even_after_other_lines() {
         for (text, error) in [
             (include_str!("../fixtures/storage/fio-3.33-mismatch.txt"), 84),
             (include_str!("../fixtures/storage/fio-3.33-no-space.txt"), 28),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_ran_together_add_up_and_the_worst_latency_stands() {
+    fn parallel_jobs_add_up_and_the_worst_latency_counts() {
         let mut printed: serde_json::Value = serde_json::from_str(RANDRW).unwrap();
         let mut other = printed["jobs"][0].clone();
         other["error"] = 5.into();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_missing_or_no_number_is_an_error() {
+    fn truncated_missing_and_non_numeric_values_are_errors() {
         assert_eq!(parse("fio: failed to open\n\n"), Err(FioError::NoJson("fio: failed to open".to_owned())));
         assert_eq!(parse(""), Err(FioError::NoJson("nothing".to_owned())));
         assert!(matches!(parse(&RANDRW[..3000]), Err(FioError::Malformed(_))));
@@ -264,7 +264,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic_or_measure_what_is_no_number(
+        fn no_text_makes_it_panic_or_return_a_non_finite_value(
             at in 0..RANDRW.len(), text in "[-0-9.eE\"{}\\[\\],:]{0,6}|.{0,8}", all in ".{0,200}",
         ) {
             let _refused = parse(&all);

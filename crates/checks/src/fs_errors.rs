@@ -56,16 +56,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let (ext4, last, btrfs) = (sampled_series(outputs.first())?, glob_files(outputs.get(1))?, sampled_series(outputs.get(2))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for series in &ext4 {
         let Some([disk]) = match_pattern_exact(EXT4, series.path) else { continue };
-        report_errors(disk.to_owned(), series, last_error_time(last, disk), &mut look);
+        report_errors(disk.to_owned(), series, last_error_time(last, disk), &mut builder);
     }
     for series in &btrfs {
         let Some([of, disk]) = match_pattern_exact(BTRFS, series.path) else { continue };
-        report_errors(format!("{of}/{disk}"), series, None, &mut look);
+        report_errors(format!("{of}/{disk}"), series, None, &mut builder);
     }
-    Ok(look.build_or(not_applicable("no-counter", "no file system of this node counts its errors")))
+    Ok(builder.build_or(not_applicable("no-counter", "no file system of this node counts its errors")))
 }
 
 /// Sums the counters: a plain number, or lines that each end in a number, such as `write_errs 0`.
@@ -74,29 +74,29 @@ fn sum_counters(text: &str) -> Option<f64> {
     numbers.sum::<Option<f64>>().filter(|_| !text.trim().is_empty())
 }
 
-fn report_errors(disk: String, series: &Series<'_>, when: Option<u64>, look: &mut ObservationBuilder) {
+fn report_errors(disk: String, series: &Series<'_>, when: Option<u64>, builder: &mut ObservationBuilder) {
     let now = match series.current() {
         Ok(Some(now)) => now,
         // The file system has been unmounted and has no errors to report.
         Ok(None) => return,
-        Err(failure) => return look.unreadable(failure),
+        Err(failure) => return builder.unreadable(failure),
     };
     let Some(count) = sum_counters(now) else {
-        look.unreadable(unexpected_content(series.path, now));
+        builder.unreadable(unexpected_content(series.path, now));
         return;
     };
     let entity = Entity::new(EntityKind::Disk, disk);
-    look.metric(Metric::count("file_system_errors", entity.clone(), count));
+    builder.metric(Metric::count("file_system_errors", entity.clone(), count));
     // The count survives a reboot, so the first reading has nothing to compare with.
-    let looks = series.points.iter().filter(|point| point.text.is_some()).count();
-    let grown = if looks > 1 { series.growth_by(DAY, sum_counters).map_or(0.0, |growth| growth.by) } else { 0.0 };
+    let readings = series.points.iter().filter(|point| point.text.is_some()).count();
+    let grown = if readings > 1 { series.growth_by(DAY, sum_counters).map_or(0.0, |growth| growth.by) } else { 0.0 };
     if grown > 0.0 {
         let text = format!("{grown} new file-system errors within a day, {count} in total");
-        look.event(Event::seen("file-system-errors-grow", entity, text));
+        builder.event(Event::seen("file-system-errors-grow", entity, text));
     } else if count > 0.0 {
         let when = when.map(|at| doctor_core::time::Timestamp::from_secs(i64::try_from(at).unwrap_or(i64::MAX)));
         let when = when.map(|at| format!(", the last at {at}")).unwrap_or_default();
-        look.event(Event::seen("file-system-errors", entity, format!("{count} unrepaired file-system errors{when}")));
+        builder.event(Event::seen("file-system-errors", entity, format!("{count} unrepaired file-system errors{when}")));
     }
 }
 
@@ -109,50 +109,50 @@ fn last_error_time(all: &[FileText], disk: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::{
-        files::tests::{found, looks},
+        files::tests::{found, sampled_files},
         classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
-    fn look(counts: &[&str]) -> Vec<String> {
+    fn check(counts: &[&str]) -> Vec<String> {
         let each: Vec<_> = counts.iter().map(|count| [("/sys/fs/ext4/sda1/errors_count", *count)]).collect();
-        let ext4 = looks(&each.iter().map(|one| &one[..]).collect::<Vec<_>>());
-        classify_outputs(&CHECK, &[ext4, found(&[("/sys/fs/ext4/sda1/last_error_time", "1794700000\n")]), looks(&[&[]])])
+        let ext4 = sampled_files(&each.iter().map(|one| &one[..]).collect::<Vec<_>>());
+        classify_outputs(&CHECK, &[ext4, found(&[("/sys/fs/ext4/sda1/last_error_time", "1794700000\n")]), sampled_files(&[&[]])])
     }
 
     // Made by hand.
     #[test]
-    fn new_errors_are_worse_than_old_ones() {
-        assert_eq!(look(&["0\n", "0\n"]), ["pass within-limits"]);
-        assert_eq!(look(&["0\n", "3\n"]), ["fail file-system-errors-grow reboot disk:sda1"]);
-        assert_eq!(look(&["3\n", "3\n"]), ["fail file-system-errors monitor disk:sda1"]);
+    fn new_errors_are_more_severe_than_old_ones() {
+        assert_eq!(check(&["0\n", "0\n"]), ["pass within-limits"]);
+        assert_eq!(check(&["0\n", "3\n"]), ["fail file-system-errors-grow reboot disk:sda1"]);
+        assert_eq!(check(&["3\n", "3\n"]), ["fail file-system-errors monitor disk:sda1"]);
     }
 
     #[test]
-    fn old_errors_do_not_boot_a_node_again_after_each_boot() {
-        assert_eq!(look(&["3\n"]), ["fail file-system-errors monitor disk:sda1"]);
+    fn old_errors_do_not_request_a_reboot_after_each_boot() {
+        assert_eq!(check(&["3\n"]), ["fail file-system-errors monitor disk:sda1"]);
     }
 
     #[test]
     fn btrfs_counts_by_disk() {
         let path = "/sys/fs/btrfs/0a1b/devinfo/1/error_stats";
         let text = "write_errs 0\nread_errs 2\nflush_errs 0\ncorruption_errs 1\ngeneration_errs 0\n";
-        let lines = classify_outputs(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[(path, text)]])]);
+        let lines = classify_outputs(&CHECK, &[sampled_files(&[&[]]), found(&[]), sampled_files(&[&[(path, text)]])]);
         assert_eq!(lines, ["fail file-system-errors monitor disk:0a1b/1"]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_zero() {
-        assert_eq!(look(&["?"]), ["inconclusive unparseable"]);
-        assert_eq!(look(&[""]), ["inconclusive unparseable"]);
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), found(&[]), looks(&[&[]])]), ["not-applicable no-counter"]);
+    fn an_unreadable_counter_is_not_zero() {
+        assert_eq!(check(&["?"]), ["inconclusive unparseable"]);
+        assert_eq!(check(&[""]), ["inconclusive unparseable"]);
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]]), found(&[]), sampled_files(&[&[]])]), ["not-applicable no-counter"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,20}", b in "[0-9]{0,30}") {
-            look(&[&a, &b]);
-            look(&[&b, &a]);
+            check(&[&a, &b]);
+            check(&[&b, &a]);
         }
     }
 }

@@ -63,36 +63,36 @@ pub fn for_each_gpu(
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for gpu in gpus {
-        see(gpu, &mut look);
+        see(gpu, &mut builder);
     }
-    look.build_or(not_applicable("not-supported", nothing))
+    builder.build_or(not_applicable("not-supported", nothing))
 }
 
-/// Returns a numeric field if the GPU supports it. Records a failure to read it in `look`.
-pub fn read_number(gpu: &Gpu, field: &str, look: &mut ObservationBuilder) -> Option<f64> {
+/// Returns a numeric field if the GPU supports it. Records a failure to read it in `builder`.
+pub fn read_number(gpu: &Gpu, field: &str, builder: &mut ObservationBuilder) -> Option<f64> {
     match gpu.get(field) {
         Some(FieldValue::Number(value)) => Some(*value),
         Some(FieldValue::Text(text)) => {
             let text = format!("{}: {field} is not a number: {text}", gpu.entity());
-            look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+            builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             None
         }
         Some(FieldValue::NotSupported) => None,
         Some(FieldValue::Failed { .. }) | None => {
-            read_failure(gpu, &[field]).into_iter().for_each(|failure| look.unreadable(failure));
+            read_failure(gpu, &[field]).into_iter().for_each(|failure| builder.unreadable(failure));
             None
         }
     }
 }
 
 /// Like [`read_number`], for text. Empty text counts as unreadable.
-pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut ObservationBuilder) -> Option<&'a str> {
+pub fn read_text<'a>(gpu: &'a Gpu, field: &str, builder: &mut ObservationBuilder) -> Option<&'a str> {
     match gpu.get(field) {
         Some(FieldValue::Text(text)) if !text.trim().is_empty() => Some(text.trim()),
         Some(FieldValue::Text(_) | FieldValue::Number(_)) => {
-            look.unreadable(ProbeFailure::new(
+            builder.unreadable(ProbeFailure::new(
                 FailureKind::Unparseable,
                 format!("{}: {field} is not text", gpu.entity()),
             ));
@@ -100,7 +100,7 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut ObservationBuilder) -
         }
         Some(FieldValue::NotSupported) => None,
         Some(FieldValue::Failed { .. }) | None => {
-            read_failure(gpu, &[field]).into_iter().for_each(|failure| look.unreadable(failure));
+            read_failure(gpu, &[field]).into_iter().for_each(|failure| builder.unreadable(failure));
             None
         }
     }
@@ -108,14 +108,14 @@ pub fn read_text<'a>(gpu: &'a Gpu, field: &str, look: &mut ObservationBuilder) -
 
 /// Like [`read_number`], for all members of a numbered family. If the family itself cannot be read, the runner records
 /// the failure under the requested name, `nvlink.*.state`.
-pub fn read_indexed(gpu: &Gpu, family: &str, what: &str, look: &mut ObservationBuilder) -> Vec<(u32, f64)> {
-    let asked = format!("{family}.*.{what}");
-    if matches!(gpu.get(&asked), Some(FieldValue::Failed { .. })) {
-        read_failure(gpu, &[&asked]).into_iter().for_each(|failure| look.unreadable(failure));
+pub fn read_indexed(gpu: &Gpu, family: &str, what: &str, builder: &mut ObservationBuilder) -> Vec<(u32, f64)> {
+    let pattern = format!("{family}.*.{what}");
+    if matches!(gpu.get(&pattern), Some(FieldValue::Failed { .. })) {
+        read_failure(gpu, &[&pattern]).into_iter().for_each(|failure| builder.unreadable(failure));
     }
     let mut read = |(number, reading): (u32, &FieldValue)| match reading {
         FieldValue::Number(value) => Some((number, *value)),
-        _ => Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), look)?)),
+        _ => Some((number, read_number(gpu, &format!("{family}.{number}.{what}"), builder)?)),
     };
     gpu.indexed(family, what).filter_map(&mut read).collect()
 }
@@ -197,7 +197,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_gpu_is_not_the_same_as_a_driver_that_does_not_answer() {
+    fn no_gpu_differs_from_a_driver_that_does_not_answer() {
         assert!(matches!(require_gpus(Some(&none())), Err(Observation::NotApplicable(_))));
         let ProbeOutput::Gpus(mut dead) = none() else { panic!("gpus") };
         dead.on_pci.push("0000:18:00.0".into());
@@ -211,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_bus_id_is_the_same_however_it_is_written() {
+    fn bus_ids_are_normalized() {
         for text in ["00000000:18:00.0", "0000:18:00.0", "0000:18:00", "PCI:0000:18:00", "0:18:0.0"] {
             assert_eq!(normalize_bus_id(text).as_deref(), Some("0000:18:00.0"), "{text}");
         }

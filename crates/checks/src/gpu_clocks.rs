@@ -56,35 +56,35 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let (mut chips, mut memories) = (Vec::new(), Vec::new());
     for gpu in gpus {
-        report_lowered_clock(gpu, &mut look);
+        report_lowered_clock(gpu, &mut builder);
         let kind = gpu.text(NAME).unwrap_or_default();
         let part = |mhz: f64| Part { entity: gpu.entity(), kind: kind.to_owned(), value: mhz.to_string() };
-        if let Some(mhz) = read_number(gpu, MAX_SM, &mut look) {
-            look.metric(Metric::new("max_sm_clock_hertz", gpu.entity(), mhz * 1e6, Unit::Hertz));
+        if let Some(mhz) = read_number(gpu, MAX_SM, &mut builder) {
+            builder.metric(Metric::new("max_sm_clock_hertz", gpu.entity(), mhz * 1e6, Unit::Hertz));
             chips.push(part(mhz));
         }
-        memories.extend(read_number(gpu, MAX_MEMORY, &mut look).map(part));
+        memories.extend(read_number(gpu, MAX_MEMORY, &mut builder).map(part));
     }
     for (what, parts) in [("SM", chips), ("memory", memories)] {
         for odd in outliers(&parts) {
             let text = format!("maximum {what} clock {} MHz, the other GPUs have {} MHz", odd.part.value, odd.majority_value);
-            look.event(Event::seen("clocks-differ", odd.part.entity.clone(), text));
+            builder.event(Event::seen("clocks-differ", odd.part.entity.clone(), text));
         }
     }
-    look.build_or(not_applicable("not-supported", "no GPU of this node reports its clocks"))
+    builder.build_or(not_applicable("not-supported", "no GPU of this node reports its clocks"))
 }
 
 /// Newer drivers have no application clocks.
-fn report_lowered_clock(gpu: &Gpu, look: &mut ObservationBuilder) {
+fn report_lowered_clock(gpu: &Gpu, builder: &mut ObservationBuilder) {
     for (set, usual, what) in APPLICATION {
-        let (set, usual) = (read_number(gpu, set, look), read_number(gpu, usual, look));
+        let (set, usual) = (read_number(gpu, set, builder), read_number(gpu, usual, builder));
         let (Some(set), Some(usual)) = (set, usual) else { continue };
         if set < usual {
             let text = format!("application clock ({what}) {set} MHz, default {usual} MHz");
-            look.event(Event::seen("clocks-lowered", gpu.entity(), text));
+            builder.event(Event::seen("clocks-lowered", gpu.entity(), text));
         }
     }
 }
@@ -112,32 +112,32 @@ mod tests {
         gpu("NVIDIA H200", [1980.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0])
     }
 
-    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
+    fn check(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn a_slower_gpu_is_found_among_its_like() {
-        assert_eq!(look(&[h200(), h200(), h200()]), ["pass within-limits"]);
+    fn a_gpu_with_lower_clocks_than_its_peers_is_reported() {
+        assert_eq!(check(&[h200(), h200(), h200()]), ["pass within-limits"]);
         let lowered = gpu("NVIDIA H200", [1980.0, 3201.0, 1410.0, 1980.0, 3201.0, 3201.0]);
-        assert_eq!(look(&[h200(), lowered]), ["fail clocks-lowered monitor gpu:0000:19:00.0"]);
+        assert_eq!(check(&[h200(), lowered]), ["fail clocks-lowered monitor gpu:0000:19:00.0"]);
         let other = gpu("NVIDIA H200", [1755.0, 3201.0, 1980.0, 1980.0, 3201.0, 3201.0]);
-        assert_eq!(look(&[h200(), h200(), other]), ["fail clocks-differ monitor gpu:0000:1a:00.0"]);
+        assert_eq!(check(&[h200(), h200(), other]), ["fail clocks-differ monitor gpu:0000:1a:00.0"]);
         let l4 = gpu("NVIDIA L4", [2040.0, 6251.0, 2040.0, 2040.0, 6251.0, 6251.0]);
-        assert_eq!(look(&[h200(), l4]), ["pass within-limits"]);
+        assert_eq!(check(&[h200(), l4]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_fast() {
-        let gone: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
-        assert_eq!(look(&[h200(), gone]), ["inconclusive failed"]);
+    fn a_gpu_with_unreadable_clocks_does_not_pass() {
+        let lost_fields: Vec<_> = FIELDS.into_iter().map(|field| (field, lost())).collect();
+        assert_eq!(check(&[h200(), lost_fields]), ["inconclusive failed"]);
         let silent: Vec<_> = FIELDS.into_iter().map(|field| (field, FieldValue::NotSupported)).collect();
-        assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[silent]), ["not-applicable not-supported"]);
         // A newer driver, without application clocks.
         let mut newer = h200();
         newer[3..].iter_mut().for_each(|(_, reading)| *reading = FieldValue::NotSupported);
-        assert_eq!(look(&[newer]), ["pass within-limits"]);
+        assert_eq!(check(&[newer]), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

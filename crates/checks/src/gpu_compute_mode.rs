@@ -42,22 +42,22 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None => "default",
         Some(Some(mode)) if MODES.contains(&mode) => mode,
         Some(_) => return invalid_param("mode", "mode = \"exclusive-process\""),
     };
-    for_each_gpu(outputs.first(), "no GPU of this node has a compute mode", |gpu, look| {
-        let Some(number) = read_number(gpu, MODE, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node has a compute mode", |gpu, builder| {
+        let Some(number) = read_number(gpu, MODE, builder) else { return };
         let Some(mode) = MODES.get(number as usize) else {
             let text = format!("{}: unknown {MODE} {number}", gpu.entity());
-            look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+            builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             return;
         };
-        look.metric(Metric::count("compute_mode", gpu.entity(), number));
-        if *mode != wanted {
-            let text = format!("compute mode is {mode}, expected {wanted}");
-            look.event(Event::seen("compute-mode", gpu.entity(), text));
+        builder.metric(Metric::count("compute_mode", gpu.entity(), number));
+        if *mode != expected {
+            let text = format!("compute mode is {mode}, expected {expected}");
+            builder.event(Event::seen("compute-mode", gpu.entity(), text));
         }
     })
 }
@@ -73,26 +73,26 @@ mod tests {
         classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, modes: &[FieldValue]) -> Vec<String> {
+    fn check(params: &str, modes: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
-    fn a_closed_gpu_is_found_unless_the_site_wants_it() {
-        assert_eq!(look("", &[n(0.0), n(0.0)]), ["pass within-limits"]);
-        assert_eq!(look("", &[n(0.0), n(2.0)]), ["fail compute-mode monitor gpu:0000:19:00.0"]);
-        assert_eq!(look("mode = 'exclusive-process'", &[n(3.0)]), ["pass within-limits"]);
-        assert_eq!(look("mode = 'exclusive-process'", &[n(0.0)]), ["fail compute-mode monitor gpu:0000:18:00.0"]);
+    fn an_exclusive_compute_mode_is_reported_unless_the_site_expects_it() {
+        assert_eq!(check("", &[n(0.0), n(0.0)]), ["pass within-limits"]);
+        assert_eq!(check("", &[n(0.0), n(2.0)]), ["fail compute-mode monitor gpu:0000:19:00.0"]);
+        assert_eq!(check("mode = 'exclusive-process'", &[n(3.0)]), ["pass within-limits"]);
+        assert_eq!(check("mode = 'exclusive-process'", &[n(0.0)]), ["fail compute-mode monitor gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn an_unknown_mode_is_not_an_open_one() {
-        assert_eq!(look("", &[n(7.0)]), ["inconclusive unparseable"]);
-        assert_eq!(look("", &[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look("mode = 'open'", &[n(0.0)]), ["inconclusive unparseable"]);
-        assert_eq!(look("", &[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+    fn an_unknown_mode_does_not_pass() {
+        assert_eq!(check("", &[n(7.0)]), ["inconclusive unparseable"]);
+        assert_eq!(check("", &[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check("mode = 'open'", &[n(0.0)]), ["inconclusive unparseable"]);
+        assert_eq!(check("", &[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -52,11 +52,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     };
     let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);
-    let place = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
-    let mut there: BTreeSet<String> = answer.on_pci.iter().map(place).collect();
-    there.extend(answer.gpus.iter().map(|gpu| place(&gpu.entity().id)));
+    let bus_id = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
+    let mut present: BTreeSet<String> = answer.on_pci.iter().map(bus_id).collect();
+    present.extend(answer.gpus.iter().map(|gpu| bus_id(&gpu.entity().id)));
     // A GPU that could not report its bus id is one of those on the bus.
-    let count = there.len().min(answer.on_pci.len().max(answer.gpus.len()));
+    let count = present.len().min(answer.on_pci.len().max(answer.gpus.len()));
     // The library without a GPU: its kernel module does not load without one, so all of them may be lost.
     if count == 0 && !has_library {
         return no_gpu();
@@ -77,21 +77,21 @@ mod tests {
         Profile { sku: Sku::new("two").unwrap(), version: 1, expect: [("gpu_count".to_owned(), 2.0)].into() }
     }
 
-    fn look(output: ProbeOutput) -> Vec<String> {
+    fn check(output: ProbeOutput) -> Vec<String> {
         classify_outputs_with(&CHECK, &Params::new(), Some(&of_two()), &[output])
     }
 
     #[test]
-    fn one_too_few_is_found_and_one_that_is_ill_is_counted() {
+    fn a_missing_gpu_is_reported_and_a_faulty_one_is_counted() {
         let gpu = [("uuid", t("GPU-0"))];
-        assert_eq!(look(answer(&[&gpu, &gpu])), ["pass within-limits"]);
-        assert_eq!(look(answer(&[&gpu])), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[&gpu, &gpu, &gpu])), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[&gpu, &[("uuid", lost())]])), ["pass within-limits"]);
-        assert_eq!(look(deaf(FailureKind::TimedOut, "no answer")), ["pass within-limits"]);
+        assert_eq!(check(answer(&[&gpu, &gpu])), ["pass within-limits"]);
+        assert_eq!(check(answer(&[&gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[&gpu, &gpu, &gpu])), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[&gpu, &[("uuid", lost())]])), ["pass within-limits"]);
+        assert_eq!(check(deaf(FailureKind::TimedOut, "no answer")), ["pass within-limits"]);
         let ProbeOutput::Gpus(mut nameless) = answer(&[&gpu, &[("uuid", lost())]]) else { panic!("gpus") };
         nameless.gpus[1].bus = String::new();
-        assert_eq!(look(ProbeOutput::Gpus(nameless)), ["pass within-limits"]);
+        assert_eq!(check(ProbeOutput::Gpus(nameless)), ["pass within-limits"]);
     }
 
     // AWS suite, defect 12: without metadata its counts passed.
@@ -101,18 +101,18 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_lost_all_its_gpus_is_not_one_that_never_had_any() {
-        assert_eq!(look(none()), ["not-applicable no-gpu"]);
-        let ProbeOutput::Gpus(mut gone) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
-        gone.on_pci.clear();
-        assert_eq!(look(ProbeOutput::Gpus(gone)), ["fail gpu-count reboot node"]);
-        assert_eq!(look(answer(&[])), ["fail gpu-count reboot node"]);
+    fn a_machine_that_lost_all_gpus_is_not_one_without_gpus() {
+        assert_eq!(check(none()), ["not-applicable no-gpu"]);
+        let ProbeOutput::Gpus(mut result) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
+        result.on_pci.clear();
+        assert_eq!(check(ProbeOutput::Gpus(result)), ["fail gpu-count reboot node"]);
+        assert_eq!(check(answer(&[])), ["fail gpu-count reboot node"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_not_counted() {
+    fn an_unreadable_count_is_not_zero() {
         let failed = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "no answer"));
-        assert_eq!(look(failed), ["inconclusive timed-out"]);
+        assert_eq!(check(failed), ["inconclusive timed-out"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

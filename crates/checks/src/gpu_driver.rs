@@ -80,9 +80,9 @@ const fn is_hang(kind: FailureKind) -> bool {
     matches!(kind, FailureKind::TimedOut | FailureKind::Abandoned)
 }
 
-/// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `words` is in lower case.
-fn text_contains(failure: &ProbeFailure, words: &str) -> bool {
-    failure.text.to_ascii_lowercase().contains(words)
+/// Matches the error texts of doctor-gpu, NVML and nvidia-smi, ignoring case. `pattern` is in lower case.
+fn text_contains(failure: &ProbeFailure, pattern: &str) -> bool {
+    failure.text.to_ascii_lowercase().contains(pattern)
 }
 
 fn hang_event(failure: &ProbeFailure) -> Observation {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_of_not_answering_has_its_name() {
+    fn each_driver_failure_has_its_reason_code() {
         use FailureKind as K;
         // The texts are NVML's (nvmlErrorString) and nvidia-smi's.
         for (kind, text, module, line) in [
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_is_the_drivers_only_where_one_is_loaded() {
+    fn a_hang_is_attributed_to_the_driver_only_if_it_is_loaded() {
         let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Abandoned, "stuck"));
         assert_eq!(classify_outputs(&CHECK, &[hung.clone(), loaded()]), ["fail driver-hung reboot node"]);
         assert_eq!(classify_outputs(&CHECK, &[hung, absent()]), ["inconclusive abandoned"]);
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_words_of_the_driver_pass(text in ".{0,80}") {
+        fn no_error_text_of_the_driver_passes(text in ".{0,80}") {
             prop_assert_ne!(classify_outputs(&CHECK, &[deaf(FailureKind::Failed, &text), loaded()]), ["pass within-limits"]);
         }
     }

@@ -46,11 +46,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node has separate counters for SRAM and DRAM errors", |gpu, look| {
-        let (sram, dram) = (read_number(gpu, SRAM, look), read_number(gpu, DRAM, look));
+    for_each_gpu(outputs.first(), "no GPU of this node has separate counters for SRAM and DRAM errors", |gpu, builder| {
+        let (sram, dram) = (read_number(gpu, SRAM, builder), read_number(gpu, DRAM, builder));
         if let (Some(sram), Some(dram)) = (sram, dram) {
-            look.metric(Metric::count("ecc_corrected_sram", gpu.entity(), sram));
-            look.metric(Metric::count("ecc_corrected_dram", gpu.entity(), dram));
+            builder.metric(Metric::count("ecc_corrected_sram", gpu.entity(), sram));
+            builder.metric(Metric::count("ecc_corrected_dram", gpu.entity(), dram));
         }
     })
 }
@@ -66,33 +66,33 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[sram, dram]| [(SRAM, sram.clone()), (DRAM, dram.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn very_many_are_told_and_a_few_are_not() {
-        assert_eq!(look(&[[n(0.0), n(51.0)], [n(10_000.0), n(2e7)]]), ["pass within-limits"]);
+    fn very_many_corrected_errors_are_reported_and_a_few_are_not() {
+        assert_eq!(check(&[[n(0.0), n(51.0)], [n(10_000.0), n(2e7)]]), ["pass within-limits"]);
         assert_eq!(
-            look(&[[n(0.0), n(0.0)], [n(10_001.0), n(0.0)]]),
+            check(&[[n(0.0), n(0.0)], [n(10_001.0), n(0.0)]]),
             ["fail ecc-corrected-sram monitor gpu:0000:19:00.0"]
         );
-        assert_eq!(look(&[[n(0.0), n(2e7 + 1.0)]]), ["fail ecc-corrected-dram monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(&[[n(0.0), n(2e7 + 1.0)]]), ["fail ecc-corrected-dram monitor gpu:0000:18:00.0"]);
     }
 
     // The check does not read the lifetime counters.
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
-        let asked = probes(&Params::new());
-        assert!(asked.iter().all(|probe| !format!("{probe:?}").contains("aggregate")), "{asked:?}");
+    fn aggregate_counters_are_not_queried() {
+        let requested = probes(&Params::new());
+        assert!(requested.iter().all(|probe| !format!("{probe:?}").contains("aggregate")), "{requested:?}");
     }
 
     #[test]
-    fn a_gpu_without_the_counters_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), lost()]]), ["inconclusive failed"]);
+    fn missing_counters_differ_from_unreadable_ones() {
+        assert_eq!(check(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[[n(0.0), n(0.0)], [n(0.0), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -44,24 +44,24 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None | Some(Some("on")) => true,
         Some(Some("off")) => false,
         Some(_) => return invalid_param("mode", "mode = \"off\""),
     };
-    for_each_gpu(outputs.first(), "no GPU of this node has ECC", |gpu, look| {
-        let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
+    for_each_gpu(outputs.first(), "no GPU of this node has ECC", |gpu, builder| {
+        let (current, pending) = (read_number(gpu, CURRENT, builder), read_number(gpu, PENDING, builder));
         let (Some(current), Some(pending)) = (current, pending) else { return };
         let (on, will_be) = (current != 0.0, pending != 0.0);
-        look.metric(Metric::count("ecc_on", gpu.entity(), current));
+        builder.metric(Metric::count("ecc_on", gpu.entity(), current));
         let word = |on| if on { "on" } else { "off" };
-        if on != wanted {
-            let text = format!("ECC is {}, expected {}", word(on), word(wanted));
-            look.event(Event::seen("ecc-mode-wrong", gpu.entity(), text));
+        if on != expected {
+            let text = format!("ECC is {}, expected {}", word(on), word(expected));
+            builder.event(Event::seen("ecc-mode-wrong", gpu.entity(), text));
         }
         if on != will_be {
             let text = format!("ECC is {}; after a reset it will be {}", word(on), word(will_be));
-            look.event(Event::seen("ecc-mode-pending", gpu.entity(), text));
+            builder.event(Event::seen("ecc-mode-pending", gpu.entity(), text));
         }
     })
 }
@@ -81,34 +81,34 @@ mod tests {
         [("mode".to_owned(), mode.into())].into()
     }
 
-    fn look(params: &Params, gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(params: &Params, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
         classify_outputs_with(&CHECK, params, None, &[answer(&gpus)])
     }
 
     #[test]
-    fn the_mode_is_what_the_site_wants_and_stays_so() {
+    fn current_and_pending_mode_must_match_the_expected_mode() {
         let built_in = Params::new();
-        assert_eq!(look(&built_in, &[[n(1.0), n(1.0)]]), ["pass within-limits"]);
+        assert_eq!(check(&built_in, &[[n(1.0), n(1.0)]]), ["pass within-limits"]);
         assert_eq!(
-            look(&built_in, &[[n(1.0), n(1.0)], [n(0.0), n(0.0)]]),
+            check(&built_in, &[[n(1.0), n(1.0)], [n(0.0), n(0.0)]]),
             ["fail ecc-mode-wrong monitor gpu:0000:19:00.0"]
         );
-        assert_eq!(look(&built_in, &[[n(1.0), n(0.0)]]), ["fail ecc-mode-pending monitor gpu:0000:18:00.0"]);
-        assert_eq!(look(&params("off"), &[[n(0.0), n(0.0)]]), ["pass within-limits"]);
-        assert_eq!(look(&params("off"), &[[n(1.0), n(1.0)]]), ["fail ecc-mode-wrong monitor gpu:0000:18:00.0"]);
-        assert_eq!(look(&params(1), &[[n(1.0), n(1.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(check(&built_in, &[[n(1.0), n(0.0)]]), ["fail ecc-mode-pending monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(&params("off"), &[[n(0.0), n(0.0)]]), ["pass within-limits"]);
+        assert_eq!(check(&params("off"), &[[n(1.0), n(1.0)]]), ["fail ecc-mode-wrong monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(&params(1), &[[n(1.0), n(1.0)]]), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_ecc_differs_from_one_with_an_unreadable_mode() {
         let built_in = Params::new();
         assert_eq!(
-            look(&built_in, &[[FieldValue::NotSupported, FieldValue::NotSupported]]),
+            check(&built_in, &[[FieldValue::NotSupported, FieldValue::NotSupported]]),
             ["not-applicable not-supported"]
         );
-        assert_eq!(look(&built_in, &[[n(1.0), n(1.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check(&built_in, &[[n(1.0), n(1.0)], [lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -41,17 +41,17 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node has a threshold for SRAM errors", |gpu, look| {
-        let Some(flag) = read_number(gpu, FLAG, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node has a threshold for SRAM errors", |gpu, builder| {
+        let Some(flag) = read_number(gpu, FLAG, builder) else { return };
         let errors = gpu.number(ERRORS);
-        look.metric(Metric::count("sram_threshold_exceeded", gpu.entity(), flag));
+        builder.metric(Metric::count("sram_threshold_exceeded", gpu.entity(), flag));
         if let Some(errors) = errors {
-            look.metric(Metric::count("sram_uncorrected_aggregate", gpu.entity(), errors));
+            builder.metric(Metric::count("sram_uncorrected_aggregate", gpu.entity(), errors));
         }
         if flag != 0.0 {
             let number = errors.map_or_else(|| "unknown".to_owned(), |errors| errors.to_string());
             let text = format!("SRAM errors above NVIDIA's threshold; uncorrected in its lifetime: {number}");
-            look.event(Event::seen("sram-threshold", gpu.entity(), text));
+            builder.event(Event::seen("sram-threshold", gpu.entity(), text));
         }
     })
 }
@@ -67,25 +67,25 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[flag, errors]| [(FLAG, flag.clone()), (ERRORS, errors.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn the_flag_decides_and_an_old_error_does_not() {
+    fn only_the_threshold_flag_fails() {
         // The first is from an H200, driver 580.159.04, 2026-11-15; the others are made by hand.
-        assert_eq!(look(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
-        assert_eq!(look(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
-        assert_eq!(look(&[[n(0.0), n(0.0)], [n(1.0), n(9.0)]]), ["fail sram-threshold isolate gpu:0000:19:00.0"]);
-        assert_eq!(look(&[[n(1.0), FieldValue::NotSupported]]), ["fail sram-threshold isolate gpu:0000:18:00.0"]);
+        assert_eq!(check(&[[n(0.0), n(0.0)]]), ["pass within-limits"]);
+        assert_eq!(check(&[[n(0.0), n(2.0)]]), ["pass within-limits"]);
+        assert_eq!(check(&[[n(0.0), n(0.0)], [n(1.0), n(9.0)]]), ["fail sram-threshold isolate gpu:0000:19:00.0"]);
+        assert_eq!(check(&[[n(1.0), FieldValue::NotSupported]]), ["fail sram-threshold isolate gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_driver_without_the_flag_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[FieldValue::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
+    fn a_driver_without_the_flag_differs_from_an_unreadable_flag() {
+        assert_eq!(check(&[[FieldValue::NotSupported, n(0.0)]]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

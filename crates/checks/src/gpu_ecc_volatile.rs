@@ -42,17 +42,17 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node counts ECC errors", |gpu, look| {
-        let Some(total) = read_number(gpu, TOTAL, look) else { return };
-        look.metric(Metric::count("ecc_uncorrected_volatile", gpu.entity(), total));
+    for_each_gpu(outputs.first(), "no GPU of this node counts ECC errors", |gpu, builder| {
+        let Some(total) = read_number(gpu, TOTAL, builder) else { return };
+        builder.metric(Metric::count("ecc_uncorrected_volatile", gpu.entity(), total));
         if total > 0.0 {
             // The breakdown is informative but not required: some drivers report only the sum.
             let parts = MEMORY_KINDS.iter().filter_map(|(field, name)| Some(format!("{name} {}", gpu.number(field)?)));
             let parts = parts.collect::<Vec<_>>().join(", ");
-            let place = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
+            let breakdown = if parts.is_empty() { String::new() } else { format!(" ({parts})") };
             let errors = if total == 1.0 { "error" } else { "errors" };
-            let text = format!("{total} uncorrected memory {errors} since the last reset{place}");
-            look.event(Event::seen("ecc-uncorrected", gpu.entity(), text));
+            let text = format!("{total} uncorrected memory {errors} since the last reset{breakdown}");
+            builder.event(Event::seen("ecc-uncorrected", gpu.entity(), text));
         }
     })
 }
@@ -72,27 +72,27 @@ mod tests {
         vec![(TOTAL, total), (MEMORY_KINDS[0].0, sram), (MEMORY_KINDS[1].0, dram)]
     }
 
-    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
+    fn check(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn an_error_is_found_on_its_gpu_and_on_no_other() {
+    fn an_error_is_reported_for_its_gpu_only() {
         let well = || gpu(n(0.0), n(0.0), n(0.0));
-        assert_eq!(look(&[well(), well()]), ["pass within-limits"]);
-        assert_eq!(look(&[well(), gpu(n(3.0), n(1.0), n(2.0))]), ["fail ecc-uncorrected reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&[well(), well()]), ["pass within-limits"]);
+        assert_eq!(check(&[well(), gpu(n(3.0), n(1.0), n(2.0))]), ["fail ecc-uncorrected reset gpu:0000:19:00.0"]);
         // A driver that reports only the sum.
         let sum = gpu(n(3.0), FieldValue::NotSupported, FieldValue::NotSupported);
-        assert_eq!(look(&[sum]), ["fail ecc-uncorrected reset gpu:0000:18:00.0"]);
+        assert_eq!(check(&[sum]), ["fail ecc-uncorrected reset gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_gpu_without_ecc_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_ecc_differs_from_one_with_unreadable_counters() {
         let without = gpu(FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported);
-        assert_eq!(look(&[without]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[gpu(n(0.0), n(0.0), n(0.0)), gpu(lost(), lost(), lost())]), ["inconclusive failed"]);
-        assert_eq!(look(&[gpu(n(1.0), n(0.0), n(1.0)), gpu(lost(), lost(), lost())]).len(), 1);
+        assert_eq!(check(&[without]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[gpu(n(0.0), n(0.0), n(0.0)), gpu(lost(), lost(), lost())]), ["inconclusive failed"]);
+        assert_eq!(check(&[gpu(n(1.0), n(0.0), n(1.0)), gpu(lost(), lost(), lost())]).len(), 1);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -52,40 +52,40 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node registers with an NVLink fabric", |gpu, look| {
-        let Some(state) = read_number(gpu, STATE, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node registers with an NVLink fabric", |gpu, builder| {
+        let Some(state) = read_number(gpu, STATE, builder) else { return };
         // 0: this GPU has no fabric.
         if state == 0.0 {
             return;
         }
-        look.metric(Metric::count("fabric_state", gpu.entity(), state));
+        builder.metric(Metric::count("fabric_state", gpu.entity(), state));
         match state as u32 {
-            1 => not_ready(gpu, "registration with the NVLink fabric has not started", look),
-            2 => not_ready(gpu, "registration with the NVLink fabric does not complete", look),
-            3 => check_registration(gpu, look),
+            1 => not_ready(gpu, "registration with the NVLink fabric has not started", builder),
+            2 => not_ready(gpu, "registration with the NVLink fabric does not complete", builder),
+            3 => check_registration(gpu, builder),
             _ => {
                 let text = format!("{}: unknown {STATE} {state}", gpu.entity());
-                look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+                builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
             }
         }
     })
 }
 
-fn not_ready(gpu: &Gpu, text: &str, look: &mut ObservationBuilder) {
-    look.event(Event::seen("fabric-not-ready", gpu.entity(), text));
+fn not_ready(gpu: &Gpu, text: &str, builder: &mut ObservationBuilder) {
+    builder.event(Event::seen("fabric-not-ready", gpu.entity(), text));
 }
 
-fn check_registration(gpu: &Gpu, look: &mut ObservationBuilder) {
-    match read_number(gpu, STATUS, look) {
+fn check_registration(gpu: &Gpu, builder: &mut ObservationBuilder) {
+    match read_number(gpu, STATUS, builder) {
         Some(0.0) | None => {}
         Some(code) => {
             let text = format!("registration with the NVLink fabric failed (NVML {code})");
-            look.event(Event::seen("fabric-failed", gpu.entity(), text));
+            builder.event(Event::seen("fabric-failed", gpu.entity(), text));
             return;
         }
     }
-    if let Some(mask) = read_number(gpu, HEALTH, look) {
-        health_events(gpu, mask as u32).into_iter().for_each(|event| look.event(event));
+    if let Some(mask) = read_number(gpu, HEALTH, builder) {
+        health_events(gpu, mask as u32).into_iter().for_each(|event| builder.event(event));
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
     /// All "no", configuration right: the mask of a healthy GB200.
     const HEALTHY: u32 = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8;
 
-    fn look(gpus: &[[FieldValue; 3]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 3]]) -> Vec<String> {
         let names = [STATE, STATUS, HEALTH];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
@@ -148,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_is_found_on_its_gpu() {
-        assert_eq!(look(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
+    fn each_fabric_problem_is_reported_for_its_gpu() {
+        assert_eq!(check(&[with(HEALTHY), with(0)]), ["pass within-limits"]);
         // Hopper reports no health mask.
-        assert_eq!(look(&[[n(3.0), n(0.0), FieldValue::NotSupported]]), ["pass within-limits"]);
+        assert_eq!(check(&[[n(3.0), n(0.0), FieldValue::NotSupported]]), ["pass within-limits"]);
         for (gpu, line) in [
             ([n(1.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
             ([n(2.0), n(0.0), n(0.0)], "fail fabric-not-ready reset gpu:0000:19:00.0"),
@@ -160,26 +160,26 @@ mod tests {
             (with(HEALTHY & !(0x3 << 4) | 1 << 4), "fail fabric-unhealthy reset gpu:0000:19:00.0"),
             (with(HEALTHY & !(0xf << 8) | 5 << 8), "fail fabric-unhealthy reset gpu:0000:19:00.0"),
         ] {
-            assert_eq!(look(&[with(HEALTHY), gpu]), [line]);
+            assert_eq!(check(&[with(HEALTHY), gpu]), [line]);
         }
     }
 
     #[test]
-    fn a_gpu_without_a_fabric_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
+    fn a_gpu_without_a_fabric_differs_from_one_with_unreadable_fields() {
+        assert_eq!(check(&[[n(0.0), n(0.0), n(0.0)]]), ["not-applicable not-supported"]);
         // An H200 in a virtual machine, driver 580.159.04, 2026-11-15: N/A for all.
         let none_at_all = [FieldValue::NotSupported, FieldValue::NotSupported, FieldValue::NotSupported];
-        assert_eq!(look(&[none_at_all]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[with(HEALTHY), [lost(), lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[n(3.0), lost(), n(0.0)]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[n(9.0), n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(check(&[none_at_all]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[with(HEALTHY), [lost(), lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check(&[[n(3.0), lost(), n(0.0)]]), ["inconclusive failed"]);
+        assert_eq!(check(&[[n(9.0), n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 
     proptest! {
         #[test]
         fn no_mask_makes_it_panic(mask: u32) {
-            look(&[with(mask)]);
+            check(&[with(mask)]);
         }
     }
 }

@@ -42,16 +42,16 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node has an infoROM", |gpu, look| {
+    for_each_gpu(outputs.first(), "no GPU of this node has an infoROM", |gpu, builder| {
         let valid = match gpu.get(VALID) {
             Some(FieldValue::Failed { code: NVML_CORRUPTED_INFOROM, .. }) => Some(0.0),
-            _ => read_number(gpu, VALID, look),
+            _ => read_number(gpu, VALID, builder),
         };
         let Some(valid) = valid else { return };
-        look.metric(Metric::count("inforom_valid", gpu.entity(), valid));
+        builder.metric(Metric::count("inforom_valid", gpu.entity(), valid));
         if valid == 0.0 {
             let text = "infoROM is corrupt: settings and the list of remapped memory rows are unreliable";
-            look.event(Event::seen("inforom-corrupt", gpu.entity(), text));
+            builder.event(Event::seen("inforom-corrupt", gpu.entity(), text));
         }
     })
 }
@@ -64,24 +64,24 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(valid: &[FieldValue]) -> Vec<String> {
+    fn check(valid: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = valid.iter().map(|valid| [(VALID, valid.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn a_corrupt_one_is_found_however_the_driver_says_so() {
-        assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
-        assert_eq!(look(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
-        let said = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
-        assert_eq!(look(&[n(1.0), said]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
+    fn a_corrupt_inforom_is_reported_in_either_form() {
+        assert_eq!(check(&[n(1.0), n(1.0)]), ["pass within-limits"]);
+        assert_eq!(check(&[n(1.0), n(0.0)]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
+        let corrupt = FieldValue::Failed { code: 14, text: "infoROM is corrupted".to_owned() };
+        assert_eq!(check(&[n(1.0), corrupt]), ["fail inforom-corrupt isolate gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_gpu_without_one_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
+    fn a_gpu_without_an_inforom_differs_from_an_unreadable_one() {
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[n(1.0), lost()]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -49,7 +49,7 @@ const LIBRARY_PATTERNS: [&str; 2] = ["libcuda.so.*", "libnvidia-*.so.*"];
 const ELF_MAGIC: &str = "7f454c46";
 
 fn probes(_: &Params) -> Vec<Probe> {
-    let files = LIBRARY_DIRS.iter().flat_map(|place| LIBRARY_PATTERNS.map(|name| format!("{place}/{name}")));
+    let files = LIBRARY_DIRS.iter().flat_map(|dir| LIBRARY_PATTERNS.map(|name| format!("{dir}/{name}")));
     let files = files.map(|pattern| Probe::Bytes { pattern, most: 4 });
     std::iter::once(Probe::gpu(&["uuid"])).chain(files).collect()
 }
@@ -64,32 +64,32 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(Observation::CouldNot(failure)) => Some(failure),
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
-    let (mut whole, mut broken) = (0_u32, Vec::new());
+    let mut builder = ObservationBuilder::default();
+    let (mut intact, mut broken) = (0_u32, Vec::new());
     for list in lists {
         match list {
             ProbeOutput::Files(files) => {
                 for file in files {
                     match library_fault(file) {
-                        Ok(None) => whole += 1,
+                        Ok(None) => intact += 1,
                         Ok(Some(fault)) => broken.push(format!("{} {fault}", file.path)),
-                        Err(failure) => look.unreadable(failure),
+                        Err(failure) => builder.unreadable(failure),
                     }
                 }
             }
             ProbeOutput::Failed(failure) if failure.kind == FailureKind::Missing => {}
-            ProbeOutput::Failed(failure) => look.unreadable(failure.clone()),
-            _ => look.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
+            ProbeOutput::Failed(failure) => builder.unreadable(failure.clone()),
+            _ => builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files")),
         }
     }
-    if whole > 0 || !broken.is_empty() {
-        look.metric(Metric::count("libraries_whole", Entity::node(), f64::from(whole)));
+    if intact > 0 || !broken.is_empty() {
+        builder.metric(Metric::count("libraries_whole", Entity::node(), f64::from(intact)));
     }
     if !broken.is_empty() {
         let text = format!("{} broken driver libraries: {}", broken.len(), broken.join(", "));
-        look.event(Event::seen("library-broken", Entity::node(), text));
+        builder.event(Event::seen("library-broken", Entity::node(), text));
     }
-    look.build_or(silent.map_or_else(
+    builder.build_or(silent.map_or_else(
         || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the standard directories"),
         Observation::CouldNot,
     ))
@@ -119,7 +119,7 @@ mod tests {
 
     const ML: &str = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 
-    fn look(driver: ProbeOutput, first: ProbeOutput) -> Vec<String> {
+    fn check(driver: ProbeOutput, first: ProbeOutput) -> Vec<String> {
         let mut outputs = vec![driver, first];
         outputs.resize(1 + LIBRARY_DIRS.len() * LIBRARY_PATTERNS.len(), found(&[]));
         classify_outputs(&CHECK, &outputs)
@@ -131,35 +131,35 @@ mod tests {
 
     // soperator #2675.
     #[test]
-    fn a_library_of_zero_bytes_is_found() {
-        assert_eq!(look(gpu(), found(&[(ML, "7f454c46")])), ["pass within-limits"]);
+    fn an_empty_library_is_reported() {
+        assert_eq!(check(gpu(), found(&[(ML, "7f454c46")])), ["pass within-limits"]);
         let dead = || deaf(FailureKind::Failed, "libnvidia-ml.so.1: file too short");
         let line = ["fail library-broken isolate node"];
-        assert_eq!(look(dead(), found(&[(ML, "")])), line);
-        assert_eq!(look(dead(), found(&[(ML, "23212f62")])), line);
+        assert_eq!(check(dead(), found(&[(ML, "")])), line);
+        assert_eq!(check(dead(), found(&[(ML, "23212f62")])), line);
         let dangling = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Missing, "no")) };
-        assert_eq!(look(dead(), ProbeOutput::Files(vec![dangling])), line);
+        assert_eq!(check(dead(), ProbeOutput::Files(vec![dangling])), line);
     }
 
     #[test]
-    fn libraries_that_are_elsewhere_are_not_missing() {
-        assert_eq!(look(gpu(), found(&[])), ["not-applicable libraries-elsewhere"]);
-        assert_eq!(look(none(), found(&[])), ["not-applicable no-gpu"]);
-        assert_eq!(look(deaf(FailureKind::Missing, "no library"), found(&[])), ["inconclusive missing"]);
+    fn libraries_in_other_directories_are_not_missing() {
+        assert_eq!(check(gpu(), found(&[])), ["not-applicable libraries-elsewhere"]);
+        assert_eq!(check(none(), found(&[])), ["not-applicable no-gpu"]);
+        assert_eq!(check(deaf(FailureKind::Missing, "no library"), found(&[])), ["inconclusive missing"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         let denied = FileText { path: ML.to_owned(), text: Err(ProbeFailure::new(FailureKind::Denied, "no")) };
-        assert_eq!(look(gpu(), ProbeOutput::Files(vec![denied])), ["inconclusive denied"]);
-        assert_eq!(look(gpu(), ProbeOutput::Text(String::new())), ["inconclusive unparseable"]);
+        assert_eq!(check(gpu(), ProbeOutput::Files(vec![denied])), ["inconclusive denied"]);
+        assert_eq!(check(gpu(), ProbeOutput::Text(String::new())), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive empty"]);
     }
 
     proptest! {
         #[test]
-        fn only_the_bytes_of_a_library_pass(bytes in "[0-9a-f]{0,10}") {
-            prop_assert_eq!(look(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF_MAGIC);
+        fn only_an_elf_header_passes(bytes in "[0-9a-f]{0,10}") {
+            prop_assert_eq!(check(gpu(), found(&[(ML, &bytes)])) == ["pass within-limits"], bytes == ELF_MAGIC);
         }
     }
 }

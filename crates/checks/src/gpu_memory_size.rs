@@ -39,9 +39,9 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node has its own memory", |gpu, look| {
-        if let Some(bytes) = read_number(gpu, TOTAL, look) {
-            look.metric(Metric::new("gpu_memory_bytes", gpu.entity(), bytes, Unit::Bytes));
+    for_each_gpu(outputs.first(), "no GPU of this node has its own memory", |gpu, builder| {
+        if let Some(bytes) = read_number(gpu, TOTAL, builder) {
+            builder.metric(Metric::new("gpu_memory_bytes", gpu.entity(), bytes, Unit::Bytes));
         }
     })
 }
@@ -61,7 +61,7 @@ mod tests {
     /// 143771 MiB: an H200, driver 580.159.04, 2026-11-15.
     const H200: f64 = 143_771.0 * 1_048_576.0;
 
-    fn look(sizes: &[FieldValue]) -> Vec<String> {
+    fn check(sizes: &[FieldValue]) -> Vec<String> {
         let profile = Profile {
             sku: Sku::new("h200").unwrap(),
             version: 1,
@@ -73,11 +73,11 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_gpu_is_found() {
-        assert_eq!(look(&[n(H200), n(H200 * 0.99)]), ["pass within-limits"]);
-        assert_eq!(look(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
-        assert_eq!(look(&[n(H200), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+    fn a_gpu_with_less_memory_is_reported() {
+        assert_eq!(check(&[n(H200), n(H200 * 0.99)]), ["pass within-limits"]);
+        assert_eq!(check(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
+        assert_eq!(check(&[n(H200), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["inconclusive no-limit"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }

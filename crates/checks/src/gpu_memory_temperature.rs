@@ -40,9 +40,9 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports its memory temperature", |gpu, look| {
-        if let Some(degrees) = read_number(gpu, MEMORY, look) {
-            look.metric(Metric::new("memory_temperature_celsius", gpu.entity(), degrees, Unit::Celsius));
+    for_each_gpu(outputs.first(), "no GPU of this node reports its memory temperature", |gpu, builder| {
+        if let Some(degrees) = read_number(gpu, MEMORY, builder) {
+            builder.metric(Metric::new("memory_temperature_celsius", gpu.entity(), degrees, Unit::Celsius));
         }
     })
 }
@@ -58,19 +58,19 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(degrees: &[FieldValue]) -> Vec<String> {
+    fn check(degrees: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = degrees.iter().map(|degrees| [(MEMORY, degrees.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn hot_memory_is_found_and_memory_without_a_sensor_is_not_cool() {
+    fn hot_memory_is_reported_and_a_missing_sensor_does_not_pass() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
-        assert_eq!(look(&[n(40.0), n(95.0)]), ["pass within-limits"]);
-        assert_eq!(look(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[n(40.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[n(40.0), n(95.0)]), ["pass within-limits"]);
+        assert_eq!(check(&[n(40.0), n(96.0)]), ["fail gpu-memory-hot monitor gpu:0000:19:00.0"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[n(40.0), lost()]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -54,7 +54,7 @@ enum ExpectedMode {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("mode").map(toml::Value::as_str) {
+    let expected = match params.get("mode").map(toml::Value::as_str) {
         None => ExpectedMode::Uniform,
         Some(Some("off")) => ExpectedMode::Fixed(false),
         Some(Some("on")) => ExpectedMode::Fixed(true),
@@ -65,23 +65,23 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
-    let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, current_mode(gpu, &mut look)?))).collect();
+    let mut builder = ObservationBuilder::default();
+    let modes: Vec<(&Gpu, bool)> = gpus.iter().filter_map(|gpu| Some((gpu, current_mode(gpu, &mut builder)?))).collect();
     let divided = modes.iter().filter(|(_, on)| *on).count();
-    match wanted {
+    match expected {
         ExpectedMode::Uniform if divided > 0 && divided < modes.len() => {
             let text = format!("MIG is on for {divided} of {} GPUs and off for the others", modes.len());
-            look.event(Event::seen("mig-mixed", Entity::node(), text));
+            builder.event(Event::seen("mig-mixed", Entity::node(), text));
         }
         ExpectedMode::Uniform | ExpectedMode::Mixed => {}
-        ExpectedMode::Fixed(wanted) => {
-            for (gpu, on) in modes.iter().filter(|(_, on)| *on != wanted) {
-                let text = format!("MIG is {}, expected {}", on_off(*on), on_off(wanted));
-                look.event(Event::seen("mig-mode", gpu.entity(), text));
+        ExpectedMode::Fixed(expected) => {
+            for (gpu, on) in modes.iter().filter(|(_, on)| *on != expected) {
+                let text = format!("MIG is {}, expected {}", on_off(*on), on_off(expected));
+                builder.event(Event::seen("mig-mode", gpu.entity(), text));
             }
         }
     }
-    look.build_or(not_applicable("not-supported", "no GPU of this node supports MIG"))
+    builder.build_or(not_applicable("not-supported", "no GPU of this node supports MIG"))
 }
 
 const fn on_off(on: bool) -> &'static str {
@@ -89,13 +89,13 @@ const fn on_off(on: bool) -> &'static str {
 }
 
 /// Returns whether MIG is on.
-fn current_mode(gpu: &Gpu, look: &mut ObservationBuilder) -> Option<bool> {
-    let (current, pending) = (read_number(gpu, CURRENT, look), read_number(gpu, PENDING, look));
+fn current_mode(gpu: &Gpu, builder: &mut ObservationBuilder) -> Option<bool> {
+    let (current, pending) = (read_number(gpu, CURRENT, builder), read_number(gpu, PENDING, builder));
     let (on, will_be) = (current? != 0.0, pending? != 0.0);
-    look.metric(Metric::count("mig_on", gpu.entity(), f64::from(u8::from(on))));
+    builder.metric(Metric::count("mig_on", gpu.entity(), f64::from(u8::from(on))));
     if on != will_be {
         let text = format!("MIG is {}; after a reset it will be {}", on_off(on), on_off(will_be));
-        look.event(Event::seen("mig-pending", gpu.entity(), text));
+        builder.event(Event::seen("mig-pending", gpu.entity(), text));
     }
     Some(on)
 }
@@ -111,31 +111,31 @@ mod tests {
         classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|[now, then]| [(CURRENT, now.clone()), (PENDING, then.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
         classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
-    fn the_mode_is_what_the_site_wants_and_stays_so() {
+    fn current_and_pending_mode_must_match_the_expected_mode() {
         let (on, off) = ([n(1.0), n(1.0)], [n(0.0), n(0.0)]);
-        assert_eq!(look("", &[off.clone(), off.clone()]), ["pass within-limits"]);
-        assert_eq!(look("", &[on.clone(), on.clone()]), ["pass within-limits"]);
+        assert_eq!(check("", &[off.clone(), off.clone()]), ["pass within-limits"]);
+        assert_eq!(check("", &[on.clone(), on.clone()]), ["pass within-limits"]);
         let both = [off.clone(), on];
-        assert_eq!(look("", &both), ["fail mig-mixed monitor node"]);
-        assert_eq!(look("mode = 'mixed'", &both), ["pass within-limits"]);
-        assert_eq!(look("mode = 'off'", &both), ["fail mig-mode monitor gpu:0000:19:00.0"]);
-        assert_eq!(look("mode = 'on'", &both), ["fail mig-mode monitor gpu:0000:18:00.0"]);
-        assert_eq!(look("", &[off, [n(0.0), n(1.0)]]), ["fail mig-pending monitor gpu:0000:19:00.0"]);
+        assert_eq!(check("", &both), ["fail mig-mixed monitor node"]);
+        assert_eq!(check("mode = 'mixed'", &both), ["pass within-limits"]);
+        assert_eq!(check("mode = 'off'", &both), ["fail mig-mode monitor gpu:0000:19:00.0"]);
+        assert_eq!(check("mode = 'on'", &both), ["fail mig-mode monitor gpu:0000:18:00.0"]);
+        assert_eq!(check("", &[off, [n(0.0), n(1.0)]]), ["fail mig-pending monitor gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_gpu_without_mig_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_mig_differs_from_one_with_an_unreadable_mode() {
         let without = [FieldValue::NotSupported, FieldValue::NotSupported];
-        assert_eq!(look("mode = 'off'", &[without]), ["not-applicable not-supported"]);
-        assert_eq!(look("", &[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look("mode = true", &[[n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
+        assert_eq!(check("mode = 'off'", &[without]), ["not-applicable not-supported"]);
+        assert_eq!(check("", &[[n(0.0), n(0.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check("mode = true", &[[n(0.0), n(0.0)]]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -47,27 +47,27 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports its PCIe link", |gpu, look| {
-        if let Some([current, best]) = current_and_max(gpu, WIDTH, look) {
-            look.metric(Metric::count("pcie_width", gpu.entity(), current));
+    for_each_gpu(outputs.first(), "no GPU of this node reports its PCIe link", |gpu, builder| {
+        if let Some([current, best]) = current_and_max(gpu, WIDTH, builder) {
+            builder.metric(Metric::count("pcie_width", gpu.entity(), current));
             if current < best {
                 let text = format!("PCIe link width x{current}, GPU and slot support x{best}");
-                look.event(Event::seen("pcie-width", gpu.entity(), text));
+                builder.event(Event::seen("pcie-width", gpu.entity(), text));
             }
         }
-        if let Some([current, best]) = current_and_max(gpu, GENERATION, look) {
-            look.metric(Metric::count("pcie_generation", gpu.entity(), current));
+        if let Some([current, best]) = current_and_max(gpu, GENERATION, builder) {
+            builder.metric(Metric::count("pcie_generation", gpu.entity(), current));
             if current < best && is_busy(gpu) {
                 let text = format!("PCIe generation {current} under load, GPU and slot support {best}");
-                look.event(Event::seen("pcie-generation", gpu.entity(), text));
+                builder.event(Event::seen("pcie-generation", gpu.entity(), text));
             }
         }
     })
 }
 
 /// Returns the current and the maximum value. Zero means that there is no such link.
-fn current_and_max(gpu: &Gpu, fields: [&str; 2], look: &mut ObservationBuilder) -> Option<[f64; 2]> {
-    let [current, best] = fields.map(|field| read_number(gpu, field, look));
+fn current_and_max(gpu: &Gpu, fields: [&str; 2], builder: &mut ObservationBuilder) -> Option<[f64; 2]> {
+    let [current, best] = fields.map(|field| read_number(gpu, field, builder));
     Some([current.filter(|value| *value > 0.0)?, best.filter(|value| *value > 0.0)?])
 }
 
@@ -87,7 +87,7 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[FieldValue; 6]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 6]]) -> Vec<String> {
         let names = [WIDTH[0], WIDTH[1], GENERATION[0], GENERATION[1], STATE, LOAD];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
@@ -99,26 +99,26 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_link_is_found_and_an_idle_slow_one_is_not() {
+    fn a_narrow_link_is_reported_and_a_link_slow_while_idle_is_not() {
         // An idle H200, driver 580.159.04, 2026-11-15: full generation also when idle.
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
-        assert_eq!(look(std::slice::from_ref(&well)), ["pass within-limits"]);
+        assert_eq!(check(std::slice::from_ref(&well)), ["pass within-limits"]);
         let narrow = gpu([8.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
-        assert_eq!(look(&[well.clone(), narrow]), ["fail pcie-width reboot gpu:0000:19:00.0"]);
+        assert_eq!(check(&[well.clone(), narrow]), ["fail pcie-width reboot gpu:0000:19:00.0"]);
         let idle = gpu([16.0, 16.0, 1.0, 4.0, 8.0, 0.0]);
         let full_clocks_but_idle = gpu([16.0, 16.0, 1.0, 4.0, 0.0, 0.0]);
-        assert_eq!(look(&[idle, full_clocks_but_idle]), ["pass within-limits"]);
+        assert_eq!(check(&[idle, full_clocks_but_idle]), ["pass within-limits"]);
         let slow = gpu([16.0, 16.0, 3.0, 4.0, 0.0, 97.0]);
-        assert_eq!(look(&[slow, well]), ["fail pcie-generation reboot gpu:0000:18:00.0"]);
+        assert_eq!(check(&[slow, well]), ["fail pcie-generation reboot gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_gpu_without_a_link_is_not_one_that_would_not_tell() {
-        assert_eq!(look(&[[const { FieldValue::NotSupported }; 6]]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
+    fn a_gpu_without_a_link_differs_from_one_with_unreadable_fields() {
+        assert_eq!(check(&[[const { FieldValue::NotSupported }; 6]]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[gpu([0.0, 0.0, 0.0, 0.0, 0.0, 0.0])]), ["not-applicable not-supported"]);
         let well = gpu([16.0, 16.0, 5.0, 5.0, 0.0, 0.0]);
-        let gone = [lost(), lost(), lost(), lost(), lost(), lost()];
-        assert_eq!(look(&[well, gone]), ["inconclusive failed"]);
+        let lost_fields = [lost(), lost(), lost(), lost(), lost(), lost()];
+        assert_eq!(check(&[well, lost_fields]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -43,13 +43,13 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let hours = uptime_hours(outputs.get(1));
-    for_each_gpu(outputs.first(), "no GPU of this node counts PCIe replays", |gpu, look| {
-        let Some(replays) = read_number(gpu, REPLAYS, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node counts PCIe replays", |gpu, builder| {
+        let Some(replays) = read_number(gpu, REPLAYS, builder) else { return };
         match &hours {
             Ok(hours) => {
-                look.metric(Metric::new("pcie_replays_per_hour", gpu.entity(), replays / hours, Unit::PerHour));
+                builder.metric(Metric::new("pcie_replays_per_hour", gpu.entity(), replays / hours, Unit::PerHour));
             }
-            Err(failure) => look.unreadable(failure.clone()),
+            Err(failure) => builder.unreadable(failure.clone()),
         }
     })
 }
@@ -65,28 +65,28 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(replays: &[FieldValue], up: &str) -> Vec<String> {
+    fn check(replays: &[FieldValue], up: &str) -> Vec<String> {
         let gpus: Vec<_> = replays.iter().map(|replays| [(REPLAYS, replays.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus), ProbeOutput::Text(up.to_owned())])
     }
 
     #[test]
-    fn many_an_hour_are_found() {
-        assert_eq!(look(&[n(0.0), n(4800.0)], "36000 1"), ["pass within-limits"]);
-        assert_eq!(look(&[n(0.0), n(4801.0)], "36000 1"), ["fail pcie-replays isolate gpu:0000:19:00.0"]);
+    fn many_replays_per_hour_are_reported() {
+        assert_eq!(check(&[n(0.0), n(4800.0)], "36000 1"), ["pass within-limits"]);
+        assert_eq!(check(&[n(0.0), n(4801.0)], "36000 1"), ["fail pcie-replays isolate gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
-        assert_eq!(look(&[n(100_000.0)], "2592000 1"), ["pass within-limits"]);
+    fn the_rate_is_averaged_over_the_uptime() {
+        assert_eq!(check(&[n(100_000.0)], "2592000 1"), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
-        assert_eq!(look(&[n(0.0), lost()], "36000 1"), ["inconclusive failed"]);
-        assert_eq!(look(&[n(0.0)], ""), ["inconclusive unparseable"]);
-        assert_eq!(look(&[FieldValue::NotSupported], "36000 1"), ["not-applicable not-supported"]);
+    fn an_unreadable_counter_does_not_pass() {
+        assert_eq!(check(&[n(0.0), lost()], "36000 1"), ["inconclusive failed"]);
+        assert_eq!(check(&[n(0.0)], ""), ["inconclusive unparseable"]);
+        assert_eq!(check(&[FieldValue::NotSupported], "36000 1"), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none(), ProbeOutput::Text("1 1".to_owned())]), ["not-applicable no-gpu"]);
     }
 }

@@ -38,12 +38,12 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node has a persistence mode", |gpu, look| {
-        let Some(mode) = read_number(gpu, MODE, look) else { return };
-        look.metric(Metric::count("persistence_on", gpu.entity(), mode));
+    for_each_gpu(outputs.first(), "no GPU of this node has a persistence mode", |gpu, builder| {
+        let Some(mode) = read_number(gpu, MODE, builder) else { return };
+        builder.metric(Metric::count("persistence_on", gpu.entity(), mode));
         if mode == 0.0 {
             let text = "persistence mode is off: the driver unloads the GPU between jobs";
-            look.event(Event::seen("persistence-off", gpu.entity(), text));
+            builder.event(Event::seen("persistence-off", gpu.entity(), text));
         }
     })
 }
@@ -59,18 +59,18 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(modes: &[FieldValue]) -> Vec<String> {
+    fn check(modes: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = modes.iter().map(|mode| [(MODE, mode.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn a_mode_that_is_off_is_found_and_one_that_is_not_told_is_not_on() {
-        assert_eq!(look(&[n(1.0), n(1.0)]), ["pass within-limits"]);
-        assert_eq!(look(&[n(1.0), n(0.0)]), ["fail persistence-off monitor gpu:0000:19:00.0"]);
-        assert_eq!(look(&[n(1.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+    fn a_disabled_mode_is_reported_and_an_unreadable_one_does_not_pass() {
+        assert_eq!(check(&[n(1.0), n(1.0)]), ["pass within-limits"]);
+        assert_eq!(check(&[n(1.0), n(0.0)]), ["fail persistence-off monitor gpu:0000:19:00.0"]);
+        assert_eq!(check(&[n(1.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

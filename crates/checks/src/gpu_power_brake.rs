@@ -41,14 +41,14 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
-        let Some(active) = read_number(gpu, REASONS, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, builder| {
+        let Some(active) = read_number(gpu, REASONS, builder) else { return };
         let brakes = active as u64 & HW_POWER_BRAKE != 0;
-        look.metric(Metric::count("power_brake", gpu.entity(), f64::from(u8::from(brakes))));
+        builder.metric(Metric::count("power_brake", gpu.entity(), f64::from(u8::from(brakes))));
         if brakes {
             let draw = gpu.number(DRAW).map_or_else(String::new, |watts| format!(" at {watts} W"));
             let text = format!("clocks reduced by the external power brake{draw}");
-            look.event(Event::seen("power-brake", gpu.entity(), text));
+            builder.event(Event::seen("power-brake", gpu.entity(), text));
         }
     })
 }
@@ -64,22 +64,22 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(reasons: &[FieldValue]) -> Vec<String> {
+    fn check(reasons: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = reasons.iter().map(|r| [(REASONS, r.clone()), (DRAW, n(97.4))]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn the_brake_is_found_and_the_power_cap_is_not_one() {
-        assert_eq!(look(&[n(f64::from(0x4)), n(f64::from(0x48))]), ["pass within-limits"]);
-        assert_eq!(look(&[n(0.0), n(f64::from(0x88))]), ["fail power-brake monitor gpu:0000:19:00.0"]);
+    fn the_power_brake_is_reported_and_the_power_cap_is_not() {
+        assert_eq!(check(&[n(f64::from(0x4)), n(f64::from(0x48))]), ["pass within-limits"]);
+        assert_eq!(check(&[n(0.0), n(f64::from(0x88))]), ["fail power-brake monitor gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_free_of_it() {
-        assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+    fn unreadable_clock_reasons_do_not_pass() {
+        assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -50,16 +50,16 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(watts) => watts,
         Err(instead) => return instead,
     };
-    for_each_gpu(outputs.first(), "no GPU of this node has a power limit", |gpu, look| {
-        let (limit, default) = (read_number(gpu, LIMIT, look), read_number(gpu, DEFAULT, look));
-        let (Some(limit), Some(wanted)) = (limit, watts.or(default)) else { return };
-        look.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
+    for_each_gpu(outputs.first(), "no GPU of this node has a power limit", |gpu, builder| {
+        let (limit, default) = (read_number(gpu, LIMIT, builder), read_number(gpu, DEFAULT, builder));
+        let (Some(limit), Some(expected)) = (limit, watts.or(default)) else { return };
+        builder.metric(Metric::new("power_limit_watts", gpu.entity(), limit, Unit::Watts));
         let whose = if watts.is_some() { "expected" } else { "default" };
-        let text = format!("power limit {limit} W, {whose} {wanted} W");
-        if limit < wanted - TOLERANCE_WATTS {
-            look.event(Event::seen("power-limit-low", gpu.entity(), text));
-        } else if watts.is_some() && limit > wanted + TOLERANCE_WATTS {
-            look.event(Event::seen("power-limit-high", gpu.entity(), text));
+        let text = format!("power limit {limit} W, {whose} {expected} W");
+        if limit < expected - TOLERANCE_WATTS {
+            builder.event(Event::seen("power-limit-low", gpu.entity(), text));
+        } else if watts.is_some() && limit > expected + TOLERANCE_WATTS {
+            builder.event(Event::seen("power-limit-high", gpu.entity(), text));
         }
     })
 }
@@ -75,7 +75,7 @@ mod tests {
         classify_fixture::{classify_outputs, classify_outputs_with},
     };
 
-    fn look(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(params: &str, gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let gpus: Vec<_> =
             gpus.iter().map(|[limit, usual]| [(LIMIT, limit.clone()), (DEFAULT, usual.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
@@ -83,22 +83,22 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_default_is_found_unless_the_site_wants_it() {
+    fn a_limit_below_the_default_is_reported_unless_the_site_expects_it() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         let well = [n(700.0), n(700.0)];
-        assert_eq!(look("", std::slice::from_ref(&well)), ["pass within-limits"]);
+        assert_eq!(check("", std::slice::from_ref(&well)), ["pass within-limits"]);
         let low = [n(500.0), n(700.0)];
-        assert_eq!(look("", &[well.clone(), low.clone()]), ["fail power-limit-low monitor gpu:0000:19:00.0"]);
-        assert_eq!(look("watts = 500", &[low]), ["pass within-limits"]);
-        assert_eq!(look("watts = 500", &[well]), ["fail power-limit-high monitor gpu:0000:18:00.0"]);
-        assert_eq!(look("", &[[n(800.0), n(700.0)]]), ["pass within-limits"]);
+        assert_eq!(check("", &[well.clone(), low.clone()]), ["fail power-limit-low monitor gpu:0000:19:00.0"]);
+        assert_eq!(check("watts = 500", &[low]), ["pass within-limits"]);
+        assert_eq!(check("watts = 500", &[well]), ["fail power-limit-high monitor gpu:0000:18:00.0"]);
+        assert_eq!(check("", &[[n(800.0), n(700.0)]]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_unlimited() {
-        assert_eq!(look("", &[[n(700.0), n(700.0)], [lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look("", &[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
-        assert_eq!(look("watts = 'all'", &[[n(700.0), n(700.0)]]), ["inconclusive unparseable"]);
+    fn an_unreadable_limit_does_not_pass() {
+        assert_eq!(check("", &[[n(700.0), n(700.0)], [lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check("", &[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
+        assert_eq!(check("watts = 'all'", &[[n(700.0), n(700.0)]]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

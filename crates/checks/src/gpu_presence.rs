@@ -86,17 +86,17 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the answer for the devices of vfio-pci is not a list"),
     };
-    let mut look = ObservationBuilder::default();
-    compare_bus_and_driver(answer, &guests, &mut look);
+    let mut builder = ObservationBuilder::default();
+    compare_bus_and_driver(answer, &guests, &mut builder);
     for gpu in &answer.gpus {
-        report_gpu_error(gpu, &mut look);
+        report_gpu_error(gpu, &mut builder);
     }
     match outputs.get(1) {
-        Some(ProbeOutput::Names(names)) => check_device_files(&answer.gpus, names, &mut look),
-        Some(ProbeOutput::Failed(failure)) => look.unreadable(failure.clone()),
-        _ => look.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
+        Some(ProbeOutput::Names(names)) => check_device_files(&answer.gpus, names, &mut builder),
+        Some(ProbeOutput::Failed(failure)) => builder.unreadable(failure.clone()),
+        _ => builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     }
-    look.build_or(no_gpu())
+    builder.build_or(no_gpu())
 }
 
 fn could_not(kind: FailureKind, text: &str) -> Observation {
@@ -104,18 +104,18 @@ fn could_not(kind: FailureKind, text: &str) -> Observation {
 }
 
 /// Compares the bus with the driver.
-fn compare_bus_and_driver(answer: &GpuQueryResult, guests: &[String], look: &mut ObservationBuilder) {
+fn compare_bus_and_driver(answer: &GpuQueryResult, guests: &[String], builder: &mut ObservationBuilder) {
     let same = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
     let on_pci: Vec<String> = answer.on_pci.iter().map(same).filter(|bus| !guests.contains(bus)).collect();
     let driven: Vec<String> = answer.gpus.iter().map(|gpu| same(&gpu.bus)).collect();
     let nameless = driven.iter().any(String::is_empty);
     let count = |list: &[String]| list.len() as f64;
-    look.metric(Metric::count("gpus_on_pci", Entity::node(), count(&on_pci)));
-    look.metric(Metric::count("gpus_in_driver", Entity::node(), count(&driven)));
+    builder.metric(Metric::count("gpus_on_pci", Entity::node(), count(&on_pci)));
+    builder.metric(Metric::count("gpus_in_driver", Entity::node(), count(&driven)));
     // A GPU that does not even report its bus id may be any of those that seem to be missing.
     for bus in on_pci.iter().filter(|bus| !nameless && !driven.contains(bus)) {
         let entity = Entity::new(EntityKind::Gpu, bus.clone());
-        look.event(Event::seen("gpu-not-driven", entity, "GPU on the PCI bus, but not in the driver"));
+        builder.event(Event::seen("gpu-not-driven", entity, "GPU on the PCI bus, but not in the driver"));
     }
     // A GPU whose queries fail is reported by its error instead.
     let answers = |gpu: &&Gpu| !gpu.fields.iter().any(|(_, reading)| matches!(reading, FieldValue::Failed { .. }));
@@ -123,16 +123,16 @@ fn compare_bus_and_driver(answer: &GpuQueryResult, guests: &[String], look: &mut
         let bus = same(&gpu.bus);
         if !bus.is_empty() && !on_pci.contains(&bus) {
             let text = "GPU off bus: in the driver, but not on the PCI bus";
-            look.event(Event::seen("gpu-off-bus", gpu.entity(), text));
+            builder.event(Event::seen("gpu-off-bus", gpu.entity(), text));
         }
     }
 }
 
 /// Reports a GPU's error, if any. The worst error counts: one cause makes every field fail.
-fn report_gpu_error(gpu: &Gpu, look: &mut ObservationBuilder) {
-    let said = |wanted: u32| {
+fn report_gpu_error(gpu: &Gpu, builder: &mut ObservationBuilder) {
+    let error_text = |nvml_code: u32| {
         gpu.fields.iter().find_map(|(_, reading)| match reading {
-            FieldValue::Failed { code, text } if *code == wanted => Some(text.clone()),
+            FieldValue::Failed { code, text } if *code == nvml_code => Some(text.clone()),
             _ => None,
         })
     };
@@ -142,19 +142,19 @@ fn report_gpu_error(gpu: &Gpu, look: &mut ObservationBuilder) {
         (NVML_INTERRUPT, "gpu-interrupt"),
         (NVML_RESET_REQUIRED, "gpu-needs-reset"),
     ];
-    match known.into_iter().find_map(|(wanted, code)| Some((code, said(wanted)?))) {
-        Some((code, text)) => look.event(Event::seen(code, gpu.entity(), format!("the driver reports: {text}"))),
-        None => read_failure(gpu, &FIELDS).into_iter().for_each(|failure| look.unreadable(failure)),
+    match known.into_iter().find_map(|(nvml_code, code)| Some((code, error_text(nvml_code)?))) {
+        Some((code, text)) => builder.event(Event::seen(code, gpu.entity(), format!("the driver reports: {text}"))),
+        None => read_failure(gpu, &FIELDS).into_iter().for_each(|failure| builder.unreadable(failure)),
     }
 }
 
-fn check_device_files(gpus: &[Gpu], names: &[String], look: &mut ObservationBuilder) {
+fn check_device_files(gpus: &[Gpu], names: &[String], builder: &mut ObservationBuilder) {
     for gpu in gpus {
         let Some(minor) = gpu.number("minor_number") else { continue };
         let name = format!("nvidia{minor:.0}");
         if !names.contains(&name) {
             let text = format!("/dev/{name} is missing; programs cannot open the GPU");
-            look.event(Event::seen("gpu-device-missing", gpu.entity(), text));
+            builder.event(Event::seen("gpu-device-missing", gpu.entity(), text));
         }
     }
 }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     /// The driver's GPUs, and further ones on the bus.
-    fn look(gpus: &[Vec<(&str, FieldValue)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
+    fn check(gpus: &[Vec<(&str, FieldValue)>], also_on_pci: &[&str], guests: &ProbeOutput) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         let ProbeOutput::Gpus(mut answer) = answer(&gpus) else { panic!("gpus") };
         answer.on_pci.extend(also_on_pci.iter().map(|&bus| bus.to_owned()));
@@ -196,40 +196,40 @@ mod tests {
 
     #[test]
     fn three_lists_that_agree_pass() {
-        assert_eq!(look(&[fields(0.0), fields(1.0)], &[], &no_vfio()), ["pass within-limits"]);
+        assert_eq!(check(&[fields(0.0), fields(1.0)], &[], &no_vfio()), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &[none(), names(&[]), no_vfio()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
-    fn a_gpu_that_the_driver_lacks_is_found_unless_a_guest_has_it() {
+    fn a_gpu_missing_in_the_driver_is_reported_unless_passed_to_a_guest() {
         let two = [fields(0.0), fields(1.0)];
-        assert_eq!(look(&two, &["0000:9b:00.0"], &no_vfio()), ["fail gpu-not-driven reboot gpu:0000:9b:00.0"]);
+        assert_eq!(check(&two, &["0000:9b:00.0"], &no_vfio()), ["fail gpu-not-driven reboot gpu:0000:9b:00.0"]);
         let guest = names(&["bind", "new_id", "0000:9b:00.0"]);
-        assert_eq!(look(&two, &["0000:9b:00.0"], &guest), ["pass within-limits"]);
+        assert_eq!(check(&two, &["0000:9b:00.0"], &guest), ["pass within-limits"]);
     }
 
     #[test]
-    fn each_refusal_has_its_name() {
+    fn each_nvml_error_has_its_reason_code() {
         for (code, line) in [
             (8, "fail gpu-power-missing isolate gpu:0000:19:00.0"),
             (11, "fail gpu-interrupt reboot gpu:0000:19:00.0"),
             (15, "fail gpu-lost reboot gpu:0000:19:00.0"),
             (16, "fail gpu-needs-reset reset gpu:0000:19:00.0"),
         ] {
-            assert_eq!(look(&[fields(0.0), refusing(code)], &[], &no_vfio()), [line]);
+            assert_eq!(check(&[fields(0.0), refusing(code)], &[], &no_vfio()), [line]);
         }
-        assert_eq!(look(&[fields(0.0), refusing(999)], &[], &no_vfio()), ["inconclusive failed"]);
+        assert_eq!(check(&[fields(0.0), refusing(999)], &[], &no_vfio()), ["inconclusive failed"]);
     }
 
     #[test]
-    fn a_gpu_off_the_bus_and_one_without_a_device_file_are_found() {
+    fn a_gpu_off_the_bus_and_a_missing_device_file_are_reported() {
         assert_eq!(
-            look(&[fields(0.0), fields(5.0)], &[], &no_vfio()),
+            check(&[fields(0.0), fields(5.0)], &[], &no_vfio()),
             ["fail gpu-device-missing reboot gpu:0000:19:00.0"]
         );
-        let ProbeOutput::Gpus(mut gone) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
-        gone.on_pci.truncate(1);
-        let outputs = [ProbeOutput::Gpus(gone), names(&["nvidia0", "nvidia1"]), no_vfio()];
+        let ProbeOutput::Gpus(mut result) = answer(&[&fields(0.0), &fields(1.0)]) else { panic!("gpus") };
+        result.on_pci.truncate(1);
+        let outputs = [ProbeOutput::Gpus(result), names(&["nvidia0", "nvidia1"]), no_vfio()];
         assert_eq!(classify_outputs(&CHECK, &outputs), ["fail gpu-off-bus reboot gpu:0000:19:00.0"]);
         let ProbeOutput::Gpus(mut lost) = answer(&[&fields(0.0), &refusing(15)]) else { panic!("gpus") };
         lost.on_pci.truncate(1);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_cannot_tell_its_place_is_not_blamed_on_another() {
+    fn a_gpu_without_a_bus_id_is_not_confused_with_another() {
         let ProbeOutput::Gpus(mut answer) = answer(&[&fields(0.0), &FIELDS.map(|field| (field, lost()))]) else {
             panic!("gpus")
         };
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         let healthy = answer(&[&fields(0.0)]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
         assert_eq!(classify_outputs(&CHECK, &[healthy.clone(), denied.clone(), no_vfio()]), ["inconclusive denied"]);

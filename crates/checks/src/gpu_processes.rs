@@ -48,37 +48,37 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let processes = host_processes(outputs.get(1));
-    for_each_gpu(outputs.first(), "the driver lists no processes", |gpu, look| {
+    for_each_gpu(outputs.first(), "the driver lists no processes", |gpu, builder| {
         if matches!(gpu.get("process.*.pid"), Some(FieldValue::NotSupported)) {
             return;
         }
         let unreadable = matches!(gpu.get("process.*.pid"), Some(FieldValue::Failed { .. }));
-        let listed = read_indexed(gpu, "process", "pid", look);
+        let listed = read_indexed(gpu, "process", "pid", builder);
         match &processes {
-            Err(failure) => look.unreadable(failure.clone()),
+            Err(failure) => builder.unreadable(failure.clone()),
             Ok(_) if unreadable => {}
             Ok(processes) => {
-                look.metric(Metric::count("gpu_processes", gpu.entity(), listed.len() as f64));
+                builder.metric(Metric::count("gpu_processes", gpu.entity(), listed.len() as f64));
                 for (number, pid) in listed {
-                    report_dead_process(gpu, number, pid, processes, look);
+                    report_dead_process(gpu, number, pid, processes, builder);
                 }
             }
         }
     })
 }
 
-fn report_dead_process(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], look: &mut ObservationBuilder) {
+fn report_dead_process(gpu: &Gpu, number: u32, pid: f64, processes: &[Process], builder: &mut ObservationBuilder) {
     let held = gpu
         .number(&format!("process.{number}.memory"))
         .map_or_else(String::new, |bytes| format!(", holding {:.0} MiB", bytes / f64::from(1 << 20)));
     match processes.iter().find(|process| f64::from(process.pid) == pid) {
         None => {
             let text = format!("process {pid} has ended and the driver still lists it{held}");
-            look.event(Event::seen("gpu-process-ghost", gpu.entity(), text));
+            builder.event(Event::seen("gpu-process-ghost", gpu.entity(), text));
         }
         Some(process) if matches!(process.state, 'Z' | 'X') => {
             let text = format!("process {pid} ({}) is a zombie{held}", process.name);
-            look.event(Event::seen("gpu-process-zombie", gpu.entity(), text));
+            builder.event(Event::seen("gpu-process-zombie", gpu.entity(), text));
         }
         Some(_) => {}
     }
@@ -98,29 +98,29 @@ mod tests {
         vec![("process.0.pid", n(pid)), ("process.0.memory", n(1e9))]
     }
 
-    fn look(gpu: &[(&str, FieldValue)]) -> Vec<String> {
+    fn check(gpu: &[(&str, FieldValue)]) -> Vec<String> {
         let alive = [process(500, "python3", 'R'), process(600, "python3", 'Z'), process(700, "python3", 'D')];
         classify_outputs(&CHECK, &[answer(&[&[], gpu]), running(&alive)])
     }
 
     #[test]
-    fn only_the_dead_are_found() {
-        assert_eq!(look(&[]), ["pass within-limits"]);
-        assert_eq!(look(&uses(500.0)), ["pass within-limits"]);
-        assert_eq!(look(&uses(700.0)), ["pass within-limits"]);
-        assert_eq!(look(&uses(12.0)), ["fail gpu-process-ghost reset gpu:0000:19:00.0"]);
-        assert_eq!(look(&uses(600.0)), ["fail gpu-process-zombie reboot gpu:0000:19:00.0"]);
+    fn only_dead_processes_are_reported() {
+        assert_eq!(check(&[]), ["pass within-limits"]);
+        assert_eq!(check(&uses(500.0)), ["pass within-limits"]);
+        assert_eq!(check(&uses(700.0)), ["pass within-limits"]);
+        assert_eq!(check(&uses(12.0)), ["fail gpu-process-ghost reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&uses(600.0)), ["fail gpu-process-zombie reboot gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn in_a_container_nobody_is_called_dead() {
+    fn no_process_is_reported_dead_from_inside_a_container() {
         let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S')]);
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&uses(12.0)]), inside]), ["inconclusive denied"]);
     }
 
     #[test]
-    fn a_driver_that_would_not_tell_lists_not_nobody() {
-        assert_eq!(look(&[("process.*.pid", lost())]), ["inconclusive failed"]);
+    fn an_unreadable_process_list_is_not_an_empty_one() {
+        assert_eq!(check(&[("process.*.pid", lost())]), ["inconclusive failed"]);
         assert_eq!(
             classify_outputs(&CHECK, &[answer(&[&[("process.*.pid", FieldValue::NotSupported)]]), running(&[])]),
             ["not-applicable not-supported"]

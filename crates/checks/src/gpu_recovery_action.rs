@@ -46,11 +46,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports a recovery action", |gpu, look| {
-        let Some(action) = read_number(gpu, ACTION, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node reports a recovery action", |gpu, builder| {
+        let Some(action) = read_number(gpu, ACTION, builder) else { return };
         let (code, text) = match action as u32 {
             0 => {
-                look.metric(Metric::count("recovery_action", gpu.entity(), action));
+                builder.metric(Metric::count("recovery_action", gpu.entity(), action));
                 return;
             }
             1 => ("recovery-reset", "the driver requests a reset of this GPU"),
@@ -59,12 +59,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             4 => ("recovery-drain-reset", "GPU works at reduced capacity until it is drained and reset"),
             _ => {
                 let text = format!("{}: unknown {ACTION} {action}", gpu.entity());
-                look.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
+                builder.unreadable(ProbeFailure::new(FailureKind::Unparseable, text));
                 return;
             }
         };
-        look.metric(Metric::count("recovery_action", gpu.entity(), action));
-        look.event(Event::seen(code, gpu.entity(), text));
+        builder.metric(Metric::count("recovery_action", gpu.entity(), action));
+        builder.event(Event::seen(code, gpu.entity(), text));
     })
 }
 
@@ -79,14 +79,14 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(actions: &[FieldValue]) -> Vec<String> {
+    fn check(actions: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> = actions.iter().map(|action| [(ACTION, action.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&gpus)])
     }
 
     #[test]
-    fn each_action_is_what_the_driver_says() {
+    fn each_recovery_action_has_its_severity() {
         for (action, line) in [
             (0.0, "pass within-limits"),
             (1.0, "fail recovery-reset reset gpu:0000:19:00.0"),
@@ -94,15 +94,15 @@ mod tests {
             (3.0, "fail recovery-drain reset gpu:0000:19:00.0"),
             (4.0, "fail recovery-drain-reset reset gpu:0000:19:00.0"),
         ] {
-            assert_eq!(look(&[n(0.0), n(action)]), [line]);
+            assert_eq!(check(&[n(0.0), n(action)]), [line]);
         }
     }
 
     #[test]
-    fn an_unknown_action_is_not_none() {
-        assert_eq!(look(&[n(0.0), n(9.0)]), ["inconclusive unparseable"]);
-        assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+    fn an_unknown_action_does_not_pass() {
+        assert_eq!(check(&[n(0.0), n(9.0)]), ["inconclusive unparseable"]);
+        assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

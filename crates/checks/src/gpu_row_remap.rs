@@ -57,17 +57,17 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for gpu in gpus {
         if let [Some(correctable), Some(uncorrectable), Some(pending), Some(failure)] = FIELDS.map(|f| gpu.number(f)) {
-            look.metric(Metric::count("rows_remapped_correctable", gpu.entity(), correctable));
-            look.metric(Metric::count("rows_remapped_uncorrectable", gpu.entity(), uncorrectable));
-            remap_events(gpu, pending, failure).for_each(|event| look.event(event));
+            builder.metric(Metric::count("rows_remapped_correctable", gpu.entity(), correctable));
+            builder.metric(Metric::count("rows_remapped_uncorrectable", gpu.entity(), uncorrectable));
+            remap_events(gpu, pending, failure).for_each(|event| builder.event(event));
         } else if let Some(failure) = read_failure(gpu, &FIELDS) {
-            look.unreadable(failure);
+            builder.unreadable(failure);
         }
     }
-    look.build_or(not_applicable("not-supported", "no GPU of this node supports row remapping"))
+    builder.build_or(not_applicable("not-supported", "no GPU of this node supports row remapping"))
 }
 
 fn remap_events(gpu: &Gpu, pending: f64, failure: f64) -> impl Iterator<Item = Event> {
@@ -93,7 +93,7 @@ mod tests {
         FIELDS.into_iter().zip(values).collect()
     }
 
-    fn look(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
+    fn check(gpus: &[Vec<(&str, FieldValue)>]) -> Vec<String> {
         let fields: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
         classify_outputs(&CHECK, &[answer(&fields)])
     }
@@ -104,12 +104,12 @@ mod tests {
 
     #[test]
     fn each_trouble_is_found_on_its_gpu_and_on_no_other() {
-        assert_eq!(look(&[healthy(), healthy()]), ["pass within-limits"]);
+        assert_eq!(check(&[healthy(), healthy()]), ["pass within-limits"]);
         let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);
-        assert_eq!(look(&[healthy(), pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&[healthy(), pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
         let failed = gpu([n(0.0), n(513.0), n(1.0), n(1.0)]);
         assert_eq!(
-            look(&[failed, healthy()]),
+            check(&[failed, healthy()]),
             [
                 "fail row-remap-failed isolate gpu:0000:18:00.0",
                 "fail row-remap-pending reset gpu:0000:18:00.0",
@@ -119,20 +119,20 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_has_no_such_thing_is_not_one_that_would_not_tell() {
+    fn a_gpu_without_row_remapping_differs_from_one_with_unreadable_fields() {
         let old = gpu([const { FieldValue::NotSupported }; 4]);
-        assert_eq!(look(std::slice::from_ref(&old)), ["not-applicable not-supported"]);
-        assert_eq!(look(&[old, healthy()]), ["pass within-limits"]);
+        assert_eq!(check(std::slice::from_ref(&old)), ["not-applicable not-supported"]);
+        assert_eq!(check(&[old, healthy()]), ["pass within-limits"]);
         let lost = FieldValue::Failed { code: 15, text: "GPU is lost".into() };
-        assert_eq!(look(&[healthy(), gpu([lost.clone(), lost.clone(), lost.clone(), lost])]), ["inconclusive failed"]);
+        assert_eq!(check(&[healthy(), gpu([lost.clone(), lost.clone(), lost.clone(), lost])]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 
     #[test]
-    fn a_lost_gpu_does_not_hide_what_is_wrong_with_another() {
+    fn a_lost_gpu_does_not_hide_a_fault_of_another() {
         let lost = FieldValue::Failed { code: 15, text: "GPU is lost".into() };
         let lost = gpu([lost.clone(), lost.clone(), lost.clone(), lost]);
         let pending = gpu([n(0.0), n(1.0), n(1.0), n(0.0)]);
-        assert_eq!(look(&[lost, pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&[lost, pending]), ["fail row-remap-pending reset gpu:0000:19:00.0"]);
     }
 }

@@ -44,22 +44,22 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports its slowdown temperature", |gpu, look| {
-        if let Some(margin) = margin(gpu, look) {
-            look.metric(Metric::new("temperature_margin_celsius", gpu.entity(), margin, Unit::Celsius));
+    for_each_gpu(outputs.first(), "no GPU of this node reports its slowdown temperature", |gpu, builder| {
+        if let Some(margin) = margin(gpu, builder) {
+            builder.metric(Metric::new("temperature_margin_celsius", gpu.entity(), margin, Unit::Celsius));
         }
     })
 }
 
-fn margin(gpu: &Gpu, look: &mut ObservationBuilder) -> Option<f64> {
+fn margin(gpu: &Gpu, builder: &mut ObservationBuilder) -> Option<f64> {
     if let Some(margin) = gpu.number(MARGIN) {
         return Some(margin);
     }
-    let (now, limit) = (read_number(gpu, TEMPERATURE, look), read_number(gpu, SLOWDOWN, look));
+    let (now, limit) = (read_number(gpu, TEMPERATURE, builder), read_number(gpu, SLOWDOWN, builder));
     match (now, limit) {
         (Some(now), Some(limit)) => Some(limit - now),
         // Neither is available; this records a failure to read the margin, if there was one.
-        _ => read_number(gpu, MARGIN, look),
+        _ => read_number(gpu, MARGIN, builder),
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(gpus: &[[FieldValue; 3]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 3]]) -> Vec<String> {
         let names = [MARGIN, TEMPERATURE, SLOWDOWN];
         let gpus: Vec<Vec<_>> = gpus.iter().map(|gpu| names.into_iter().zip(gpu.clone()).collect()).collect();
         let gpus: Vec<_> = gpus.iter().map(Vec::as_slice).collect();
@@ -82,28 +82,28 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_near_its_limit_is_found() {
+    fn a_gpu_near_its_temperature_limit_is_reported() {
         // The first is from an H200, driver 580.159.04, 2026-11-15.
         let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
-        assert_eq!(look(std::slice::from_ref(&cool)), ["pass within-limits"]);
+        assert_eq!(check(std::slice::from_ref(&cool)), ["pass within-limits"]);
         let hot = [n(2.0), n(85.0), FieldValue::NotSupported];
-        assert_eq!(look(&[cool, hot]), ["fail gpu-hot monitor gpu:0000:19:00.0"]);
+        assert_eq!(check(&[cool, hot]), ["fail gpu-hot monitor gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn an_older_driver_tells_the_limit_instead_of_the_margin() {
-        assert_eq!(look(&[[FieldValue::NotSupported, n(60.0), n(90.0)]]), ["pass within-limits"]);
+    fn an_older_driver_reports_the_limit_instead_of_the_margin() {
+        assert_eq!(check(&[[FieldValue::NotSupported, n(60.0), n(90.0)]]), ["pass within-limits"]);
         let hot = [FieldValue::NotSupported, n(89.0), n(90.0)];
-        assert_eq!(look(&[hot]), ["fail gpu-hot monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(&[hot]), ["fail gpu-hot monitor gpu:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_cool() {
+    fn an_unreadable_temperature_does_not_pass() {
         let cool = [n(47.0), n(40.0), FieldValue::NotSupported];
-        assert_eq!(look(&[cool, [lost(), lost(), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[lost(), n(40.0), FieldValue::NotSupported]]), ["inconclusive failed"]);
+        assert_eq!(check(&[cool, [lost(), lost(), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check(&[[lost(), n(40.0), FieldValue::NotSupported]]), ["inconclusive failed"]);
         let silent = [FieldValue::NotSupported, n(40.0), FieldValue::NotSupported];
-        assert_eq!(look(&[silent]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[silent]), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -53,21 +53,21 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, look| {
-        let Some(active) = read_number(gpu, REASONS, look) else { return };
+    for_each_gpu(outputs.first(), "no GPU of this node reports clock event reasons", |gpu, builder| {
+        let Some(active) = read_number(gpu, REASONS, builder) else { return };
         // A mask of reasons is far below 2^53.
         let reasons = active as u64;
-        look.metric(Metric::count("clock_reasons", gpu.entity(), active));
+        builder.metric(Metric::count("clock_reasons", gpu.entity(), active));
         let at = match (gpu.number(CLOCK), gpu.number(MAX)) {
             (Some(clock), Some(max)) => format!("clock {clock} of {max} MHz"),
             _ => "clock unknown".to_owned(),
         };
         if reasons & HW_THERMAL != 0 {
             let text = format!("hardware thermal slowdown; {at}");
-            look.event(Event::seen("thermal-slowdown", gpu.entity(), text));
+            builder.event(Event::seen("thermal-slowdown", gpu.entity(), text));
         } else if reasons & HW_SLOWDOWN != 0 && reasons & HW_POWER_BRAKE == 0 {
             let text = format!("hardware slowdown, neither thermal nor by the power brake; {at}");
-            look.event(Event::seen("hw-slowdown", gpu.entity(), text));
+            builder.event(Event::seen("hw-slowdown", gpu.entity(), text));
         }
     })
 }
@@ -83,7 +83,7 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(reasons: &[FieldValue]) -> Vec<String> {
+    fn check(reasons: &[FieldValue]) -> Vec<String> {
         let gpus: Vec<_> =
             reasons.iter().map(|r| [(REASONS, r.clone()), (CLOCK, n(345.0)), (MAX, n(1980.0))]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 3]>::as_slice).collect();
@@ -91,27 +91,27 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_hardware_does_counts() {
+    fn only_hardware_throttling_counts() {
         for normal in [0x0, 0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x137] {
-            assert_eq!(look(&[n(f64::from(normal))]), ["pass within-limits"], "{normal:#x}");
+            assert_eq!(check(&[n(f64::from(normal))]), ["pass within-limits"], "{normal:#x}");
         }
-        assert_eq!(look(&[n(1.0), n(f64::from(0x48))]), ["fail thermal-slowdown monitor gpu:0000:19:00.0"]);
-        assert_eq!(look(&[n(f64::from(0x8))]), ["fail hw-slowdown monitor gpu:0000:18:00.0"]);
+        assert_eq!(check(&[n(1.0), n(f64::from(0x48))]), ["fail thermal-slowdown monitor gpu:0000:19:00.0"]);
+        assert_eq!(check(&[n(f64::from(0x8))]), ["fail hw-slowdown monitor gpu:0000:18:00.0"]);
         // The power brake has its own check.
-        assert_eq!(look(&[n(f64::from(0x88))]), ["pass within-limits"]);
+        assert_eq!(check(&[n(f64::from(0x88))]), ["pass within-limits"]);
     }
 
     // AzNHC #3: its throttling check had no way to fail.
     #[test]
     fn throttling_has_a_way_to_fail() {
-        assert!(look(&[n(f64::from(0x40))])[0].starts_with("fail "));
+        assert!(check(&[n(f64::from(0x40))])[0].starts_with("fail "));
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_cool() {
-        assert_eq!(look(&[n(0.0), lost()]), ["inconclusive failed"]);
-        assert_eq!(look(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(look(&[FieldValue::Text("Active".into())]), ["inconclusive unparseable"]);
+    fn unreadable_clock_reasons_do_not_pass() {
+        assert_eq!(check(&[n(0.0), lost()]), ["inconclusive failed"]);
+        assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
+        assert_eq!(check(&[FieldValue::Text("Active".into())]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -54,7 +54,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let (wanted_driver, wanted_vbios) =
+    let (expected_driver, expected_vbios) =
         match (expected_version(params, "driver", "570.124.06"), expected_version(params, "vbios", "96.00.A5.00.1A")) {
             (Ok(driver), Ok(vbios)) => (driver, vbios),
             (Err(refused), _) | (_, Err(refused)) => return refused,
@@ -68,24 +68,24 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     if version.is_empty() {
         return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"));
     }
-    let mut look = ObservationBuilder::default();
-    look.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
-    if let Some(wanted) = wanted_driver.filter(|wanted| *wanted != version) {
-        let text = format!("driver version {version}, expected {wanted}");
-        look.event(Event::seen("driver-unexpected", Entity::node(), text));
+    let mut builder = ObservationBuilder::default();
+    builder.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));
+    if let Some(expected) = expected_driver.filter(|expected| *expected != version) {
+        let text = format!("driver version {version}, expected {expected}");
+        builder.event(Event::seen("driver-unexpected", Entity::node(), text));
     }
-    let vbios = version_parts(gpus, VBIOS, &mut look);
-    for part in vbios.iter().filter(|part| wanted_vbios.is_some_and(|wanted| !part.value.eq_ignore_ascii_case(wanted)))
+    let vbios = version_parts(gpus, VBIOS, &mut builder);
+    for part in vbios.iter().filter(|part| expected_vbios.is_some_and(|expected| !part.value.eq_ignore_ascii_case(expected)))
     {
-        let text = format!("VBIOS version {}, expected {}", part.value, wanted_vbios.unwrap_or_default());
-        look.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
+        let text = format!("VBIOS version {}, expected {}", part.value, expected_vbios.unwrap_or_default());
+        builder.event(Event::seen("vbios-unexpected", part.entity.clone(), text));
     }
     // Deviations from the configured version are already reported.
-    if wanted_vbios.is_none() {
-        report_outliers(&vbios, "vbios-differs", "VBIOS", &mut look);
+    if expected_vbios.is_none() {
+        report_outliers(&vbios, "vbios-differs", "VBIOS", &mut builder);
     }
-    report_outliers(&version_parts(gpus, INFOROM, &mut look), "inforom-differs", "infoROM image", &mut look);
-    look.build_or(no_gpu())
+    report_outliers(&version_parts(gpus, INFOROM, &mut builder), "inforom-differs", "infoROM image", &mut builder);
+    builder.build_or(no_gpu())
 }
 
 fn expected_version<'a>(params: &'a Params, name: &str, example: &str) -> Result<Option<&'a str>, Observation> {
@@ -97,19 +97,19 @@ fn expected_version<'a>(params: &'a Params, name: &str, example: &str) -> Result
 }
 
 /// Returns one version field of each GPU that has it. GPUs are grouped by model and part number.
-fn version_parts(gpus: &[Gpu], field: &str, look: &mut ObservationBuilder) -> Vec<Part> {
+fn version_parts(gpus: &[Gpu], field: &str, builder: &mut ObservationBuilder) -> Vec<Part> {
     let kind = |gpu: &Gpu| format!("{} {}", gpu.text(NAME).unwrap_or_default(), gpu.text(PART).unwrap_or_default());
     let part = |gpu: &Gpu| {
-        let value = read_text(gpu, field, look)?.to_owned();
+        let value = read_text(gpu, field, builder)?.to_owned();
         Some(Part { entity: gpu.entity(), kind: kind(gpu), value })
     };
     gpus.iter().filter_map(part).collect()
 }
 
-fn report_outliers(parts: &[Part], code: &'static str, what: &str, look: &mut ObservationBuilder) {
+fn report_outliers(parts: &[Part], code: &'static str, what: &str, builder: &mut ObservationBuilder) {
     for odd in outliers(parts) {
         let text = format!("{what} {}, the other GPUs have {}", odd.part.value, odd.majority_value);
-        look.event(Event::seen(code, odd.part.entity.clone(), text));
+        builder.event(Event::seen(code, odd.part.entity.clone(), text));
     }
 }
 
@@ -133,38 +133,38 @@ mod tests {
         gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0282.02.02")
     }
 
-    fn look(params: &str, gpus: &[[(&str, FieldValue); 4]]) -> Vec<String> {
+    fn check(params: &str, gpus: &[[(&str, FieldValue); 4]]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(<[_; 4]>::as_slice).collect();
         classify_outputs_with(&CHECK, &toml::from_str(params).unwrap(), None, &[answer(&gpus)])
     }
 
     #[test]
-    fn the_one_that_is_not_like_its_neighbours_is_found() {
-        assert_eq!(look("", &[h200(), h200(), h200()]), ["pass within-limits"]);
+    fn a_version_that_differs_from_the_other_gpus_is_reported() {
+        assert_eq!(check("", &[h200(), h200(), h200()]), ["pass within-limits"]);
         let other = gpu("NVIDIA H200", "96.00.A0.00.01", "G520.0282.02.02");
-        assert_eq!(look("", &[h200(), other, h200()]), ["fail vbios-differs monitor gpu:0000:19:00.0"]);
+        assert_eq!(check("", &[h200(), other, h200()]), ["fail vbios-differs monitor gpu:0000:19:00.0"]);
         let other = gpu("NVIDIA H200", "96.00.A5.00.1A", "G520.0200.00.01");
-        assert_eq!(look("", &[h200(), h200(), other]), ["fail inforom-differs monitor gpu:0000:1a:00.0"]);
+        assert_eq!(check("", &[h200(), h200(), other]), ["fail inforom-differs monitor gpu:0000:1a:00.0"]);
         // Another model has other firmware.
-        assert_eq!(look("", &[h200(), gpu("NVIDIA L4", "95.04.3D.00.01", "G193.0200.00.02")]), ["pass within-limits"]);
+        assert_eq!(check("", &[h200(), gpu("NVIDIA L4", "95.04.3D.00.01", "G193.0200.00.02")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn the_site_says_which_versions_it_wants() {
+    fn configured_versions_are_enforced() {
         let right = "driver = '570.124.06'\nvbios = '96.00.a5.00.1a'";
-        assert_eq!(look(right, &[h200(), h200()]), ["pass within-limits"]);
-        assert_eq!(look("driver = '580.65.06'", &[h200()]), ["fail driver-unexpected monitor node"]);
-        assert_eq!(look("vbios = '1'", &[h200()]), ["fail vbios-unexpected monitor gpu:0000:18:00.0"]);
-        assert_eq!(look("vbios = 96", &[h200()]), ["inconclusive unparseable"]);
+        assert_eq!(check(right, &[h200(), h200()]), ["pass within-limits"]);
+        assert_eq!(check("driver = '580.65.06'", &[h200()]), ["fail driver-unexpected monitor node"]);
+        assert_eq!(check("vbios = '1'", &[h200()]), ["fail vbios-unexpected monitor gpu:0000:18:00.0"]);
+        assert_eq!(check("vbios = 96", &[h200()]), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn a_gpu_that_would_not_tell_is_not_like_the_others() {
-        let gone = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
-        assert_eq!(look("", &[h200(), gone]), ["inconclusive failed"]);
+    fn unreadable_versions_do_not_pass() {
+        let lost_fields = [(NAME, lost()), (PART, lost()), (VBIOS, lost()), (INFOROM, lost())];
+        assert_eq!(check("", &[h200(), lost_fields]), ["inconclusive failed"]);
         let without =
             [(NAME, t("x")), (PART, FieldValue::NotSupported), (VBIOS, t("1")), (INFOROM, FieldValue::NotSupported)];
-        assert_eq!(look("", &[without]), ["pass within-limits"]);
+        assert_eq!(check("", &[without]), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

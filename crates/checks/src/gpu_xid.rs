@@ -268,7 +268,7 @@ fn apply_recovery_action(xids: &mut [ClassifiedXid<'_>]) {
         if xids[at].xid.number != 154 || xids[at].disposition != Disposition::Counted {
             continue;
         }
-        let (code, asked) = match xids[at].xid.recovery() {
+        let (code, severity) = match xids[at].xid.recovery() {
             Some(Recovery::Reset) => ("xid-154-reset", Severity::Reset),
             Some(Recovery::DrainPeers) => ("xid-154-drain", Severity::Reset),
             Some(Recovery::Reboot) => ("xid-154-reboot", Severity::Reboot),
@@ -281,7 +281,7 @@ fn apply_recovery_action(xids: &mut [ClassifiedXid<'_>]) {
             None => ("xid-other", Severity::Monitor),
         };
         let causes: Vec<usize> = (0..xids.len()).filter(|&one| one != at && may_cause(&xids[one], &xids[at])).collect();
-        if causes.iter().any(|&one| xids[one].severity() == Some(asked)) {
+        if causes.iter().any(|&one| xids[one].severity() == Some(severity)) {
             xids[at].disposition = Disposition::FollowUp;
             continue;
         }
@@ -293,7 +293,7 @@ fn apply_recovery_action(xids: &mut [ClassifiedXid<'_>]) {
         for one in causes {
             xids[one].disposition = Disposition::FollowUp;
         }
-        xids[at].disposition = Disposition::Fault(ReasonCode::fixed(code), asked);
+        xids[at].disposition = Disposition::Fault(ReasonCode::fixed(code), severity);
         xids[at].note = (!numbers.is_empty()).then(|| format!("after Xid {}", join_numbers(&numbers)));
     }
 }
@@ -338,13 +338,13 @@ fn to_observation(log: &KmsgLog<'_>, gpus: &BTreeMap<Entity, Vec<ClassifiedXid<'
 
 /// Returns the Xid 13 records of locations that fail repeatedly.
 fn repeated_in_one_place<'a, 'b>(xids: &'b [ClassifiedXid<'a>]) -> Vec<&'b ClassifiedXid<'a>> {
-    let mut places: BTreeMap<(u16, u16), Vec<&ClassifiedXid<'_>>> = BTreeMap::new();
+    let mut by_tpc: BTreeMap<(u16, u16), Vec<&ClassifiedXid<'_>>> = BTreeMap::new();
     for seen in xids.iter().filter(|seen| seen.xid.number == 13) {
-        if let Some(place) = seen.xid.gpc_tpc() {
-            places.entry(place).or_default().push(seen);
+        if let Some(tpc) = seen.xid.gpc_tpc() {
+            by_tpc.entry(tpc).or_default().push(seen);
         }
     }
-    places.into_values().filter(|seen| count_incidents(seen) >= 3).flatten().collect()
+    by_tpc.into_values().filter(|seen| count_incidents(seen) >= 3).flatten().collect()
 }
 
 /// Counts bursts that are minutes apart.

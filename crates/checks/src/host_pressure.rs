@@ -47,18 +47,18 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let mut look = ObservationBuilder::default();
-    for (place, (path, name)) in FILES.iter().enumerate() {
-        match file_text(outputs.get(place)) {
+    let mut builder = ObservationBuilder::default();
+    for (index, (path, name)) in FILES.iter().enumerate() {
+        match file_text(outputs.get(index)) {
             Ok(text) => match full_stall_percent(text) {
-                Some(percent) => look.metric(Metric::new(name, Entity::node(), percent, Unit::Percent)),
-                None => look.unreadable(unexpected_content(path, text)),
+                Some(percent) => builder.metric(Metric::new(name, Entity::node(), percent, Unit::Percent)),
+                None => builder.unreadable(unexpected_content(path, text)),
             },
             Err(failure) if failure.kind == FailureKind::Missing => {}
-            Err(failure) => look.unreadable(failure),
+            Err(failure) => builder.unreadable(failure),
         }
     }
-    look.build_or(not_applicable("not-measured", "this kernel does not measure pressure (PSI)"))
+    builder.build_or(not_applicable("not-measured", "this kernel does not measure pressure (PSI)"))
 }
 
 /// Parses `full avg10=0.00 avg60=0.00 avg300=1.25 total=0`.
@@ -75,7 +75,7 @@ mod tests {
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
-    fn look(memory: &str, disks: &str) -> Vec<String> {
+    fn check(memory: &str, disks: &str) -> Vec<String> {
         let file = |value: &str| {
             let text = format!(
                 "some avg10=0.00 avg60=0.00 avg300=90.00 total=0\nfull avg10=0.00 avg60=0.00 avg300={value} total=0\n"
@@ -87,11 +87,11 @@ mod tests {
 
     // Made by hand after the kernel's documentation.
     #[test]
-    fn time_lost_is_told() {
-        assert_eq!(look("0.00", "3.10"), ["pass within-limits"]);
-        assert_eq!(look("10.50", "0.00"), ["fail memory-pressure monitor node"]);
-        assert_eq!(look("0.00", "50.10"), ["fail disk-pressure monitor node"]);
-        assert_eq!(look("much", "0.00"), ["inconclusive unparseable"]);
+    fn stall_time_is_reported() {
+        assert_eq!(check("0.00", "3.10"), ["pass within-limits"]);
+        assert_eq!(check("10.50", "0.00"), ["fail memory-pressure monitor node"]);
+        assert_eq!(check("0.00", "50.10"), ["fail disk-pressure monitor node"]);
+        assert_eq!(check("much", "0.00"), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such file"));
         assert_eq!(classify_outputs(&CHECK, &[missing.clone(), missing]), ["not-applicable not-measured"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
@@ -101,7 +101,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
             full_stall_percent(&text);
-            look(&text, "0.00");
+            check(&text, "0.00");
         }
     }
 }

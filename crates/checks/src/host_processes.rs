@@ -27,8 +27,8 @@ pub fn host_processes(output: Option<&ProbeOutput>) -> Result<&[Process], ProbeF
 
 /// Returns whether a process of this name is running. The kernel keeps 15 bytes of a name.
 pub fn is_running(processes: &[Process], name: &str) -> bool {
-    let kept = name.get(..15).unwrap_or(name);
-    processes.iter().any(|process| process.name == kept && !matches!(process.state, 'Z' | 'X'))
+    let truncated = name.get(..15).unwrap_or(name);
+    processes.iter().any(|process| process.name == truncated && !matches!(process.state, 'Z' | 'X'))
 }
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_processes_of_a_container_are_not_those_of_the_machine() {
+    fn processes_of_a_container_are_rejected() {
         assert!(host_processes(Some(&running(&[]))).is_ok());
         let inside = ProbeOutput::Processes(vec![process(1, "doctor-node", 'S'), process(2, "bash", 'S')]);
         assert!(matches!(host_processes(Some(&inside)), Err(failure) if failure.text.contains("hostPID")));
@@ -56,7 +56,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_long_name_is_known_by_what_the_kernel_keeps_of_it() {
+    fn a_long_name_is_matched_by_its_first_15_bytes() {
         let processes = [process(900, "nv-fabricmanage", 'S'), process(901, "nvidia-imex", 'Z')];
         assert!(is_running(&processes, "nv-fabricmanager"));
         assert!(!is_running(&processes, "nvidia-imex"));

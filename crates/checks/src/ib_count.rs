@@ -50,11 +50,11 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         other => other?,
     };
     let (mut infiniband, mut ethernet, mut any_infiniband) = (0.0, 0.0, false);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for port in &ports {
         match (&port.state, port_file(layers, LINK_LAYER, &[port.device, port.port])) {
-            (Err(failure), _) => look.unreadable(failure.clone()),
-            (_, Err(failure)) => look.unreadable(failure),
+            (Err(failure), _) => builder.unreadable(failure.clone()),
+            (_, Err(failure)) => builder.unreadable(failure),
             (Ok(_), Ok(Some("InfiniBand"))) => {
                 any_infiniband = true;
                 infiniband += f64::from(u8::from(port.is_active()));
@@ -64,8 +64,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         }
     }
     let count = if any_infiniband { infiniband } else { ethernet };
-    look.metric(Metric::count("fabric_ports_active", Entity::node(), count));
-    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
+    builder.metric(Metric::count("fabric_ports_active", Entity::node(), count));
+    Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     use crate::{files::tests::found, classify_fixture::classify_outputs_with};
     use doctor_core::{ids::Sku, profile::Profile};
 
-    fn look(expected: Option<f64>, ports: &[(&str, &str)]) -> Vec<String> {
+    fn check(expected: Option<f64>, ports: &[(&str, &str)]) -> Vec<String> {
         let expect = expected.map(|count| ("fabric_ports_active".to_owned(), count)).into_iter().collect();
         let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
         let files = |name: &str, text: fn(&(&str, &str)) -> String| {
@@ -91,20 +91,20 @@ mod tests {
 
     #[test]
     fn one_port_less_is_missed() {
-        assert_eq!(look(Some(2.0), &[UP, UP]), ["pass within-limits"]);
-        assert_eq!(look(Some(2.0), &[UP, ("1: DOWN\n", "InfiniBand\n")]), ["fail ib-count-wrong isolate node"]);
-        assert_eq!(look(Some(2.0), &[UP, UP, ROCE]), ["pass within-limits"]);
-        assert_eq!(look(Some(1.0), &[ROCE, ("4: ACTIVE\n", "Unspecified\n")]), ["pass within-limits"]);
+        assert_eq!(check(Some(2.0), &[UP, UP]), ["pass within-limits"]);
+        assert_eq!(check(Some(2.0), &[UP, ("1: DOWN\n", "InfiniBand\n")]), ["fail ib-count-wrong isolate node"]);
+        assert_eq!(check(Some(2.0), &[UP, UP, ROCE]), ["pass within-limits"]);
+        assert_eq!(check(Some(1.0), &[ROCE, ("4: ACTIVE\n", "Unspecified\n")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn none_where_eight_are_expected_is_a_fault_and_not_nothing_to_do() {
-        assert_eq!(look(Some(8.0), &[]), ["fail ib-count-wrong isolate node"]);
+    fn no_port_where_eight_are_expected_fails() {
+        assert_eq!(check(Some(8.0), &[]), ["fail ib-count-wrong isolate node"]);
     }
 
     #[test]
-    fn a_missing_profile_does_not_make_the_count_pass() {
-        assert_eq!(look(None, &[UP, UP]), ["inconclusive no-limit"]);
-        assert_eq!(look(Some(1.0), &[UP, ("?", "InfiniBand\n")]), ["inconclusive unparseable"]);
+    fn a_count_does_not_pass_without_a_profile() {
+        assert_eq!(check(None, &[UP, UP]), ["inconclusive no-limit"]);
+        assert_eq!(check(Some(1.0), &[UP, ("?", "InfiniBand\n")]), ["inconclusive unparseable"]);
     }
 }

@@ -154,34 +154,34 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    for (place, counter) in COUNTERS.iter().enumerate() {
+    let mut builder = ObservationBuilder::default();
+    for (index, counter) in COUNTERS.iter().enumerate() {
         let most = limit(params, counter)?;
         let pattern = counter.pattern();
-        for series in sampled_series(outputs.get(place))? {
+        for series in sampled_series(outputs.get(index))? {
             let Some([device, port]) = match_pattern_exact(&pattern, series.path) else {
                 continue;
             };
             let entity = port_entity(device, port);
             match (counter.rate(&series), series.current()) {
                 (Some(rate), _) => {
-                    look.metric(Metric::new(counter.name, entity.clone(), rate, counter.per.unit()));
+                    builder.metric(Metric::new(counter.name, entity.clone(), rate, counter.per.unit()));
                     if rate > most {
                         let (name, unit) = (counter.name, counter.per.label());
                         let text = format!("{name} grows by {rate:.1} {unit}, limit {most}");
-                        look.event(Event::seen(counter.code, entity, text));
+                        builder.event(Event::seen(counter.code, entity, text));
                     }
                 }
                 // A virtual function may not count: `N/A (no PMA)`.
                 (None, Ok(Some(text))) if text.starts_with("N/A") => {}
-                (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-                (None, Err(failure)) => look.unreadable(failure),
+                (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+                (None, Err(failure)) => builder.unreadable(failure),
                 // `ib-ports` reports a port that is gone.
                 (None, Ok(None)) => {}
             }
         }
     }
-    Ok(look.build_or(not_applicable("no-counters", "no RDMA device of this node counts link errors")))
+    Ok(builder.build_or(not_applicable("no-counters", "no RDMA device of this node counts link errors")))
 }
 
 fn limit(params: &Params, counter: &Counter) -> Result<f64, Observation> {
@@ -199,13 +199,13 @@ fn limit(params: &Params, counter: &Counter) -> Result<f64, Observation> {
 mod tests {
     use super::*;
     use crate::{
-        files::tests::looks,
+        files::tests::sampled_files,
         classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
 
     /// One counter of one port over readings five minutes apart; the other counters do not change.
-    fn look(name: &str, values: &[&str]) -> Vec<String> {
+    fn check(name: &str, values: &[&str]) -> Vec<String> {
         classify_outputs(&CHECK, &outputs(name, values))
     }
 
@@ -214,7 +214,7 @@ mod tests {
             let path = counter.pattern().replacen('*', "mlx5_3", 1).replacen('*', "1", 1);
             let own = |value| vec![(path.as_str(), if counter.name == name { value } else { "7\n" })];
             let each: Vec<_> = values.iter().map(|value| own(*value)).collect();
-            looks(&each.iter().map(Vec::as_slice).collect::<Vec<_>>())
+            sampled_files(&each.iter().map(Vec::as_slice).collect::<Vec<_>>())
         };
         COUNTERS.iter().map(of).collect()
     }
@@ -222,7 +222,7 @@ mod tests {
     // Made by hand.
     #[test]
     fn each_counter_has_its_own_limit() {
-        assert_eq!(look("", &["0", "0"]), ["pass within-limits"]);
+        assert_eq!(check("", &["0", "0"]), ["pass within-limits"]);
         for (name, from, to, line) in [
             ("symbol_error", "0", "121", "fail symbol-errors isolate link:mlx5_3/1"),
             ("excessive_buffer_overrun_errors", "4", "5", "fail buffer-overruns isolate link:mlx5_3/1"),
@@ -235,31 +235,31 @@ mod tests {
             ("port_xmit_discards", "0", "30001", "fail send-discards monitor link:mlx5_3/1"),
             ("roce_slow_restart", "0", "3001", "fail slow-restarts monitor link:mlx5_3/1"),
         ] {
-            assert_eq!(look(name, &[from, to]), [line], "{name}");
+            assert_eq!(check(name, &[from, to]), [line], "{name}");
         }
         for (name, to) in [("symbol_error", "119"), ("link_error_recovery", "299"), ("port_rcv_errors", "2900")] {
-            assert_eq!(look(name, &["0", to]), ["pass within-limits"], "{name}");
+            assert_eq!(check(name, &["0", to]), ["pass within-limits"], "{name}");
         }
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
-        assert_eq!(look("link_downed", &["12", "12"]), ["pass within-limits"]);
-        assert_eq!(look("link_downed", &["12"]), ["pass within-limits"]);
-        assert_eq!(look("symbol_error", &["9000", "0", "0"]), ["pass within-limits"]);
+    fn old_counts_do_not_fail() {
+        assert_eq!(check("link_downed", &["12", "12"]), ["pass within-limits"]);
+        assert_eq!(check("link_downed", &["12"]), ["pass within-limits"]);
+        assert_eq!(check("symbol_error", &["9000", "0", "0"]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_port_that_does_not_count_is_no_fault_and_one_that_cannot_be_read_is_no_health() {
-        assert_eq!(look("symbol_error", &["N/A (no PMA)\n"]), ["pass within-limits"]);
-        assert_eq!(look("symbol_error", &["many\n"]), ["inconclusive unparseable"]);
-        let none: Vec<_> = COUNTERS.iter().map(|_| looks(&[&[]])).collect();
+    fn a_port_without_counters_does_not_fail_and_an_unreadable_one_does_not_pass() {
+        assert_eq!(check("symbol_error", &["N/A (no PMA)\n"]), ["pass within-limits"]);
+        assert_eq!(check("symbol_error", &["many\n"]), ["inconclusive unparseable"]);
+        let none: Vec<_> = COUNTERS.iter().map(|_| sampled_files(&[&[]])).collect();
         assert_eq!(classify_outputs(&CHECK, &none), ["not-applicable no-counters"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn the_site_sets_its_limits() {
+    fn limits_are_configurable() {
         let with = |text: &str| {
             let params: Params = toml::from_str(text).unwrap();
             classify_outputs_with(&CHECK, &params, None, &outputs("symbol_error", &["0", "500"]))
@@ -272,8 +272,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,20}", b in "[0-9]{0,30}") {
-            look("symbol_error", &[&a, &b]);
-            look("link_downed", &[&b, &a]);
+            check("symbol_error", &[&a, &b]);
+            check("link_downed", &[&b, &a]);
         }
     }
 }

@@ -56,7 +56,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         Some(value) => value.as_table().ok_or_else(|| invalid_param("firmware", EXAMPLE))?.clone().into_iter().collect(),
     };
     let (versions, boards) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut kinds: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
     for file in versions {
         let Some([device]) = match_pattern_exact(FIRMWARE, &file.path) else { continue };
@@ -64,23 +64,23 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             (Ok(version), Ok(Some(board))) if !version.trim().is_empty() => {
                 kinds.entry(board).or_default().push((device, version.trim()));
             }
-            (Err(failure), _) => look.unreadable(failure.clone()),
-            (_, Err(failure)) => look.unreadable(failure),
+            (Err(failure), _) => builder.unreadable(failure.clone()),
+            (_, Err(failure)) => builder.unreadable(failure),
             // EFA and other adapters without a board id have no firmware to compare.
             (Ok(_), Ok(_)) => {}
         }
     }
     for (board, adapters) in &kinds {
         let distinct: BTreeSet<_> = adapters.iter().map(|(_, version)| *version).collect();
-        look.metric(Metric::count("firmware_versions", Entity::new(EntityKind::Nic, *board), distinct.len() as f64));
+        builder.metric(Metric::count("firmware_versions", Entity::new(EntityKind::Nic, *board), distinct.len() as f64));
         let accepted = string_list(&accepted, board, EXAMPLE)?.unwrap_or_else(|| vec![most_common(adapters).to_owned()]);
         for (device, version) in adapters.iter().filter(|(_, version)| !accepted.iter().any(|own| own == version)) {
             let text =
                 format!("firmware {version}, expected {} on adapters {board}", accepted.join(" or "));
-            look.event(Event::seen("firmware-differs", Entity::new(EntityKind::Nic, *device), text));
+            builder.event(Event::seen("firmware-differs", Entity::new(EntityKind::Nic, *device), text));
         }
     }
-    Ok(look.build_or(not_applicable("no-rdma", "no RDMA adapter of this node reports a firmware version")))
+    Ok(builder.build_or(not_applicable("no-rdma", "no RDMA adapter of this node reports a firmware version")))
 }
 
 /// On a tie, returns the version that compares greater as text; either choice is good enough to point at a difference.
@@ -112,7 +112,7 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn the_odd_one_out_is_named() {
+    fn a_differing_firmware_version_is_reported() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[A, A, STORAGE])), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(&[A, OLD, A])), ["fail firmware-differs monitor nic:mlx5_1"]);
         let params: Params = toml::from_str("firmware = { MT_0000000838 = ['28.39.1002'] }").unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_not_applicable() {
+    fn not_applicable_without_adapters() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
         assert_eq!(classify_outputs(&CHECK, &outputs(&[("", "")])), ["not-applicable no-rdma"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);

@@ -61,16 +61,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let (states, counts) = (sampled_series(outputs.first())?, sampled_series(outputs.get(1))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for state in &states {
         let Some([device, port]) = match_pattern_exact(STATE, state.path) else { continue };
         match state.current() {
             Ok(Some(text)) if parse_state(text).is_none() => {
-                look.unreadable(unexpected_content(state.path, text));
+                builder.unreadable(unexpected_content(state.path, text));
                 continue;
             }
             Err(failure) => {
-                look.unreadable(failure);
+                builder.unreadable(failure);
                 continue;
             }
             Ok(_) => {}
@@ -79,14 +79,14 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         let (state, count) = (&points_since_boot(state), count.as_ref());
         let entity = port_entity(device, port);
         if let Some(text) = describe_drop(state, count) {
-            look.event(Event::seen("port-dropped", entity.clone(), text));
+            builder.event(Event::seen("port-dropped", entity.clone(), text));
         }
-        look.metric(Metric::count("link_returns", entity, count_recoveries(state, count)));
+        builder.metric(Metric::count("link_returns", entity, count_recoveries(state, count)));
     }
     if !states.is_empty() {
-        look.metric(Metric::count("ports_watched", Entity::node(), states.len() as f64));
+        builder.metric(Metric::count("ports_watched", Entity::node(), states.len() as f64));
     }
-    Ok(look.build_or(no_rdma()))
+    Ok(builder.build_or(no_rdma()))
 }
 
 fn is_up(text: Option<&str>) -> bool {
@@ -127,9 +127,9 @@ fn describe_drop(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<Strin
     // The value at that time: not all readings of an unchanged counter are kept.
     let value = |at| count?.points.iter().rfind(|point| point.at <= at)?.text;
     let stands_still = value(from) == value(to);
-    let told = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= REPORTED_FOR;
+    let is_recent = last_down + 1 == points.len() || now.since(points[last_down + 1].at) <= REPORTED_FOR;
     let is_up_now = last_down + 1 < points.len();
-    (long >= DROPPED_AFTER && stands_still && told).then(|| {
+    (long >= DROPPED_AFTER && stands_still && is_recent).then(|| {
         let end = if is_up_now { "it is up again" } else { "it is still down" };
         format!("the port was down for at least {long} without link recovery attempts; {end}")
     })
@@ -138,64 +138,64 @@ fn describe_drop(state: &Series<'_>, count: Option<&Series<'_>>) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, classify_fixture::classify_outputs};
+    use crate::{files::tests::sampled_files, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
     const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1/state";
     const COUNT: &str = "/sys/class/infiniband/mlx5_0/ports/1/counters/link_downed";
 
     /// Readings five minutes apart: `+` up or `-` down, and the drop counter.
-    fn look(each: &[(char, &str)]) -> Vec<String> {
+    fn check(each: &[(char, &str)]) -> Vec<String> {
         let state = |up: char| if up == '+' { "4: ACTIVE\n" } else { "1: DOWN\n" };
         let states: Vec<_> = each.iter().map(|(up, _)| [(PORT, state(*up))]).collect();
         let counts: Vec<_> = each.iter().map(|(_, count)| [(COUNT, *count)]).collect();
-        let outputs = [&states, &counts].map(|all| looks(&all.iter().map(|one| &one[..]).collect::<Vec<_>>()));
+        let outputs = [&states, &counts].map(|all| sampled_files(&all.iter().map(|one| &one[..]).collect::<Vec<_>>()));
         classify_outputs(&CHECK, &outputs)
     }
 
     // Made by hand.
     #[test]
-    fn a_drop_is_down_for_minutes_without_a_try_to_return() {
+    fn a_drop_is_minutes_down_without_an_attempt_to_return() {
         let dropped = ["fail port-dropped isolate link:mlx5_0/1"];
-        assert_eq!(look(&[('+', "0"), ('+', "0")]), ["pass within-limits"]);
-        assert_eq!(look(&[('+', "0"), ('-', "1")]), ["pass within-limits"]);
-        assert_eq!(look(&[('+', "0"), ('-', "1"), ('-', "1")]), dropped);
-        assert_eq!(look(&[('+', "0"), ('-', "1"), ('-', "1"), ('+', "1"), ('+', "1")]), dropped);
+        assert_eq!(check(&[('+', "0"), ('+', "0")]), ["pass within-limits"]);
+        assert_eq!(check(&[('+', "0"), ('-', "1")]), ["pass within-limits"]);
+        assert_eq!(check(&[('+', "0"), ('-', "1"), ('-', "1")]), dropped);
+        assert_eq!(check(&[('+', "0"), ('-', "1"), ('-', "1"), ('+', "1"), ('+', "1")]), dropped);
         let long_back = [('+', "0"), ('-', "1"), ('-', "1"), ('+', "1"), ('+', "1"), ('+', "1"), ('+', "1")];
-        assert_eq!(look(&long_back), ["pass within-limits"]);
-        assert_eq!(look(&[('-', "0"), ('-', "0"), ('-', "0")]), ["pass within-limits"]);
+        assert_eq!(check(&long_back), ["pass within-limits"]);
+        assert_eq!(check(&[('-', "0"), ('-', "0"), ('-', "0")]), ["pass within-limits"]);
     }
 
     #[test]
     fn three_returns_are_flapping_and_one_drop_raises_no_sticky_alarm() {
         let flaps = ["fail port-flaps isolate link:mlx5_0/1"];
-        assert_eq!(look(&[('+', "4"), ('+', "7")]), flaps);
-        assert_eq!(look(&[('+', "0"), ('-', "1"), ('+', "1"), ('-', "2"), ('+', "2"), ('-', "3"), ('+', "3")]), flaps);
-        assert_eq!(look(&[('+', "4"), ('+', "6")]), ["pass within-limits"]);
-        assert_eq!(look(&[('+', "4"), ('-', "7")]), ["pass within-limits"]);
-        assert_eq!(look(&[('+', "90")]), ["pass within-limits"]);
+        assert_eq!(check(&[('+', "4"), ('+', "7")]), flaps);
+        assert_eq!(check(&[('+', "0"), ('-', "1"), ('+', "1"), ('-', "2"), ('+', "2"), ('-', "3"), ('+', "3")]), flaps);
+        assert_eq!(check(&[('+', "4"), ('+', "6")]), ["pass within-limits"]);
+        assert_eq!(check(&[('+', "4"), ('-', "7")]), ["pass within-limits"]);
+        assert_eq!(check(&[('+', "90")]), ["pass within-limits"]);
     }
 
     #[test]
-    fn boots_are_no_flaps() {
+    fn boots_are_not_flaps() {
         let ups = ["4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n"];
         let each = ups.map(|up| [(PORT, up)]);
-        let ProbeOutput::Samples(mut samples) = looks(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
+        let ProbeOutput::Samples(mut samples) = sampled_files(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
         samples.iter_mut().for_each(|sample| sample.up = Span::minutes(2));
-        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Samples(samples), looks(&[&[]])]), ["pass within-limits"]);
+        assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Samples(samples), sampled_files(&[&[]])]), ["pass within-limits"]);
     }
 
     #[test]
-    fn nothing_there_is_not_the_same_as_nothing_understood() {
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[]]), looks(&[&[]])]), ["not-applicable no-rdma"]);
-        assert_eq!(classify_outputs(&CHECK, &[looks(&[&[(PORT, "?")]]), looks(&[&[]])]), ["inconclusive unparseable"]);
+    fn no_port_differs_from_an_unparseable_state() {
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[]]), sampled_files(&[&[]])]), ["not-applicable no-rdma"]);
+        assert_eq!(classify_outputs(&CHECK, &[sampled_files(&[&[(PORT, "?")]]), sampled_files(&[&[]])]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
-        fn no_past_makes_it_panic(ups in "[+?-]{1,20}", count in ".{0,6}") {
-            look(&ups.chars().map(|up| (up, count.as_str())).collect::<Vec<_>>());
+        fn no_history_makes_it_panic(ups in "[+?-]{1,20}", count in ".{0,6}") {
+            check(&ups.chars().map(|up| (up, count.as_str())).collect::<Vec<_>>());
         }
     }
 }

@@ -57,13 +57,13 @@ fn key(text: &str) -> Option<u16> {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = string_list(params, "pkeys", EXAMPLE)? else {
+    let Some(required) = string_list(params, "pkeys", EXAMPLE)? else {
         return Ok(not_applicable("not-configured", "`pkeys` is not set"));
     };
-    let wanted: Vec<u16> =
-        wanted.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| invalid_param("pkeys", EXAMPLE))?;
+    let required: Vec<u16> =
+        required.iter().map(|text| key(text)).collect::<Option<_>>().ok_or_else(|| invalid_param("pkeys", EXAMPLE))?;
     let (layers, keys) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for layer in layers {
         let Some([device, port]) = match_pattern_exact(LINK_LAYER, &layer.path) else {
             continue;
@@ -72,7 +72,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Ok(text) if text.trim() == "InfiniBand" => {}
             Ok(_) => continue,
             Err(failure) => {
-                look.unreadable(failure.clone());
+                builder.unreadable(failure.clone());
                 continue;
             }
         }
@@ -81,17 +81,17 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         let has: Vec<u16> = own.filter_map(|file| key(file.text.as_deref().ok()?)).filter(|key| *key != 0).collect();
         let entity = port_entity(device, port);
         if has.is_empty() {
-            look.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{entity} has no partition key")));
+            builder.unreadable(ProbeFailure::new(FailureKind::Empty, format!("{entity} has no partition key")));
             continue;
         }
-        look.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
-        for key in wanted.iter().filter(|key| !has.contains(key)) {
+        builder.metric(Metric::count("partitions", entity.clone(), has.len() as f64));
+        for key in required.iter().filter(|key| !has.contains(key)) {
             let all: Vec<_> = has.iter().map(|key| format!("{key:#06x}")).collect();
             let text = format!("the port is not in partition {key:#06x}; it is in {}", all.join(", "));
-            look.event(Event::seen("pkey-missing", entity.clone(), text));
+            builder.event(Event::seen("pkey-missing", entity.clone(), text));
         }
     }
-    Ok(look.build_or(not_applicable("no-infiniband", "no InfiniBand port on this node")))
+    Ok(builder.build_or(not_applicable("no-infiniband", "no InfiniBand port on this node")))
 }
 
 #[cfg(test)]
@@ -103,7 +103,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    fn look(pkeys: &str, layer: &str, keys: &[&str]) -> Vec<String> {
+    fn check(pkeys: &str, layer: &str, keys: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(&format!("pkeys = {pkeys}")).unwrap();
         let path = |n: usize| format!("/sys/class/infiniband/mlx5_0/ports/1/pkeys/{n}");
         let keys: Vec<_> = keys.iter().enumerate().map(|(n, key)| (path(n), *key)).collect();
@@ -114,26 +114,26 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_port_outside_of_its_partition_is_found() {
+    fn a_port_without_a_required_pkey_is_reported() {
         let keys = ["0x8001\n", "0xffff\n", "0x0000\n"];
-        assert_eq!(look("['0x8001']", "InfiniBand\n", &keys), ["pass within-limits"]);
-        assert_eq!(look("['0x8001', '0x8005']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
-        assert_eq!(look("['0x0001']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
+        assert_eq!(check("['0x8001']", "InfiniBand\n", &keys), ["pass within-limits"]);
+        assert_eq!(check("['0x8001', '0x8005']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
+        assert_eq!(check("['0x0001']", "InfiniBand\n", &keys), ["fail pkey-missing isolate link:mlx5_0/1"]);
     }
 
     #[test]
-    fn what_was_not_asked_or_not_shown_is_not_health() {
+    fn missing_settings_or_unreadable_keys_do_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
-        assert_eq!(look("['0x8001']", "Ethernet\n", &["0xffff\n"]), ["not-applicable no-infiniband"]);
-        assert_eq!(look("['0x8001']", "InfiniBand\n", &[]), ["inconclusive empty"]);
-        assert_eq!(look("['32769']", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
-        assert_eq!(look("'0x8001'", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
+        assert_eq!(check("['0x8001']", "Ethernet\n", &["0xffff\n"]), ["not-applicable no-infiniband"]);
+        assert_eq!(check("['0x8001']", "InfiniBand\n", &[]), ["inconclusive empty"]);
+        assert_eq!(check("['32769']", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
+        assert_eq!(check("'0x8001'", "InfiniBand\n", &["0x8001"]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,12}") {
-            look("['0x8001']", "InfiniBand", &[&text]);
+            check("['0x8001']", "InfiniBand", &[&text]);
         }
     }
 }

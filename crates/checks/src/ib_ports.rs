@@ -64,34 +64,34 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let named = string_list(params, "ports", "ports = [\"mlx5_0\", \"mlx5_4/1\"]")?;
     let series = sampled_series(outputs.first())?;
     let phys = glob_files(outputs.get(1))?;
-    let mut look = ObservationBuilder::default();
-    for wanted in named.iter().flatten() {
-        if !series.iter().any(|one| port_id(one).is_some_and(|id| matches_port(wanted, id)) && one.current() != Ok(None)) {
-            look.event(Event::seen("port-missing", link_entity(wanted), "the port is listed in `ports` and does not exist"));
+    let mut builder = ObservationBuilder::default();
+    for port in named.iter().flatten() {
+        if !series.iter().any(|one| port_id(one).is_some_and(|id| matches_port(port, id)) && one.current() != Ok(None)) {
+            builder.event(Event::seen("port-missing", link_entity(port), "the port is listed in `ports` and does not exist"));
         }
     }
     let mut active = 0.0;
     for one in &series {
         let Some(id) = port_id(one) else { continue };
-        let named = named.as_ref().map(|list| list.iter().any(|wanted| matches_port(wanted, id)));
+        let named = named.as_ref().map(|list| list.iter().any(|port| matches_port(port, id)));
         if named == Some(false) {
             continue;
         }
         match one.current().map(|text| text.map(|text| parse_state(text).ok_or(text))) {
             Ok(Some(Ok("ACTIVE"))) => active += 1.0,
-            Ok(Some(Ok(state))) => look.event(port_event(one, id, state, phys, named.is_some())),
-            Ok(Some(Err(text))) => look.unreadable(unexpected_content(one.path, text)),
-            Err(failure) => look.unreadable(failure),
+            Ok(Some(Ok(state))) => builder.event(port_event(one, id, state, phys, named.is_some())),
+            Ok(Some(Err(text))) => builder.unreadable(unexpected_content(one.path, text)),
+            Err(failure) => builder.unreadable(failure),
             Ok(None) if named.is_some() => {}
             Ok(None) => {
-                look.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared"));
+                builder.event(Event::seen("port-down", port_entity(id.0, id.1), "the port has disappeared"));
             }
         }
     }
     if !series.is_empty() {
-        look.metric(Metric::count("ports_active", Entity::node(), active));
+        builder.metric(Metric::count("ports_active", Entity::node(), active));
     }
-    Ok(look.build_or(no_rdma()))
+    Ok(builder.build_or(no_rdma()))
 }
 
 fn port_id<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
@@ -102,15 +102,15 @@ fn port_id<'a>(series: &Series<'a>) -> Option<(&'a str, &'a str)> {
 }
 
 /// Returns whether `mlx5_0` or `mlx5_0/1` means this port.
-fn matches_port(wanted: &str, (device, port): (&str, &str)) -> bool {
-    match wanted.split_once('/') {
+fn matches_port(pattern: &str, (device, port): (&str, &str)) -> bool {
+    match pattern.split_once('/') {
         Some((name, number)) => name == device && number == port,
-        None => wanted == device,
+        None => pattern == device,
     }
 }
 
-fn link_entity(wanted: &str) -> Entity {
-    Entity::new(EntityKind::Link, wanted)
+fn link_entity(port: &str) -> Entity {
+    Entity::new(EntityKind::Link, port)
 }
 
 fn port_event(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileText], is_named: bool) -> Event {
@@ -131,7 +131,7 @@ fn port_event(series: &Series<'_>, id: (&str, &str), state: &str, phys: &[FileTe
 mod tests {
     use super::*;
     use crate::{
-        files::tests::{found, looks},
+        files::tests::{found, sampled_files},
         classify_fixture::{classify_outputs, classify_outputs_with},
     };
     use proptest::prelude::*;
@@ -142,28 +142,28 @@ mod tests {
     const UP: &str = "4: ACTIVE\n";
     const DOWN: &str = "1: DOWN\n";
 
-    fn look(each: &[&[(&str, &str)]], phys: &str) -> Vec<String> {
-        classify_outputs(&CHECK, &[looks(each), found(&[(PHYS_B, phys)])])
+    fn check(each: &[&[(&str, &str)]], phys: &str) -> Vec<String> {
+        classify_outputs(&CHECK, &[sampled_files(each), found(&[(PHYS_B, phys)])])
     }
 
     // Made by hand after the kernel's documentation of /sys/class/infiniband.
     #[test]
-    fn a_port_that_worked_today_and_one_that_never_did_are_not_the_same() {
+    fn a_port_that_was_up_recently_differs_from_one_that_never_was() {
         let both = [(A, UP), (B, UP)];
         let one = [(A, UP), (B, DOWN)];
-        assert_eq!(look(&[&both, &both], "5: LinkUp"), ["pass within-limits"]);
-        assert_eq!(look(&[&both, &one], "2: Polling"), ["fail port-down isolate link:mlx5_1/1"]);
-        assert_eq!(look(&[&one, &one], "3: Disabled"), ["fail port-unused monitor link:mlx5_1/1"]);
-        assert_eq!(look(&[&both, &[(A, UP)]], ""), ["fail port-down isolate link:mlx5_1/1"]);
+        assert_eq!(check(&[&both, &both], "5: LinkUp"), ["pass within-limits"]);
+        assert_eq!(check(&[&both, &one], "2: Polling"), ["fail port-down isolate link:mlx5_1/1"]);
+        assert_eq!(check(&[&one, &one], "3: Disabled"), ["fail port-unused monitor link:mlx5_1/1"]);
+        assert_eq!(check(&[&both, &[(A, UP)]], ""), ["fail port-down isolate link:mlx5_1/1"]);
         let waits = [(A, UP), (B, "2: INIT\n")];
-        assert_eq!(look(&[&waits], "5: LinkUp"), ["fail port-not-configured isolate link:mlx5_1/1"]);
+        assert_eq!(check(&[&waits], "5: LinkUp"), ["fail port-not-configured isolate link:mlx5_1/1"]);
     }
 
     #[test]
-    fn the_site_names_the_ports_that_it_wants() {
+    fn configured_ports_must_be_up() {
         let with = |ports: &str, state: &[(&str, &str)]| {
             let params: Params = toml::from_str(&format!("ports = {ports}")).unwrap();
-            classify_outputs_with(&CHECK, &params, None, &[looks(&[state]), found(&[(PHYS_B, "3: Disabled")])])
+            classify_outputs_with(&CHECK, &params, None, &[sampled_files(&[state]), found(&[(PHYS_B, "3: Disabled")])])
         };
         let one = [(A, UP), (B, DOWN)];
         assert_eq!(with("['mlx5_0']", &one), ["pass within-limits"]);
@@ -174,16 +174,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_there_is_not_the_same_as_nothing_understood() {
-        assert_eq!(look(&[&[]], ""), ["not-applicable no-rdma"]);
-        assert_eq!(look(&[&[(A, UP), (B, "?")]], ""), ["inconclusive unparseable"]);
+    fn no_port_differs_from_an_unparseable_state() {
+        assert_eq!(check(&[&[]], ""), ["not-applicable no-rdma"]);
+        assert_eq!(check(&[&[(A, UP), (B, "?")]], ""), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(state in ".{0,20}", phys in ".{0,20}") {
-            look(&[&[(A, &state)], &[(B, &state)]], &phys);
+            check(&[&[(A, &state)], &[(B, &state)]], &phys);
         }
     }
 }

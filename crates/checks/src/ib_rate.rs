@@ -55,18 +55,18 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let ports = ports(outputs.first())?;
     let (rates, types, layers) = (glob_files(outputs.get(1))?, glob_files(outputs.get(2))?, glob_files(outputs.get(3))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut kinds: BTreeMap<(&str, &str), Vec<(Entity, f64)>> = BTreeMap::new();
     for port in &ports {
         match &port.state {
-            Err(failure) => look.unreadable(failure.clone()),
+            Err(failure) => builder.unreadable(failure.clone()),
             Ok("ACTIVE") => match rate(port, rates) {
                 Ok(rate) => {
                     let name = |all, pattern| port_file(all, pattern, &[port.device, port.port]).ok().flatten();
                     let kind = (name(types, HCA_TYPE).unwrap_or(""), name(layers, LINK_LAYER).unwrap_or(""));
                     kinds.entry(kind).or_default().push((port.entity(), rate));
                 }
-                Err(failure) => look.unreadable(failure),
+                Err(failure) => builder.unreadable(failure),
             },
             Ok(_) => {}
         }
@@ -75,15 +75,15 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     for ports in kinds.into_values() {
         let best = ports.iter().map(|(_, rate)| *rate).fold(1.0, f64::max);
         for (entity, rate) in ports {
-            look.metric(Metric::new("port_rate_bits", entity.clone(), rate, Unit::BitsPerSecond));
-            look.metric(Metric::new("percent_of_best_port", entity, rate * 100.0 / best, Unit::Percent));
+            builder.metric(Metric::new("port_rate_bits", entity.clone(), rate, Unit::BitsPerSecond));
+            builder.metric(Metric::new("percent_of_best_port", entity, rate * 100.0 / best, Unit::Percent));
         }
     }
     if best_of_all > 0.0 {
-        look.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
+        builder.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
     }
     let none = ProbeFailure::new(FailureKind::Empty, "no port is active, so none has a rate; see ib-ports");
-    Ok(look.build_or(Observation::CouldNot(none)))
+    Ok(builder.build_or(Observation::CouldNot(none)))
 }
 
 fn rate(port: &Port<'_>, rates: &[FileText]) -> Result<f64, ProbeFailure> {
@@ -121,7 +121,7 @@ mod tests {
     const NDR: &str = "400 Gb/sec (4X NDR)\n";
 
     #[test]
-    fn a_port_is_held_against_its_like_only() {
+    fn a_port_is_compared_only_with_ports_of_its_kind() {
         let storage = ("mlx5_2", "MT4123", UP, "200 Gb/sec (4X HDR)\n");
         let healthy = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, NDR), storage];
         assert_eq!(classify_outputs(&CHECK, &outputs(&healthy)), ["pass within-limits"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_is_not_known_is_not_full() {
+    fn an_unknown_rate_does_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &outputs(&[])), ["not-applicable no-rdma"]);
         let odd = [("mlx5_0", "MT4129", UP, NDR), ("mlx5_1", "MT4129", UP, "fast\n")];
         assert_eq!(classify_outputs(&CHECK, &outputs(&odd)), ["inconclusive unparseable"]);

@@ -104,7 +104,7 @@ mod tests {
     const DOWN: [&str; 1] = ["fail imex-down reboot service:nvidia-imex"];
 
     #[test]
-    fn imex_that_is_in_use_and_down_is_found() {
+    fn imex_that_is_required_and_down_is_reported() {
         let up = running(&[process(77, "nvidia-imex", 'S')]);
         assert_eq!(classify_outputs(&CHECK, &[config(LISTED), up.clone()]), ["pass within-limits"]);
         assert_eq!(classify_outputs(&CHECK, &[config(LISTED), running(&[])]), DOWN);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_input_does_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Denied), running(&[])]), ["inconclusive denied"]);
         assert_eq!(classify_outputs(&CHECK, &[config(LISTED), failed(FailureKind::TimedOut)]), ["inconclusive timed-out"]);
         let params = required("yes");

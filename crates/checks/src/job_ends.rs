@@ -60,7 +60,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     directory(params)?;
-    let (mut look, mut died, mut users) = (ObservationBuilder::default(), 0_u32, BTreeSet::new());
+    let (mut builder, mut died, mut users) = (ObservationBuilder::default(), 0_u32, BTreeSet::new());
     let noted = glob_files(outputs.first())?;
     for file in noted {
         let text = match &file.text {
@@ -68,26 +68,26 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             // The record was a day old and was removed while the probe ran.
             Err(ProbeFailure { kind: FailureKind::Missing, .. }) => continue,
             Err(failure) => {
-                look.unreadable(failure.clone());
+                builder.unreadable(failure.clone());
                 continue;
             }
         };
         let Some(end) = UserJobEnd::parse(text) else {
-            look.unreadable(unexpected_content(&file.path, text));
+            builder.unreadable(unexpected_content(&file.path, text));
             continue;
         };
         if end.is_hardware_signal() {
             died += 1;
             users.insert(end.user);
         }
-        look.event(end.event());
+        builder.event(end.event());
     }
     if noted.is_empty() {
         return Ok(not_applicable("no-job-ends", "the Slurm epilog has recorded no failed job on this node"));
     }
-    look.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
-    look.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
-    Ok(look.build_or(not_applicable("no-job-ends", "no recorded job failure is recent")))
+    builder.metric(Metric::count("jobs_died", Entity::node(), f64::from(died)));
+    builder.metric(Metric::count("users_whose_jobs_died", Entity::node(), users.len() as f64));
+    Ok(builder.build_or(not_applicable("no-job-ends", "no recorded job failure is recent")))
 }
 
 /// A record of the epilog, line by line: `job 17`, `user ann`, `ended 2026-11-15T00:00:00Z`, `batch 0:6`, `step 0:0`.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_several_users_that_died_of_signals_are_worth_watching_and_others_are_not() {
+    fn jobs_of_several_users_killed_by_signals_are_reported_and_others_are_not() {
         let of = |all: &[(String, String)]| classify_outputs(&CHECK, &[output(all)]);
         assert_eq!(of(&[]), ["not-applicable no-job-ends"]);
         let two = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "139:0", "0:11"), noted(3, "bob", "0:7", "0:0")];
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn every_job_is_evidence_by_its_number_and_half_a_note_is_none() {
+    fn every_job_end_is_an_event_keyed_by_job_id_and_a_truncated_file_is_not() {
         let all = [noted(1, "ann", "0:6", "0:0"), noted(2, "bob", "3:0", "0:0")];
         let Observation::Measured { events, .. } = interpret(&Params::new(), &[output(&all)]) else { panic!() };
-        let said: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();
+        let found: Vec<_> = events.iter().map(|event| (event.code.as_str(), event.text.as_str(), event.key.as_deref())).collect();
         assert_eq!(
-            said,
+            found,
             [
                 ("job-died", "job 1 of ann ended by signal 6", Some("job:1")),
                 ("job-failed", "job 2 of bob ended with code 3", Some("job:2")),

@@ -158,8 +158,8 @@ fn memory_hardware(text: &str) -> Option<RecordMatch> {
 /// `nvme 0000:01:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=…`, the latter with `AER: ` on newer kernels.
 fn pcie(text: &str) -> Option<RecordMatch> {
     let received = text.contains(": AER: ") && text.contains("Uncorrected (") && text.contains(" error received");
-    let told = text.contains("PCIe Bus Error: severity=Uncorrected");
-    if !received && !told {
+    let logged = text.contains("PCIe Bus Error: severity=Uncorrected");
+    if !received && !logged {
         return None;
     }
     let before = text.split_once(": AER: ").or_else(|| text.split_once(": PCIe Bus Error"))?.0;
@@ -243,12 +243,12 @@ mod tests {
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
-    fn look(lines: &[&str]) -> Vec<String> {
+    fn check(lines: &[&str]) -> Vec<String> {
         classify_outputs(&CHECK, &logged(lines))
     }
 
     #[test]
-    fn each_kind_of_record_is_recognised_with_its_part() {
+    fn each_kind_of_record_is_recognised_with_its_component() {
         for (text, finding) in [
             ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00000000800400", "machine-check reboot node"),
             (
@@ -296,12 +296,12 @@ mod tests {
                 "pcie-error monitor link:0000:3b:00.0",
             ),
         ] {
-            assert_eq!(look(&[text]), [format!("fail {finding}")], "{text}");
+            assert_eq!(check(&[text]), [format!("fail {finding}")], "{text}");
         }
     }
 
     #[test]
-    fn ordinary_records_and_faults_of_jobs_are_no_trouble() {
+    fn ordinary_records_and_job_faults_are_no_finding() {
         for text in [
             "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 9c00000000010090",
             "EDAC MC0: 7 CE memory read error on CPU0_DIMM_A1",
@@ -316,34 +316,34 @@ mod tests {
             "nvme 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
             "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.",
         ] {
-            assert_eq!(look(&[text]), ["pass within-limits"], "{text}");
+            assert_eq!(check(&[text]), ["pass within-limits"], "{text}");
         }
     }
 
     #[test]
-    fn a_file_server_that_is_back_is_no_trouble() {
-        let gone = "nfs: server filer1 not responding, still trying";
+    fn a_file_server_that_responds_again_is_no_finding() {
+        let not_responding = "nfs: server filer1 not responding, still trying";
         let back = "nfs: server filer1 OK";
-        assert_eq!(look(&[gone, gone, back]), ["pass within-limits"]);
-        assert_eq!(look(&[gone, back, gone]), ["fail nfs-not-responding monitor service:filer1"]);
-        assert_eq!(look(&[gone, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(check(&[not_responding, not_responding, back]), ["pass within-limits"]);
+        assert_eq!(check(&[not_responding, back, not_responding]), ["fail nfs-not-responding monitor service:filer1"]);
+        assert_eq!(check(&[not_responding, "nfs: server filer2 OK"]), ["fail nfs-not-responding monitor service:filer1"]);
     }
 
     #[test]
     fn one_fault_hides_no_other_and_a_flood_is_one_finding() {
         let mut lines = vec!["I/O error, dev sda, sector 1"; 500];
         lines.push("EXT4-fs (sdb1): Remounting filesystem read-only");
-        assert_eq!(look(&lines), ["fail file-system-error reboot disk:sdb1", "fail disk-error monitor disk:sda"]);
+        assert_eq!(check(&lines), ["fail file-system-error reboot disk:sdb1", "fail disk-error monitor disk:sda"]);
     }
 
     #[test]
-    fn an_old_record_does_not_fail_a_node_for_ever() {
+    fn an_old_record_does_not_fail() {
         let outputs = at_seconds(&[(1, "EXT4-fs (sda1): Remounting filesystem read-only")]);
         assert_eq!(classify_outputs(&CHECK, &outputs), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
+    fn an_unreadable_log_does_not_pass() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));
         assert_eq!(classify_outputs(&CHECK, &[denied]), ["inconclusive denied"]);
     }
@@ -356,7 +356,7 @@ mod tests {
         }
 
         #[test]
-        fn no_near_miss_makes_it_panic(
+        fn no_near_match_makes_it_panic(
             start in "(nvme nvme|mce: \\[Hardware Error\\]: CPU |EDAC MC|I/O error, dev |EXT4-fs|XFS \\(|md/raid|nfs: server )",
             middle in "[ :,)(]{0,4}", rest in ".{0,40}",
         ) {

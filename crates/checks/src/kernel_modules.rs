@@ -43,7 +43,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = string_list(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
+    let Some(required) = string_list(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
         return Ok(not_applicable("not-configured", "`modules` is not set"));
     };
     let loaded = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
@@ -51,12 +51,12 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
     }
     // The kernel writes an underscore where users may write a hyphen.
-    let missing: Vec<_> = wanted.iter().filter(|name| !loaded.contains(&name.replace('-', "_"))).collect();
+    let missing: Vec<_> = required.iter().filter(|name| !loaded.contains(&name.replace('-', "_"))).collect();
     let event = |name: &&String| {
         Event::seen("module-missing", Entity::node(), format!("the kernel module {name} is not loaded"))
     };
-    let there = (wanted.len() - missing.len()) as f64;
-    let metric = Metric::count("modules_loaded", Entity::node(), there);
+    let loaded_count = (required.len() - missing.len()) as f64;
+    let metric = Metric::count("modules_loaded", Entity::node(), loaded_count);
     Ok(Observation::measured(vec![metric], missing.iter().map(event).collect()))
 }
 
@@ -65,18 +65,18 @@ mod tests {
     use super::*;
     use crate::classify_fixture::{classify_outputs, classify_outputs_with};
 
-    fn look(modules: &str, loaded: &[&str]) -> Vec<String> {
+    fn check(modules: &str, loaded: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(&format!("modules = {modules}")).unwrap();
         let names = ProbeOutput::Names(loaded.iter().map(|&name| name.to_owned()).collect());
         classify_outputs_with(&CHECK, &params, None, &[names])
     }
 
     #[test]
-    fn a_module_is_missed_by_either_spelling() {
-        assert_eq!(look("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
-        assert_eq!(look("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
-        assert_eq!(look("['ext4']", &[]), ["inconclusive empty"]);
-        assert_eq!(look("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
+    fn a_missing_module_is_reported_in_either_spelling() {
+        assert_eq!(check("['nvidia-peermem']", &["nvidia_peermem", "ext4"]), ["pass within-limits"]);
+        assert_eq!(check("['nvidia_peermem', 'ext4']", &["ext4"]), ["fail module-missing reboot node"]);
+        assert_eq!(check("['ext4']", &[]), ["inconclusive empty"]);
+        assert_eq!(check("'ext4'", &["ext4"]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["not-applicable not-configured"]);
     }
 }

@@ -72,45 +72,45 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let wanted = expected_settings(params).ok_or_else(|| invalid_param("sysctl", SYSCTL))?;
-    let words = string_list(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
-    let mut look = ObservationBuilder::default();
+    let expected = expected_settings(params).ok_or_else(|| invalid_param("sysctl", SYSCTL))?;
+    let args = string_list(params, "cmdline", "cmdline = [\"iommu=pt\"]")?.unwrap_or_default();
+    let mut builder = ObservationBuilder::default();
     let mut right = 0.0;
-    if !words.is_empty() {
+    if !args.is_empty() {
         let line = file_text(outputs.first()).map_err(Observation::CouldNot)?;
-        for word in &words {
-            if line.split_ascii_whitespace().any(|own| own == word) {
+        for arg in &args {
+            if line.split_ascii_whitespace().any(|own| own == arg) {
                 right += 1.0;
             } else {
-                let text = format!("`{word}` is not on the kernel's command line");
-                look.event(Event::seen("cmdline-wrong", Entity::node(), text));
+                let text = format!("`{arg}` is not on the kernel's command line");
+                builder.event(Event::seen("cmdline-wrong", Entity::node(), text));
             }
         }
     }
-    for (place, (name, value)) in wanted.iter().enumerate() {
-        match file_text(outputs.get(place + 1)) {
+    for (index, (name, value)) in expected.iter().enumerate() {
+        match file_text(outputs.get(index + 1)) {
             Ok(own) if values_equal(own, value) => right += 1.0,
             Ok(own) => {
                 let text = format!("{name} is {}, expected {value}", own.trim());
-                look.event(Event::seen("setting-wrong", Entity::node(), text));
+                builder.event(Event::seen("setting-wrong", Entity::node(), text));
             }
             Err(failure) if failure.kind == FailureKind::Missing => {
                 let text = format!("this kernel has no setting {name}; expected {value}");
-                look.event(Event::seen("setting-wrong", Entity::node(), text));
+                builder.event(Event::seen("setting-wrong", Entity::node(), text));
             }
-            Err(failure) => look.unreadable(failure),
+            Err(failure) => builder.unreadable(failure),
         }
     }
-    if wanted.is_empty() && words.is_empty() {
+    if expected.is_empty() && args.is_empty() {
         return Ok(not_applicable("not-configured", "neither `sysctl` nor `cmdline` is set"));
     }
-    look.metric(Metric::count("settings_right", Entity::node(), right));
-    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
+    builder.metric(Metric::count("settings_right", Entity::node(), right));
+    Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 /// Compares word by word: the kernel separates the numbers of one setting with tabs.
-fn values_equal(own: &str, wanted: &str) -> bool {
-    own.split_ascii_whitespace().eq(wanted.split_ascii_whitespace())
+fn values_equal(actual: &str, expected: &str) -> bool {
+    actual.split_ascii_whitespace().eq(expected.split_ascii_whitespace())
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
-    fn look(params: &str, outputs: &[&str]) -> Vec<String> {
+    fn check(params: &str, outputs: &[&str]) -> Vec<String> {
         let params: Params = toml::from_str(params).unwrap();
         let outputs: Vec<_> = outputs.iter().map(|&text| ProbeOutput::Text(text.to_owned())).collect();
         classify_outputs_with(&CHECK, &params, None, &outputs)
@@ -129,23 +129,23 @@ mod tests {
     const LINE: &str = "BOOT_IMAGE=/vmlinuz root=/dev/vda iommu=pt quiet\n";
 
     #[test]
-    fn a_setting_that_is_not_as_wanted_is_told() {
+    fn a_setting_that_differs_is_reported() {
         let both = "cmdline = ['iommu=pt']\n\
             sysctl = { 'kernel.numa_balancing' = 0, 'net.ipv4.tcp_rmem' = '4096 87380 6291456' }";
-        assert_eq!(look(both, &[LINE, "0\n", "4096\t87380\t6291456\n"]), ["pass within-limits"]);
-        assert_eq!(look(both, &[LINE, "1\n", "4096\t87380\t6291456\n"]), ["fail setting-wrong monitor node"]);
-        assert_eq!(look("cmdline = ['pci=noacs']", &[LINE]), ["fail cmdline-wrong monitor node"]);
+        assert_eq!(check(both, &[LINE, "0\n", "4096\t87380\t6291456\n"]), ["pass within-limits"]);
+        assert_eq!(check(both, &[LINE, "1\n", "4096\t87380\t6291456\n"]), ["fail setting-wrong monitor node"]);
+        assert_eq!(check("cmdline = ['pci=noacs']", &[LINE]), ["fail cmdline-wrong monitor node"]);
         let params: Params = toml::from_str("sysctl = { 'net.ipv4.conf.eth0/5.x' = 1, 'vm.swappiness' = 1 }").unwrap();
         let paths: Vec<_> = probes(&params).into_iter().skip(1).collect();
         assert_eq!(paths[1], Probe::read("/proc/sys/vm/swappiness"));
     }
 
     #[test]
-    fn what_is_not_set_or_not_understood_is_no_health() {
-        assert_eq!(look("", &[LINE]), ["not-applicable not-configured"]);
-        assert_eq!(look("sysctl = ['a']", &[LINE]), ["inconclusive unparseable"]);
-        assert_eq!(look("sysctl = { 'vm..x' = 1 }", &[LINE]), ["inconclusive unparseable"]);
-        assert_eq!(look("cmdline = 'quiet'", &[LINE]), ["inconclusive unparseable"]);
+    fn missing_or_invalid_settings_do_not_pass() {
+        assert_eq!(check("", &[LINE]), ["not-applicable not-configured"]);
+        assert_eq!(check("sysctl = ['a']", &[LINE]), ["inconclusive unparseable"]);
+        assert_eq!(check("sysctl = { 'vm..x' = 1 }", &[LINE]), ["inconclusive unparseable"]);
+        assert_eq!(check("cmdline = 'quiet'", &[LINE]), ["inconclusive unparseable"]);
         let params: Params = toml::from_str("sysctl = { 'vm.x' = 1 }").unwrap();
         let line = || ProbeOutput::Text(LINE.to_owned());
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
@@ -157,7 +157,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
-            look("cmdline = ['a']\nsysctl = { 'vm.x' = 1 }", &[&text, &text]);
+            check("cmdline = ['a']\nsysctl = { 'vm.x' = 1 }", &[&text, &text]);
         }
     }
 }

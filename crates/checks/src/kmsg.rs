@@ -228,7 +228,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_burst_is_one_event_known_by_boot_and_newest_record() {
+    fn a_burst_is_one_event_keyed_by_boot_and_newest_record() {
         let events = burst(&logged(&["fault 1", "fault 2", "other", "fault 3"]));
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].text, "fault 3 (3 times, the newest 10s before the check)");
@@ -239,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_program_wrote_and_what_is_old_is_not_there() {
+    fn user_space_and_old_records_are_ignored() {
         let outputs = at_seconds(&[(1, "fault of last week"), (863_000, "fault of today")]);
         assert_eq!(burst(&outputs)[0].text, "fault of today (16m 40s before the check)");
         let ProbeOutput::Text(mut text) = outputs[0].clone() else { panic!("text") };
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_read_is_not_a_quiet_one() {
+    fn an_unreadable_log_is_not_an_empty_one() {
         let kind = |params: &Params, outputs: &[ProbeOutput]| match parse_log(params, outputs) {
             Err(Observation::CouldNot(failure)) => failure.kind,
             other => panic!("{other:?}"),

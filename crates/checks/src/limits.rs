@@ -53,15 +53,15 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let read = |place: usize, parse: fn(&str) -> Option<(f64, f64)>| {
-        let text = file_text(outputs.get(place)).map_err(Observation::CouldNot)?;
-        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[place], text)))
+    let read = |index: usize, parse: fn(&str) -> Option<(f64, f64)>| {
+        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
+        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
     };
     let (open, may_open) = read(0, files)?;
     let (threads, _) = read(1, threads)?;
     let (pids, _) = read(2, parse_number)?;
     let (most_threads, _) = read(3, parse_number)?;
-    let percent = |name, part: f64, whole: f64| Metric::new(name, Entity::node(), part * 100.0 / whole, Unit::Percent);
+    let percent = |name, part: f64, total: f64| Metric::new(name, Entity::node(), part * 100.0 / total, Unit::Percent);
     let metrics = vec![
         percent("files_used_percent", open, may_open),
         percent("threads_used_percent", threads, pids.min(most_threads)),
@@ -80,8 +80,8 @@ fn parse_number(text: &str) -> Option<(f64, f64)> {
 
 /// Parses `522 0 2465610`: open, unused, maximum.
 fn files(text: &str) -> Option<(f64, f64)> {
-    let mut words = text.split_ascii_whitespace();
-    let (open, unused, most) = (number(words.next()?)?, number(words.next()?)?, number(words.next()?)?);
+    let mut fields = text.split_ascii_whitespace();
+    let (open, unused, most) = (number(fields.next()?)?, number(fields.next()?)?, number(fields.next()?)?);
     (most > 0.0).then_some(((open - unused).max(0.0), most))
 }
 
@@ -97,25 +97,25 @@ mod tests {
     use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
-    fn look(files: &str, load: &str, pids: &str) -> Vec<String> {
+    fn check(files: &str, load: &str, pids: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[files, load, pids, "192000\n"].map(|text| ProbeOutput::Text(text.to_owned())))
     }
 
     // The first line is captured: Linux 6.18, virtual machine, 2026-11-15; others are made by hand.
     #[test]
-    fn a_table_that_runs_full_is_told_in_time() {
+    fn a_table_that_fills_up_is_reported_early() {
         let load = "1.28 3.54 3.39 3/100 13212\n";
-        assert_eq!(look("522\t0\t2465610\n", load, "4194304\n"), ["pass within-limits"]);
-        assert_eq!(look("900\t0\t1000\n", load, "4194304\n"), ["fail files-many monitor node"]);
+        assert_eq!(check("522\t0\t2465610\n", load, "4194304\n"), ["pass within-limits"]);
+        assert_eq!(check("900\t0\t1000\n", load, "4194304\n"), ["fail files-many monitor node"]);
         let full = ["fail files-full reboot node", "fail files-many monitor node"];
-        assert_eq!(look("960\t0\t1000\n", load, "4194304\n"), full);
-        assert_eq!(look("522\t0\t2465610\n", load, "120\n"), ["fail threads-many monitor node"]);
+        assert_eq!(check("960\t0\t1000\n", load, "4194304\n"), full);
+        assert_eq!(check("522\t0\t2465610\n", load, "120\n"), ["fail threads-many monitor node"]);
     }
 
     #[test]
-    fn half_a_line_is_not_a_measurement() {
+    fn a_truncated_line_is_not_a_measurement() {
         for (files, load, pids) in [("1 0", "0 0 0 1/2 3", "9"), ("1 0 9", "0 0 0", "9"), ("1 0 9", "0 0 0 1/2", "0")] {
-            assert_eq!(look(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
+            assert_eq!(check(files, load, pids), ["inconclusive unparseable"], "{files} {load} {pids}");
         }
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
@@ -123,7 +123,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in "[0-9 ]{0,30}", b in "[0-9 /.]{0,30}") {
-            look(&a, &b, &a);
+            check(&a, &b, &a);
         }
     }
 }

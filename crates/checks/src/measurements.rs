@@ -67,12 +67,12 @@ fn parse(text: &str) -> Result<Measurements, ProbeFailure> {
 
 /// Returns the failure of a program, with the last line of its standard error.
 pub fn exit_failure(exit: Option<i32>, stderr: &str) -> ProbeFailure {
-    let said: String =
+    let detail: String =
         stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("").chars().take(200).collect();
-    let colon = if said.is_empty() { "" } else { ": " };
+    let colon = if detail.is_empty() { "" } else { ": " };
     match exit {
-        Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{said}")),
-        None => ProbeFailure::new(FailureKind::Killed, format!("it was killed by a signal{colon}{said}")),
+        Some(code) => ProbeFailure::new(FailureKind::Failed, format!("it ended with exit code {code}{colon}{detail}")),
+        None => ProbeFailure::new(FailureKind::Killed, format!("it was killed by a signal{colon}{detail}")),
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     const GOOD: &str = r#"{"metrics":[{"name":"read","entity":"mount:/data","value":2.5e9,"unit":"bytes/s"}]}"#;
 
     #[test]
-    fn measurements_of_several_probes_are_put_together() {
+    fn measurements_of_several_probes_are_merged() {
         let Observation::Measured { metrics, events, .. } = observe(&[ran(Some(0), GOOD), ran(Some(0), GOOD)]) else {
             panic!("measured");
         };
@@ -119,14 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn one_probe_that_failed_makes_the_whole_unknown() {
+    fn one_failed_probe_makes_the_observation_fail() {
         let failed = failure(&[ran(Some(0), GOOD), ran(Some(7), GOOD)]);
         assert_eq!(failed, ProbeFailure::new(FailureKind::Failed, "it ended with exit code 7: could not open device"));
         assert_eq!(failure(&[ran(None, GOOD)]).kind, FailureKind::Killed);
     }
 
     #[test]
-    fn numbers_that_are_none_and_other_shapes_are_refused() {
+    fn non_finite_numbers_and_other_formats_are_rejected() {
         for text in [
             "null",
             "[1]",

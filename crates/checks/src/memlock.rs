@@ -75,18 +75,18 @@ mod tests {
     const SMALL: &str = "Limit                     Soft Limit           Hard Limit           Units     \n\
         Max locked memory         8388608              8388608              bytes     \n";
 
-    fn look(devices: &[&str], limits: &str) -> Vec<String> {
+    fn check(devices: &[&str], limits: &str) -> Vec<String> {
         let names = ProbeOutput::Names(devices.iter().map(|&name| name.to_owned()).collect());
         classify_outputs(&CHECK, &[names, ProbeOutput::Text(limits.to_owned())])
     }
 
     #[test]
-    fn a_small_limit_matters_where_there_is_rdma() {
-        assert_eq!(look(&["mlx5_0"], SMALL), ["fail memlock-small monitor node"]);
-        assert_eq!(look(&["mlx5_0"], &SMALL.replace("8388608  ", "unlimited")), ["pass within-limits"]);
-        assert_eq!(look(&["mlx5_0"], &SMALL.replace("8388608  ", "17179869184")), ["pass within-limits"]);
-        assert_eq!(look(&[], SMALL), ["not-applicable no-rdma"]);
-        assert_eq!(look(&["mlx5_0"], "Max processes 1 1\n"), ["inconclusive unparseable"]);
+    fn a_low_limit_fails_only_with_rdma_devices() {
+        assert_eq!(check(&["mlx5_0"], SMALL), ["fail memlock-small monitor node"]);
+        assert_eq!(check(&["mlx5_0"], &SMALL.replace("8388608  ", "unlimited")), ["pass within-limits"]);
+        assert_eq!(check(&["mlx5_0"], &SMALL.replace("8388608  ", "17179869184")), ["pass within-limits"]);
+        assert_eq!(check(&[], SMALL), ["not-applicable no-rdma"]);
+        assert_eq!(check(&["mlx5_0"], "Max processes 1 1\n"), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no such directory"));
         assert_eq!(classify_outputs(&CHECK, &[missing.clone(), missing]), ["not-applicable no-rdma"]);
     }
@@ -94,7 +94,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(Max locked memory)?.{0,60}") {
-            look(&["mlx5_0"], &text);
+            check(&["mlx5_0"], &text);
         }
     }
 }

@@ -139,9 +139,9 @@ fn read(text: &str) -> Result<Vec<Metric>, String> {
 #[expect(clippy::cast_precision_loss, reason = "no machine has 2^53 bytes of memory")]
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
-    let mut words = rest.split_ascii_whitespace();
-    let number: u64 = words.next()?.parse().ok()?;
-    let scale = match words.next() {
+    let mut fields = rest.split_ascii_whitespace();
+    let number: u64 = fields.next()?.parse().ok()?;
+    let scale = match fields.next() {
         None => 1,
         Some("kB") => 1024,
         Some(_) => return None,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_the_whole_memory() {
+    fn percentages_are_of_total_memory() {
         let text = "MemTotal: 1000 kB\nMemAvailable: 250 kB\nSwapTotal: 100 kB\nSwapFree: 25 kB\n\
             HugePages_Total: 50\nHugepagesize: 2 kB\n";
         assert_eq!(values(text), [1_024_000.0, 25.0, 10.0, 75.0]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_file_is_not_a_measurement() {
+    fn a_truncated_file_is_not_a_measurement() {
         for text in
             ["", "MemTotal: 1000 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "MemTotal: 5 MB\nMemAvailable: 1 MB"]
         {
@@ -196,7 +196,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_measured_is_a_number(total: u64, available: u64, swap: u64) {
+        fn every_measurement_is_finite(total: u64, available: u64, swap: u64) {
             let text = format!("MemTotal: {total} kB\nMemAvailable: {available} kB\nSwapTotal: {swap} kB\n");
             if let Observation::Measured { metrics, .. } = observe(&text) {
                 prop_assert!(metrics.iter().all(|metric| metric.value.is_finite()));

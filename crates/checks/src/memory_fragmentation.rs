@@ -46,7 +46,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(failure) => return Observation::CouldNot(failure),
     };
     let bad = |text: &str| ProbeFailure::new(FailureKind::Unparseable, format!("/proc/buddyinfo: {text}"));
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut nodes: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for line in table.lines() {
         match zone(line) {
@@ -54,24 +54,24 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
                 let sums = nodes.entry(node).or_default();
                 *sums = (sums.0 + large, sums.1 + all);
             }
-            None => look.unreadable(bad(&line.chars().take(40).collect::<String>())),
+            None => builder.unreadable(bad(&line.chars().take(40).collect::<String>())),
         }
     }
     let shares = nodes.into_values().filter(|(_, all)| *all > 0.0).map(|(large, all)| large * 100.0 / all);
     if let Some(least) = shares.reduce(f64::min) {
-        look.metric(Metric::new("free_in_large_pieces_percent", Entity::node(), least, Unit::Percent));
+        builder.metric(Metric::new("free_in_large_pieces_percent", Entity::node(), least, Unit::Percent));
     }
-    look.build_or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
+    builder.build_or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
 }
 
 /// Parses `Node 0, zone   Normal   3997   2576 …`: free blocks of one page, of two, of four, and so on. Returns the
 /// node, the pages in large blocks and all free pages.
 fn zone(line: &str) -> Option<(&str, f64, f64)> {
     let (node, rest) = line.strip_prefix("Node ")?.split_once(',')?;
-    let mut words = rest.split_ascii_whitespace();
-    (words.next()? == "zone").then_some(())?;
-    words.next()?;
-    let pieces: Vec<f64> = words.map(|word| word.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
+    let mut fields = rest.split_ascii_whitespace();
+    (fields.next()? == "zone").then_some(())?;
+    fields.next()?;
+    let pieces: Vec<f64> = fields.map(|field| field.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
     let pages = |(order, count): (usize, &f64)| *count * 2_f64.powi(i32::try_from(order).unwrap_or(0));
     let large = pieces.iter().enumerate().skip(LARGE_BLOCK_ORDER).map(pages).sum();
     (pieces.len() > LARGE_BLOCK_ORDER).then(|| (node, large, pieces.iter().enumerate().map(pages).sum()))
@@ -90,24 +90,24 @@ Node 0, zone    DMA32  22208  16529  10892   7268   3419   1490    805    407   
 Node 0, zone   Normal   3997   2576   2592   1250    358    127    694    418    174     52    146 
 ";
 
-    fn look(text: &str) -> Vec<String> {
+    fn check(text: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())])
     }
 
     #[test]
-    fn crumbs_on_one_numa_node_are_not_hidden_by_another() {
-        assert_eq!(look(HERE), ["pass within-limits"]);
+    fn fragmentation_of_one_numa_node_is_not_hidden_by_another() {
+        assert_eq!(check(HERE), ["pass within-limits"]);
         let crumbs = format!("{HERE}Node 1, zone   Normal  99999  2576  0  0  0  0  0  0  0  1  0\n");
-        assert_eq!(look(&crumbs), ["fail memory-fragmented monitor node"]);
-        assert_eq!(look(""), ["inconclusive empty"]);
-        assert_eq!(look("Node 0, zone Normal many\n"), ["inconclusive unparseable"]);
+        assert_eq!(check(&crumbs), ["fail memory-fragmented monitor node"]);
+        assert_eq!(check(""), ["inconclusive empty"]);
+        assert_eq!(check("Node 0, zone Normal many\n"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "(Node .{0,3},? zone  .{0,6}( [0-9]{0,12}){0,12}\n){0,3}") {
-            look(&text);
+            check(&text);
         }
     }
 }

@@ -83,7 +83,7 @@ fn expected_mounts(params: &Params) -> Option<Vec<ExpectedMount>> {
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let paths = expected_mounts(params).unwrap_or_default().into_iter().map(|wanted| Probe::StatFs { path: wanted.path });
+    let paths = expected_mounts(params).unwrap_or_default().into_iter().map(|mount| Probe::StatFs { path: mount.path });
     [Probe::read("/proc/mounts"), Probe::read("/etc/fstab")].into_iter().chain(paths).collect()
 }
 
@@ -98,8 +98,8 @@ struct MountEntry<'a> {
 /// path is the visible mount.
 fn parse_mounts(table: &str) -> impl Iterator<Item = MountEntry<'_>> {
     table.lines().filter(|line| !line.trim_start().starts_with('#')).filter_map(|line| {
-        let mut words = line.split_ascii_whitespace().skip(1);
-        let (path, kind, options) = (words.next()?, words.next()?, words.next()?);
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
         let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
         let path = codes.iter().fold(path.to_owned(), |text, (code, plain)| text.replace(code, plain));
         Some(MountEntry { path, kind, options: options.split(',').collect() })
@@ -111,20 +111,20 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let wanted = expected_mounts(params).ok_or_else(|| invalid_param("mounts", EXAMPLE))?;
+    let expected = expected_mounts(params).ok_or_else(|| invalid_param("mounts", EXAMPLE))?;
     let table: Vec<_> = parse_mounts(file_text(outputs.first()).map_err(Observation::CouldNot)?).collect();
     if table.is_empty() {
         let text = "/proc/mounts lists no mount";
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
-    let mut look = ObservationBuilder::default();
-    for (place, wanted) in wanted.iter().enumerate() {
-        let entity = Entity::new(EntityKind::Mount, &*wanted.path);
-        match table.iter().rev().find(|line| line.path == wanted.path) {
-            None => look.event(Event::seen("mount-missing", entity, "no file system is mounted")),
+    let mut builder = ObservationBuilder::default();
+    for (index, expected) in expected.iter().enumerate() {
+        let entity = Entity::new(EntityKind::Mount, &*expected.path);
+        match table.iter().rev().find(|line| line.path == expected.path) {
+            None => builder.event(Event::seen("mount-missing", entity, "no file system is mounted")),
             Some(line) => {
-                check_mount(wanted, line).into_iter().for_each(|event| look.event(event));
-                check_responds(&entity, outputs.get(place + 2), &mut look);
+                check_mount(expected, line).into_iter().for_each(|event| builder.event(event));
+                check_responds(&entity, outputs.get(index + 2), &mut builder);
             }
         }
     }
@@ -133,34 +133,34 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         // An image without an fstab has no expectations.
         Err(failure) if failure.kind == FailureKind::Missing => "",
         Err(failure) => {
-            look.unreadable(failure);
+            builder.unreadable(failure);
             ""
         }
     };
     for promise in parse_mounts(fstab).filter(|line| LOCAL_FILE_SYSTEMS.contains(&line.kind) && !line.options.contains(&"ro")) {
-        let is_named = wanted.iter().any(|wanted| wanted.path == promise.path);
+        let is_named = expected.iter().any(|expected| expected.path == promise.path);
         let seen = table.iter().rev().find(|line| line.path == promise.path);
         if seen.is_some_and(|line| line.options.contains(&"ro")) && !is_named {
             let entity = Entity::new(EntityKind::Mount, &*promise.path);
-            look.event(Event::seen(
+            builder.event(Event::seen(
                 "mount-read-only",
                 entity,
                 "mounted read-only, writable in /etc/fstab",
             ));
         }
     }
-    look.metric(Metric::count("mounts", Entity::node(), table.len() as f64));
-    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
+    builder.metric(Metric::count("mounts", Entity::node(), table.len() as f64));
+    Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
-fn check_mount(wanted: &ExpectedMount, line: &MountEntry<'_>) -> Vec<Event> {
-    let entity = Entity::new(EntityKind::Mount, &*wanted.path);
+fn check_mount(expected: &ExpectedMount, line: &MountEntry<'_>) -> Vec<Event> {
+    let entity = Entity::new(EntityKind::Mount, &*expected.path);
     let mut events = Vec::new();
-    if let Some(kind) = wanted.kind.as_ref().filter(|kind| *kind != line.kind) {
+    if let Some(kind) = expected.kind.as_ref().filter(|kind| *kind != line.kind) {
         let text = format!("file system type {}, expected {kind}", line.kind);
         events.push(Event::seen("mount-wrong", entity.clone(), text));
     }
-    for option in wanted.options.iter().filter(|option| !line.options.contains(&option.as_str())) {
+    for option in expected.options.iter().filter(|option| !line.options.contains(&option.as_str())) {
         let is_ro = option == "rw" && line.options.contains(&"ro");
         let code = if is_ro { "mount-read-only" } else { "mount-wrong" };
         let text = if is_ro { "mounted read-only".to_owned() } else { format!("mounted without `{option}`") };
@@ -169,16 +169,16 @@ fn check_mount(wanted: &ExpectedMount, line: &MountEntry<'_>) -> Vec<Event> {
     events
 }
 
-fn check_responds(entity: &Entity, output: Option<&ProbeOutput>, look: &mut ObservationBuilder) {
+fn check_responds(entity: &Entity, output: Option<&ProbeOutput>, builder: &mut ObservationBuilder) {
     match output {
         Some(ProbeOutput::StatFs(_)) => {}
         Some(ProbeOutput::Failed(failure))
             if matches!(failure.kind, FailureKind::TimedOut | FailureKind::Abandoned) =>
         {
-            look.event(Event::seen("mount-hangs", entity.clone(), failure.text.clone()));
+            builder.event(Event::seen("mount-hangs", entity.clone(), failure.text.clone()));
         }
-        Some(ProbeOutput::Failed(failure)) => look.unreadable(failure.clone()),
-        _ => look
+        Some(ProbeOutput::Failed(failure)) => builder.unreadable(failure.clone()),
+        _ => builder
             .unreadable(ProbeFailure::new(FailureKind::Unparseable, format!("the answer for {entity} is not a statfs result"))),
     }
 }
@@ -197,45 +197,45 @@ mod tests {
         ProbeOutput::StatFs(FileSystemSpace { size: 9, available: 9, free: 9, inodes: 9, inodes_free: 9 })
     }
 
-    fn look(mounts: &str, table: &str, answer: ProbeOutput) -> Vec<String> {
+    fn check(mounts: &str, table: &str, answer: ProbeOutput) -> Vec<String> {
         let params: Params = toml::from_str(mounts).unwrap();
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
         classify_outputs_with(&CHECK, &params, None, &[text(table), text(FSTAB), answer])
     }
 
     #[test]
-    fn what_the_site_names_must_be_there_as_named() {
+    fn configured_mounts_must_exist_as_configured() {
         let data = "mounts = [{ path = '/data set', type = 'nfs4', options = ['rw'] }]";
-        assert_eq!(look(data, TABLE, fine()), ["pass within-limits"]);
-        assert_eq!(look("mounts = ['/scratch']", TABLE, fine()), ["fail mount-missing reboot mount:/scratch"]);
+        assert_eq!(check(data, TABLE, fine()), ["pass within-limits"]);
+        assert_eq!(check("mounts = ['/scratch']", TABLE, fine()), ["fail mount-missing reboot mount:/scratch"]);
         let read_only = TABLE.replace("rw,vers", "ro,vers");
-        assert_eq!(look(data, &read_only, fine()), ["fail mount-read-only reboot mount:/data set"]);
-        assert_eq!(look(data, &TABLE.replace("nfs4", "lustre"), fine()), ["fail mount-wrong monitor mount:/data set"]);
+        assert_eq!(check(data, &read_only, fine()), ["fail mount-read-only reboot mount:/data set"]);
+        assert_eq!(check(data, &TABLE.replace("nfs4", "lustre"), fine()), ["fail mount-wrong monitor mount:/data set"]);
         let hung = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Abandoned, "no answer within 5s"));
-        assert_eq!(look(data, TABLE, hung), ["fail mount-hangs monitor mount:/data set"]);
+        assert_eq!(check(data, TABLE, hung), ["fail mount-hangs monitor mount:/data set"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "denied"));
-        assert_eq!(look(data, TABLE, denied), ["inconclusive denied"]);
+        assert_eq!(check(data, TABLE, denied), ["inconclusive denied"]);
     }
 
     #[test]
-    fn a_local_file_system_that_turned_read_only_is_found_without_any_setting() {
-        assert_eq!(look("", TABLE, fine()), ["pass within-limits"]);
+    fn a_local_file_system_that_became_read_only_is_reported_without_settings() {
+        assert_eq!(check("", TABLE, fine()), ["pass within-limits"]);
         let damaged = TABLE.replace("ext4 rw", "ext4 ro");
-        assert_eq!(look("", &damaged, fine()), ["fail mount-read-only reboot mount:/"]);
+        assert_eq!(check("", &damaged, fine()), ["fail mount-read-only reboot mount:/"]);
     }
 
     #[test]
-    fn a_setting_that_is_not_understood_is_told() {
+    fn an_invalid_setting_is_reported() {
         for mounts in ["mounts = '/data'", "mounts = [1]", "mounts = [{ path = '/', kind = 'x' }]"] {
-            assert_eq!(look(mounts, TABLE, fine()), ["inconclusive unparseable"], "{mounts}");
+            assert_eq!(check(mounts, TABLE, fine()), ["inconclusive unparseable"], "{mounts}");
         }
-        assert_eq!(look("", "", fine()), ["inconclusive unparseable"]);
+        assert_eq!(check("", "", fine()), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,120}") {
-            look("mounts = ['/']", &text, fine());
+            check("mounts = ['/']", &text, fine());
         }
     }
 }

@@ -87,21 +87,21 @@ impl NcclLog {
 
     /// Parses the next line. Lines that are not NCCL's are ignored.
     pub fn add_line(&mut self, line: &str) {
-        if let Some((_, said)) = line.split_once(" NCCL WARN ") {
-            if self.warnings.len() < MAX_WARNINGS && !said.trim().is_empty() {
-                self.warnings.push(said.trim().chars().take(MAX_LINE_CHARS).collect());
+        if let Some((_, text)) = line.split_once(" NCCL WARN ") {
+            if self.warnings.len() < MAX_WARNINGS && !text.trim().is_empty() {
+                self.warnings.push(text.trim().chars().take(MAX_LINE_CHARS).collect());
             }
             return;
         }
-        let Some((_, said)) = line.split_once(" NCCL INFO ") else { return };
-        let said = said.trim();
-        if !["Channel ", "Ring ", "CollNet "].iter().any(|word| said.starts_with(word)) {
+        let Some((_, text)) = line.split_once(" NCCL INFO ") else { return };
+        let text = text.trim();
+        if !["Channel ", "Ring ", "CollNet "].iter().any(|word| text.starts_with(word)) {
             return;
         }
-        let Some((ends, way)) = said.split_once(" via ") else { return };
-        match connection(ends, way) {
+        let Some((ends, transport)) = text.split_once(" via ") else { return };
+        match connection(ends, transport) {
             Some(connection) => self.add_connection(connection),
-            None => drop(self.unparsed.get_or_insert_with(|| said.chars().take(MAX_LINE_CHARS).collect())),
+            None => drop(self.unparsed.get_or_insert_with(|| text.chars().take(MAX_LINE_CHARS).collect())),
         }
     }
 
@@ -118,7 +118,7 @@ impl NcclLog {
     ///
     /// # Errors
     /// Returns why the measurements belong to another path, or to an unknown one.
-    pub fn check_path(&self, asked: &RequestedPath<'_>) -> Result<PathCounts, PathError> {
+    pub fn check_path(&self, requested: &RequestedPath<'_>) -> Result<PathCounts, PathError> {
         if let Some(line) = &self.unparsed {
             return Err(PathError::Unparsed { line: line.clone() });
         }
@@ -126,29 +126,29 @@ impl NcclLog {
         if all == 0 {
             return Err(PathError::NoConnection);
         }
-        let others: Vec<_> = self.transports.iter().filter(|(way, _)| !asked.allows(way)).collect();
+        let others: Vec<_> = self.transports.iter().filter(|(transport, _)| !requested.allows(transport)).collect();
         if !others.is_empty() {
             let count = others.iter().map(|(_, count)| **count).sum();
-            let ways = others.iter().map(|(way, count)| format!("{count} {}", way.describe())).collect::<Vec<_>>();
-            return Err(PathError::OtherTransport { count, all, asked: asked.describe(), ways: ways.join(", ") });
+            let transports = others.iter().map(|(transport, count)| format!("{count} {}", transport.describe())).collect::<Vec<_>>();
+            return Err(PathError::OtherTransport { count, all, asked: requested.describe(), ways: transports.join(", ") });
         }
-        let silent = |heard: &BTreeSet<u32>| asked.ranks.clone().find(|rank| !heard.contains(rank));
-        let missing = match asked.mode {
+        let silent = |ranks: &BTreeSet<u32>| requested.ranks.clone().find(|rank| !ranks.contains(rank));
+        let missing = match requested.mode {
             Mode::Nvlink => None,
             Mode::Loopback => silent(&self.senders).or_else(|| silent(&self.receivers)),
             // Only some of a node's ranks communicate with other nodes.
-            Mode::Nodes if self.senders.is_empty() || self.receivers.is_empty() => Some(asked.ranks.start),
+            Mode::Nodes if self.senders.is_empty() || self.receivers.is_empty() => Some(requested.ranks.start),
             Mode::Nodes => None,
         };
         match missing {
-            Some(rank) => Err(PathError::RankMissing { rank, net: asked.net.to_owned() }),
+            Some(rank) => Err(PathError::RankMissing { rank, net: requested.net.to_owned() }),
             None => Ok(self.paths(all)),
         }
     }
 
     fn paths(&self, all: u64) -> PathCounts {
-        let of = |wanted: fn(&Transport) -> bool| {
-            self.transports.iter().filter(|(way, _)| wanted(way)).map(|(_, n)| *n).sum()
+        let of = |matches_transport: fn(&Transport) -> bool| {
+            self.transports.iter().filter(|(way, _)| matches_transport(way)).map(|(_, n)| *n).sum()
         };
         PathCounts {
             all,
@@ -162,7 +162,7 @@ fn connection(ends: &str, way: &str) -> Option<Connection> {
     let (_, ends) = ends.split_once(" : ")?;
     let (sends, receives) = (ends.contains("[send]"), ends.contains("[receive]"));
     let rank = |text: &str| {
-        let digits = text.trim().split(|letter: char| !letter.is_ascii_digit()).next()?;
+        let digits = text.trim().split(|character: char| !character.is_ascii_digit()).next()?;
         digits.parse::<u32>().ok().filter(|rank| *rank < MAX_RANKS)
     };
     let (from, to) = match ends.split_once("->") {
@@ -177,7 +177,7 @@ fn connection(ends: &str, way: &str) -> Option<Connection> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestedPath<'a> {
     pub mode: Mode,
-    /// As in [`crate::collective_order::CollectiveParams::net`].
+    /// As in [`crate::collective_params::CollectiveParams::net`].
     pub net: &'a str,
     pub shared_memory: bool,
     /// The ranks whose log it is.
@@ -253,30 +253,30 @@ mod tests {
     }
 
     #[test]
-    fn a_loopback_in_which_every_connection_takes_the_network_is_one() {
+    fn a_loopback_requires_every_connection_to_use_the_network() {
         let paths = judge("2.28-loopback", Mode::Loopback, 0..2).unwrap();
         assert_eq!(paths, PathCounts { all: 8, network: 8, without_gpu_direct: 0 });
         assert_eq!(judge("2.11-ib", Mode::Loopback, 0..4).unwrap().without_gpu_direct, 0);
     }
 
     #[test]
-    fn a_real_log_of_two_nodes_over_sockets_is_understood() {
+    fn a_captured_log_of_two_nodes_over_sockets_is_parsed() {
         let log = fixture("2.28.3-h200-two-ranks");
-        let asked = RequestedPath { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
-        assert_eq!(log.check_path(&asked).unwrap(), PathCounts { all: 8, network: 8, without_gpu_direct: 8 });
+        let requested = RequestedPath { mode: Mode::Nodes, net: "Socket", shared_memory: false, ranks: 0..1 };
+        assert_eq!(log.check_path(&requested).unwrap(), PathCounts { all: 8, network: 8, without_gpu_direct: 8 });
         let fabric = judge("2.28.3-h200-two-ranks", Mode::Nodes, 0..1).unwrap_err().to_string();
         assert!(fabric.contains("8 through sockets (NET/Socket)"), "{fabric}");
     }
 
     #[test]
-    fn a_fall_back_is_told_by_the_way_it_took() {
-        for (name, words) in [
+    fn a_fallback_is_reported_with_its_transport() {
+        for (name, expected) in [
             ("2.28-socket", "8 of 8 connections did not go through the network IB: 8 through sockets (NET/Socket)"),
             ("2.21-peer", "from GPU to GPU (P2P)"),
             ("2.19-shm", "through the host's memory (SHM)"),
         ] {
             let error = judge(name, Mode::Loopback, 0..2).unwrap_err().to_string();
-            assert!(error.contains(words), "{name}: {error}");
+            assert!(error.contains(expected), "{name}: {error}");
         }
         assert!(judge("2.28-loopback", Mode::Nvlink, 0..2).unwrap_err().to_string().contains("network IB"));
         assert!(judge("2.19-shm", Mode::Nvlink, 0..2).is_err());
@@ -297,39 +297,39 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_of_which_the_log_is_silent_and_a_line_that_is_cut_make_it_unknown() {
+    fn a_rank_missing_in_the_log_and_a_truncated_line_make_the_path_unknown() {
         let missing = judge("2.28-loopback", Mode::Loopback, 0..3).unwrap_err();
         assert_eq!(missing, PathError::RankMissing { rank: 2, net: "IB".to_owned() });
         let silent = NcclLog::read("host:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n");
-        let asked = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: false, ranks: 0..2 };
-        assert_eq!(silent.check_path(&asked), Err(PathError::NoConnection));
+        let requested = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: false, ranks: 0..2 };
+        assert_eq!(silent.check_path(&requested), Err(PathError::NoConnection));
         let mut cut = fixture("2.21-peer");
         cut.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0 via P2P/CUMEM");
-        assert!(cut.check_path(&asked).is_ok(), "the rank is listed; the path is not checked");
+        assert!(cut.check_path(&requested).is_ok(), "the rank is listed; the path is not checked");
         cut.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : [0] -> via P2P/CUMEM");
-        assert!(matches!(cut.check_path(&asked), Err(PathError::Unparsed { .. })));
+        assert!(matches!(cut.check_path(&requested), Err(PathError::Unparsed { .. })));
     }
 
     #[test]
-    fn warnings_are_kept_in_few_and_ways_that_nobody_knows_are_not_taken_for_good() {
+    fn the_number_of_warnings_is_limited_and_unknown_transports_are_rejected() {
         let mut log = NcclLog::default();
         for n in 0..100 {
             log.add_line(&format!("host:1:2 [0] misc/socket.cc:{n} NCCL WARN no socket interface found"));
         }
         log.add_line("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via TUNNEL/9");
         assert_eq!(log.warnings.len(), MAX_WARNINGS);
-        let asked = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
-        assert!(log.check_path(&asked).unwrap_err().to_string().contains("by TUNNEL"));
+        let requested = RequestedPath { mode: Mode::Nvlink, net: "IB", shared_memory: true, ranks: 0..2 };
+        assert!(log.check_path(&requested).unwrap_err().to_string().contains("by TUNNEL"));
     }
 
     proptest! {
         #[test]
-        fn no_line_makes_it_panic_and_none_alone_is_a_whole_loopback(line in ".{0,200}") {
+        fn no_line_makes_it_panic_and_no_single_line_is_a_complete_loopback(line in ".{0,200}") {
             let mut log = NcclLog::default();
             log.add_line(&line);
             log.add_line(&format!("host:1:2 [0] NCCL INFO Channel {line}"));
-            let asked = RequestedPath { mode: Mode::Loopback, net: "IB", shared_memory: false, ranks: 0..8 };
-            prop_assert!(log.check_path(&asked).is_err());
+            let requested = RequestedPath { mode: Mode::Loopback, net: "IB", shared_memory: false, ranks: 0..8 };
+            prop_assert!(log.check_path(&requested).is_err());
         }
     }
 }

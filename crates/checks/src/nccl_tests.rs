@@ -83,30 +83,30 @@ pub fn parse(text: &str) -> Result<NcclTests, NcclTestsError> {
 
 fn parse_table(text: &str) -> Result<NcclTests, NcclTestsError> {
     let mut head: Option<TableHeader> = None;
-    let (mut rows, mut said, mut marked) = (Vec::new(), None, 0u64);
+    let (mut rows, mut reported, mut marked) = (Vec::new(), None, 0u64);
     for line in text.lines() {
         if let Some(found) = TableHeader::parse(line) {
             head = Some(found);
         } else if let Some((_, verdict)) = line.split_once(OUT_OF_BOUNDS) {
-            said = Some(out_of_bounds(verdict).ok_or(NcclTestsError::NotVerified)?);
+            reported = Some(out_of_bounds(verdict).ok_or(NcclTestsError::NotVerified)?);
         } else if let Some((row, wrong)) = head.as_ref().and_then(|head| head.row(line)) {
             marked = marked.saturating_add(wrong?);
             rows.push(row);
         }
     }
-    match (head, said) {
+    match (head, reported) {
         (None, _) => Err(NcclTestsError::NoTable("it has no table of sizes and bandwidths")),
         (_, None) => Err(NcclTestsError::NoTable("it ends before the line `Out of bounds values`")),
         // Both count the same values. The larger one applies, so that neither line hides an error in the other.
-        (Some(_), Some(said)) => Ok(NcclTests { rows, wrong: said.max(marked) }),
+        (Some(_), Some(reported)) => Ok(NcclTests { rows, wrong: reported.max(marked) }),
     }
 }
 
 /// Parses `0 OK` and `12 FAILED`.
 fn out_of_bounds(verdict: &str) -> Option<u64> {
-    let mut words = verdict.split_whitespace();
-    let count = words.next()?.parse::<u64>().ok()?;
-    match words.next()? {
+    let mut fields = verdict.split_whitespace();
+    let count = fields.next()?.parse::<u64>().ok()?;
+    match fields.next()? {
         "OK" => Some(count),
         "FAILED" => Some(count.max(1)),
         _ => None,
@@ -126,34 +126,34 @@ struct TableHeader {
 impl TableHeader {
     fn parse(line: &str) -> Option<Self> {
         let names: Vec<_> = line.trim_start().strip_prefix('#')?.split_whitespace().collect();
-        let place = |name: &str| names.iter().position(|other| *other == name);
+        let column = |name: &str| names.iter().position(|other| *other == name);
         (names.first() == Some(&"size")).then_some(())?;
         Some(Self {
             columns: names.len(),
-            time: place("time")?,
-            bus_bandwidth: place("busbw")?,
-            wrong: (0..names.len()).filter(|place| names[*place] == "#wrong").collect(),
-            error: place("error"),
+            time: column("time")?,
+            bus_bandwidth: column("busbw")?,
+            wrong: (0..names.len()).filter(|column| names[*column] == "#wrong").collect(),
+            error: column("error"),
         })
     }
 
     /// Returns the row and its number of wrong values, or `None` if the line is not a row.
     fn row(&self, line: &str) -> Option<(Row, Result<u64, NcclTestsError>)> {
-        let words: Vec<_> = line.split_whitespace().collect();
-        if words.len() != self.columns {
+        let cells: Vec<_> = line.split_whitespace().collect();
+        if cells.len() != self.columns {
             return None;
         }
         let number =
-            |place: usize| words[place].parse::<f64>().ok().filter(|number| *number >= 0.0 && number.is_finite());
+            |column: usize| cells[column].parse::<f64>().ok().filter(|number| *number >= 0.0 && number.is_finite());
         let row = Row {
-            bytes: words[0].parse().ok()?,
+            bytes: cells[0].parse().ok()?,
             seconds: number(self.time)? / 1e6,
             bus_bandwidth: number(self.bus_bandwidth)? * 1e9,
         };
-        let compared = |place: &usize| words[*place].parse::<u64>().map_err(|_| NcclTestsError::NotVerified);
+        let compared = |column: &usize| cells[*column].parse::<u64>().map_err(|_| NcclTestsError::NotVerified);
         let wrong = match self.error {
             // The tool itself evaluates the deviation, in its last line.
-            Some(place) => number(place).map(|_| 0).ok_or(NcclTestsError::NotVerified),
+            Some(column) => number(column).map(|_| 0).ok_or(NcclTestsError::NotVerified),
             None if self.wrong.is_empty() => Err(NcclTestsError::NotVerified),
             None => self.wrong.iter().map(compared).try_fold(0u64, |all, one| Ok(all.saturating_add(one?))),
         };
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_output_gives_the_bandwidth_of_the_largest_size() {
+    fn every_output_format_gives_the_bandwidth_of_the_largest_size() {
         for (text, bytes, bandwidth) in [
             (NEW, 134_217_728, 425.21),
             (OLD, 4_194_304, 62.23),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_size_that_ran_several_times_the_one_in_the_middle_counts() {
+    fn the_median_of_repeated_runs_of_a_size_counts() {
         let row =
             |rate: &str| format!("  8589934592 2147483648 float sum -1 35920 239.14 {rate} 0 35915 239.17 418.55 0\n");
         let head = NEW.lines().find(|line| line.contains("busbw")).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_counted_wherever_they_are_told() {
+    fn wrong_values_are_counted_wherever_they_are_reported() {
         assert_eq!(parse(WRONG).unwrap().wrong, 12);
         assert_eq!(parse(&WRONG.replace("12 FAILED", "0 OK")).unwrap().wrong, 12, "the rows count wrong values too");
         assert_eq!(parse(&NEW.replace("0 OK", "3 FAILED")).unwrap().wrong, 3);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_failed_was_cut_or_was_not_compared_is_no_run() {
+    fn a_failed_truncated_or_unverified_run_is_an_error() {
         let failed = format!("{NEW}gpu-f: Test NCCL failure common.cu:958 'unhandled system error'\n");
         assert!(matches!(parse(&failed), Err(NcclTestsError::Failed(text)) if text.contains("common.cu:958")));
         let cut = &NEW[..NEW.find("# Out of bounds").unwrap()];
@@ -296,11 +296,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic_and_what_is_read_are_numbers(text in ".{0,400}", cut in 0..2000usize) {
+        fn no_text_makes_it_panic_and_parsed_values_are_finite(text in ".{0,400}", cut in 0..2000usize) {
             let _read = parse(&text);
-            for whole in [NEW, OLD, JSON] {
-                let end = (0..=cut.min(whole.len())).rev().find(|end| whole.is_char_boundary(*end)).unwrap();
-                if let Ok(run) = parse(&format!("{}{text}", &whole[..end])) {
+            for output in [NEW, OLD, JSON] {
+                let end = (0..=cut.min(output.len())).rev().find(|end| output.is_char_boundary(*end)).unwrap();
+                if let Ok(run) = parse(&format!("{}{text}", &output[..end])) {
                     prop_assert!(run.rows.iter().all(|row| row.bus_bandwidth.is_finite() && row.seconds >= 0.0));
                 }
             }

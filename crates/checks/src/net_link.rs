@@ -65,14 +65,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let (devices, speeds, changes) = (glob_files(outputs.first())?, glob_files(outputs.get(1))?, sampled_series(outputs.get(2))?);
     let errors = [sampled_series(outputs.get(3))?, sampled_series(outputs.get(4))?];
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut kinds: BTreeMap<String, Vec<(Entity, f64)>> = BTreeMap::new();
     for device in devices {
         let Some([name]) = match_pattern_exact(DEVICE, &device.path) else { continue };
         let entity = Entity::new(EntityKind::Nic, name);
         match series_of_interface(&changes, CHANGES, name).and_then(|series| series.growth_since_boot(Span::hours(1))) {
-            Some(growth) => look.metric(Metric::count("carrier_changes", entity.clone(), growth.in_last_hour())),
-            None => look.unreadable(unexpected_content(&CHANGES.replace('*', name), "no number")),
+            Some(growth) => builder.metric(Metric::count("carrier_changes", entity.clone(), growth.in_last_hour())),
+            None => builder.unreadable(unexpected_content(&CHANGES.replace('*', name), "no number")),
         }
         let rates: Option<Vec<f64>> = errors
             .iter()
@@ -81,12 +81,12 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             .collect();
         match rates {
             Some(rates) => {
-                look.metric(Metric::new("errors_per_second", entity.clone(), rates.iter().sum(), Unit::PerSecond));
+                builder.metric(Metric::new("errors_per_second", entity.clone(), rates.iter().sum(), Unit::PerSecond));
             }
-            None => look.unreadable(unexpected_content(&ERRORS[0].replace('*', name), "no number")),
+            None => builder.unreadable(unexpected_content(&ERRORS[0].replace('*', name), "no number")),
         }
         if let Some(speed) = speed(speeds, name) {
-            look.metric(Metric::new("speed_bits", entity.clone(), speed, Unit::BitsPerSecond));
+            builder.metric(Metric::new("speed_bits", entity.clone(), speed, Unit::BitsPerSecond));
             kinds.entry(adapter_type(device)).or_default().push((entity, speed));
         }
     }
@@ -94,10 +94,10 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         let best = interfaces.iter().map(|(_, speed)| *speed).fold(0.0, f64::max);
         for (entity, speed) in interfaces.iter().filter(|(_, speed)| *speed < best) {
             let text = format!("{:.0} Mbit/s, another adapter of the same type has {:.0} Mbit/s", speed / 1e6, best / 1e6);
-            look.event(Event::seen("network-slow", entity.clone(), text));
+            builder.event(Event::seen("network-slow", entity.clone(), text));
         }
     }
-    Ok(look.build_or(not_applicable("no-interface", "no physical network interface on this node")))
+    Ok(builder.build_or(not_applicable("no-interface", "no physical network interface on this node")))
 }
 
 fn series_of_interface<'a, 'b>(all: &'b [Series<'a>], pattern: &str, name: &str) -> Option<&'b Series<'a>> {
@@ -124,19 +124,19 @@ fn adapter_type(device: &FileText) -> String {
 mod tests {
     use super::*;
     use crate::{
-        files::tests::{found, looks},
+        files::tests::{found, sampled_files},
         classify_fixture::classify_outputs,
     };
     use proptest::prelude::*;
 
     /// Two adapters of one kind; the second with this speed, and these readings of carrier changes and errors.
-    fn look(speed: &str, changes: [&str; 2], errors: [&str; 2]) -> Vec<String> {
+    fn check(speed: &str, changes: [&str; 2], errors: [&str; 2]) -> Vec<String> {
         let uevent = "DRIVER=mlx5_core\nPCI_ID=15B3:101D\nPCI_SLOT_NAME=0000:3b:00.0\n";
         let of = |name: &str, values: [&str; 2]| {
             let path = |interface: &str| format!("/sys/class/net/{interface}/{name}");
             let (a, b, pod) = (path("eth0"), path("eth1"), path("veth9"));
             let at = |value| vec![(a.as_str(), "2\n"), (b.as_str(), value), (pod.as_str(), value)];
-            looks(&[&at(values[0]), &at(values[1])])
+            sampled_files(&[&at(values[0]), &at(values[1])])
         };
         classify_outputs(
             &CHECK,
@@ -152,19 +152,19 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn each_trouble_is_found_on_its_interface() {
+    fn each_problem_is_reported_for_its_interface() {
         let still = ["3\n", "3\n"];
-        assert_eq!(look("100000\n", still, still), ["pass within-limits"]);
-        assert_eq!(look("10000\n", still, still), ["fail network-slow monitor nic:eth1"]);
-        assert_eq!(look("100000\n", ["3", "8"], still), ["fail carrier-flaps monitor nic:eth1"]);
-        assert_eq!(look("100000\n", still, ["0", "3300"]), ["fail network-errors monitor nic:eth1"]);
-        assert_eq!(look("-1\n", still, ["900000", "900000"]), ["pass within-limits"]);
+        assert_eq!(check("100000\n", still, still), ["pass within-limits"]);
+        assert_eq!(check("10000\n", still, still), ["fail network-slow monitor nic:eth1"]);
+        assert_eq!(check("100000\n", ["3", "8"], still), ["fail carrier-flaps monitor nic:eth1"]);
+        assert_eq!(check("100000\n", still, ["0", "3300"]), ["fail network-errors monitor nic:eth1"]);
+        assert_eq!(check("-1\n", still, ["900000", "900000"]), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_counter_that_is_no_number_is_not_zero() {
-        assert_eq!(look("100000\n", ["3", "?"], ["0", "0"]), ["inconclusive unparseable"]);
-        let nothing = [found(&[]), found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
+    fn a_non_numeric_counter_is_not_zero() {
+        assert_eq!(check("100000\n", ["3", "?"], ["0", "0"]), ["inconclusive unparseable"]);
+        let nothing = [found(&[]), found(&[]), sampled_files(&[&[]]), sampled_files(&[&[]]), sampled_files(&[&[]])];
         assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-interface"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
@@ -172,8 +172,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9.eE+-]{0,12}") {
-            look(&a, [&a, &b], [&b, &a]);
-            look(&b, [&b, &a], [&a, &b]);
+            check(&a, [&a, &b], [&b, &a]);
+            check(&b, [&b, &a], [&a, &b]);
         }
     }
 }

@@ -50,10 +50,10 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
         _ => return could_not(FailureKind::Unparseable, "the probe returned no output of NHC"),
     };
     let lines = || stdout.lines().chain(stderr.lines());
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut failures: BTreeMap<ReasonCode, Vec<String>> = BTreeMap::new();
-    for said in lines().filter_map(failed_line) {
-        match NhcLine::parse(said) {
+    for line in lines().filter_map(failed_line) {
+        match NhcLine::parse(line) {
             NhcLine::Fault(code, text) => {
                 let texts = failures.entry(code).or_default();
                 // The same line is printed on both streams, and again in the summary.
@@ -61,17 +61,17 @@ pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
                     texts.push(text);
                 }
             }
-            NhcLine::CouldNot(failure) => look.unreadable(failure),
+            NhcLine::CouldNot(failure) => builder.unreadable(failure),
         }
     }
     let failed = failures.len();
     for (code, texts) in failures {
-        look.event(Event { code, entity: Entity::node(), at: None, text: texts.join("; "), key: None });
+        builder.event(Event { code, entity: Entity::node(), at: None, text: texts.join("; "), key: None });
     }
     if failed > 0 || (exit == Some(0) && has_run_checks(stdout, stderr)) {
-        look.metric(Metric::count("nhc_faults", Entity::node(), failed as f64));
+        builder.metric(Metric::count("nhc_faults", Entity::node(), failed as f64));
     }
-    look.build_or(no_result(exit, stdout, stderr))
+    builder.build_or(no_result(exit, stdout, stderr))
 }
 
 /// Returns whether the output shows that something was checked. NHC 1.4 ends with `completed successfully` even after
@@ -97,8 +97,8 @@ fn has_run_checks(stdout: &str, stderr: &str) -> bool {
 fn no_result(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
     let lines = || stdout.lines().chain(stderr.lines());
     if let Some(line) = lines().find(|line| line.contains("not supported")) {
-        let said: String = line.trim().chars().take(200).collect();
-        return not_applicable("nhc-not-supported", said);
+        let message: String = line.trim().chars().take(200).collect();
+        return not_applicable("nhc-not-supported", message);
     }
     Observation::CouldNot(match exit {
         Some(0) => ProbeFailure::new(
@@ -112,7 +112,7 @@ fn no_result(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
 /// Returns the text after `Health check failed:`. It may be preceded by a time, `ERROR:  nhc:`, `ERROR` from a run in
 /// the background, `NHC:` in a node's reason in Slurm, or nothing.
 fn failed_line(line: &str) -> Option<&str> {
-    line.split_once("Health check failed:").map(|(_, said)| said.trim())
+    line.split_once("Health check failed:").map(|(_, text)| text.trim())
 }
 
 enum NhcLine {
@@ -121,8 +121,8 @@ enum NhcLine {
 }
 
 impl NhcLine {
-    fn parse(said: &str) -> Self {
-        let text: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
+    fn parse(message: &str) -> Self {
+        let text: String = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
         // NHC also reports its own errors as failed checks. They say nothing about the node.
         const OWN: [(&str, FailureKind); 5] = [
             ("Script timed out", FailureKind::TimedOut),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_found_with_their_codes() {
+    fn failures_are_reported_with_their_codes() {
         for (text, finding) in [
             ("check_fs_mount:  /scratch not mounted", "nhc-failed monitor"),
             ("check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009", "nhc-2009 reboot"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_azure_has_its_rule() {
+    fn every_azure_fault_code_has_a_rule() {
         for (number, _) in FAULTS {
             let lines = ran(1, &azure(&format!("check_x: y FaultCode: NHC{number}")), "");
             assert!(lines[0].starts_with(&format!("fail nhc-{number} ")), "{lines:?}");
@@ -252,12 +252,12 @@ mod tests {
 
     #[test]
     fn a_machine_that_aznhc_does_not_support_is_not_healthy_although_it_ends_with_0() {
-        let said = "The vm SKU 'standard_nc4as_t4_v3' is currently not supported by Azure health checks.";
-        assert_eq!(ran(0, said, ""), ["not-applicable nhc-not-supported"]);
+        let message = "The vm SKU 'standard_nc4as_t4_v3' is currently not supported by Azure health checks.";
+        assert_eq!(ran(0, message, ""), ["not-applicable nhc-not-supported"]);
     }
 
     #[test]
-    fn a_killed_or_late_run_says_nothing() {
+    fn a_killed_or_timed_out_run_is_inconclusive() {
         let killed = ProbeOutput::Ran { exit: None, stdout: String::new(), stderr: String::new() };
         assert_eq!(classify_outputs(&CHECK, &[killed]), ["inconclusive killed"]);
         let late = ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "nhc"));

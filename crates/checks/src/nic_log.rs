@@ -206,13 +206,13 @@ mod tests {
         classify_outputs(&CHECK, &log)
     }
 
-    fn look(lines: &[&str]) -> Vec<String> {
+    fn check(lines: &[&str]) -> Vec<String> {
         with(logged(lines), cards())
     }
 
     #[test]
-    fn each_kind_of_record_is_found_on_its_card() {
-        assert_eq!(look(&[]), ["pass within-limits"]);
+    fn each_kind_of_record_is_reported_for_its_adapter() {
+        assert_eq!(check(&[]), ["pass within-limits"]);
         for (text, finding) in [
             ("mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error", "nic-dead isolate"),
             (
@@ -245,12 +245,12 @@ mod tests {
                 "nic-register-refused monitor",
             ),
         ] {
-            assert_eq!(look(&[text]), [format!("fail {finding} nic:mlx5_4")], "{text}");
+            assert_eq!(check(&[text]), [format!("fail {finding} nic:mlx5_4")], "{text}");
         }
     }
 
     #[test]
-    fn ordinary_records_and_other_drivers_are_no_trouble() {
+    fn ordinary_records_and_other_drivers_are_no_finding() {
         for text in [
             "mlx5_core 0000:3b:00.0: firmware version: 28.39.1002",
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
@@ -259,18 +259,18 @@ mod tests {
             "NETDEV WATCHDOG: eth0 (e1000e): transmit queue 0 timed out",
             "mlx5_core",
         ] {
-            assert_eq!(look(&[text]), ["pass within-limits"], "{text}");
+            assert_eq!(check(&[text]), ["pass within-limits"], "{text}");
         }
     }
 
     #[test]
-    fn a_cable_that_was_put_back_is_no_trouble() {
+    fn a_reconnected_cable_is_no_finding() {
         let (out, back) = (
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
             "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable plugged",
         );
-        assert_eq!(look(&[out, back]), ["pass within-limits"]);
-        assert_eq!(look(&[out, back, out]), ["fail nic-module-unplugged monitor nic:mlx5_4"]);
+        assert_eq!(check(&[out, back]), ["pass within-limits"]);
+        assert_eq!(check(&[out, back, out]), ["fail nic-module-unplugged monitor nic:mlx5_4"]);
     }
 
     #[test]
@@ -282,13 +282,13 @@ mod tests {
             "mlx5_core 0000:5c:00.0: poll_health:840:(pid 0): device's health compromised - reached miss count",
         );
         assert_eq!(
-            look(&lines),
+            check(&lines),
             ["fail nic-health-lost reboot nic:0000:5c:00.0", "fail nic-register-refused monitor nic:mlx5_4"]
         );
     }
 
     #[test]
-    fn a_machine_without_a_card_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+    fn not_applicable_without_an_adapter_unless_the_log_has_records() {
         let none =
             || [links(&[("/sys/bus/pci/drivers/mlx5_core/module", "/sys/module/mlx5_core")]), links(&[]), links(&[])];
         assert_eq!(with(logged(&[]), none()), ["not-applicable no-mlx5"]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_record_does_not_fail_a_node_for_ever() {
+    fn an_old_record_does_not_fail() {
         let dead = "mlx5_core 0000:3b:00.0: print_health:312: unrecoverable hardware error";
         assert_eq!(with(at_seconds(&[(1, dead)]), cards()), ["pass within-limits"]);
     }

@@ -69,14 +69,14 @@ impl SmiLog {
         // Process names are arbitrary, and nvidia-smi may write them unescaped.
         reader.config_mut().allow_dangling_amp = true;
         let (mut log, mut ended) = (Self::default(), false);
-        let (mut open, mut said) = (Vec::new(), String::new());
+        let (mut open, mut content) = (Vec::new(), String::new());
         loop {
             let event = reader.read_event().ok()?;
             match &event {
-                Event::Text(text) => said.push_str(&text.xml10_content()),
-                Event::CData(text) => said.push_str(&text.xml10_content()),
-                Event::GeneralRef(name) => said.push_str(&resolve_entity(name)),
-                _ => log.add_text(&open, &std::mem::take(&mut said)),
+                Event::Text(text) => content.push_str(&text.xml10_content()),
+                Event::CData(text) => content.push_str(&text.xml10_content()),
+                Event::GeneralRef(name) => content.push_str(&resolve_entity(name)),
+                _ => log.add_text(&open, &std::mem::take(&mut content)),
             }
             match event {
                 Event::Start(tag) => {
@@ -107,14 +107,14 @@ impl SmiLog {
         }
     }
 
-    fn add_text(&mut self, open: &[String], said: &str) {
-        let said = said.trim();
-        if said.is_empty() {
+    fn add_text(&mut self, open: &[String], text: &str) {
+        let text = text.trim();
+        if text.is_empty() {
             return;
         }
         match (&names(open)[..], self.gpus.last_mut()) {
-            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), said.to_owned())),
-            ([_, path @ ..], _) => self.own.push((path.join("/"), said.to_owned())),
+            ([_, "gpu", path @ ..], Some(card)) => card.texts.push((path.join("/"), text.to_owned())),
+            ([_, path @ ..], _) => self.own.push((path.join("/"), text.to_owned())),
             ([], _) => {}
         }
     }
@@ -159,18 +159,18 @@ impl SmiGpu {
     }
 
     fn processes(&self, what: &str) -> Vec<(String, FieldValue)> {
-        let asked = format!("process.*.{what}");
+        let pattern = format!("process.*.{what}");
         let name = match what {
             "pid" if self.lists_processes => "pid",
             "memory" if self.lists_processes => "used_memory",
-            _ => return vec![(asked.clone(), not_reported(&asked))],
+            _ => return vec![(pattern.clone(), not_reported(&pattern))],
         };
         let all = |name: &str| {
             let path = format!("processes/process_info/{name}");
             self.texts.iter().filter(move |(known, _)| *known == path).map(|(_, text)| text.as_str())
         };
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
-            return vec![(asked, parse_status_word(instead))];
+            return vec![(pattern, parse_status_word(instead))];
         }
         // `C` and `C+G` are compute processes; graphics-only processes are not requested.
         let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
@@ -222,8 +222,8 @@ impl SmiGpu {
     /// Parses names such as `uncorrected.volatile.sram`.
     fn ecc_errors(&self, rest: &str) -> Option<FieldValue> {
         let mut parts = rest.split('.');
-        let (kind, since, place) = (parts.next()?, parts.next()?, parts.next()?);
-        let names: &[&str] = match (kind, place) {
+        let (kind, since, memory) = (parts.next()?, parts.next()?, parts.next()?);
+        let names: &[&str] = match (kind, memory) {
             ("corrected", "sram") => &["sram_correctable"],
             ("corrected", "dram") => &["dram_correctable"],
             ("corrected", "total") => &["sram_correctable", "dram_correctable"],
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_a_real_log_have_the_units_of_nvml() {
+    fn fields_of_a_captured_log_have_the_units_of_nvml() {
         let numbers = [
             ("memory.total", 150_754_820_096.0),
             ("power.limit", 700.0),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_have_and_what_it_does_not_tell_are_different() {
+    fn unsupported_and_unreported_fields_differ() {
         let gpu = gpu(H200, &["retired_pages.pending", "fabric.state", "nvlink.*.state", "inforom.valid", "serial"]);
         for name in ["retired_pages.pending", "fabric.state"] {
             assert_eq!(gpu.get(name), Some(&FieldValue::NotSupported), "{name}");
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn words_in_the_place_of_a_number_are_no_number() {
+    fn text_instead_of_a_number_is_not_a_number() {
         for (word, reading) in [
             ("N/A", FieldValue::NotSupported),
             ("[Not Supported]", FieldValue::NotSupported),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_compute_are_listed_and_no_list_is_not_an_empty_one() {
+    fn compute_processes_are_listed_and_a_missing_list_is_not_an_empty_one() {
         let fields = ["process.*.pid", "process.*.memory"];
         assert_eq!(gpu(H200, &fields).fields, [], "an empty list is valid");
         let one = |pid: u32, kind: &str| {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_process_is_not_a_part_of_the_log() {
+    fn a_process_name_is_not_parsed_as_xml() {
         for (name, known) in [("a &amp; b &#60;", "a & b <"), ("a && b", "a && b"), ("a &b; c", "a &b; c")] {
             let log = H200.replace("<product_name>NVIDIA H200<", &format!("<product_name>{name}<"));
             assert_eq!(gpu(&log, &["name"]).text("name"), Some(known), "{name}");

@@ -42,12 +42,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let is_up = |reading: &FieldValue| matches!(reading, FieldValue::Number(state) if *state != 0.0);
     let any_up = require_gpus(outputs.first())
         .is_ok_and(|gpus| gpus.iter().any(|gpu| gpu.indexed("nvlink", "state").any(|(_, reading)| is_up(reading))));
-    for_each_gpu(outputs.first(), "no GPU of this node has NVLink", |gpu, look| {
-        let states = read_indexed(gpu, "nvlink", "state", look);
+    for_each_gpu(outputs.first(), "no GPU of this node has NVLink", |gpu, builder| {
+        let states = read_indexed(gpu, "nvlink", "state", builder);
         // If a link could not be read there is no count.
         if !states.is_empty() && states.len() == has_links(gpu) {
             let count = if any_up { states.len() } else { 0 };
-            look.metric(Metric::count("nvlink_count", gpu.entity(), count as f64));
+            builder.metric(Metric::count("nvlink_count", gpu.entity(), count as f64));
         }
     })
 }
@@ -65,7 +65,7 @@ mod tests {
     };
     use doctor_core::{ids::Sku, profile::Profile};
 
-    fn look(gpus: &[[FieldValue; 2]]) -> Vec<String> {
+    fn check(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let profile =
             Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvlink_count".to_owned(), 2.0)].into() };
         let gpus: Vec<_> =
@@ -75,22 +75,22 @@ mod tests {
     }
 
     #[test]
-    fn too_few_are_found_also_when_they_are_too_few_everywhere() {
-        assert_eq!(look(&[[n(1.0), n(1.0)], [n(1.0), n(1.0)]]), ["pass within-limits"]);
-        assert_eq!(look(&[[n(0.0), n(0.0)], [n(0.0), n(0.0)]]).len(), 2);
+    fn missing_links_are_reported_even_if_missing_on_every_gpu() {
+        assert_eq!(check(&[[n(1.0), n(1.0)], [n(1.0), n(1.0)]]), ["pass within-limits"]);
+        assert_eq!(check(&[[n(0.0), n(0.0)], [n(0.0), n(0.0)]]).len(), 2);
         let fewer = [n(1.0), FieldValue::NotSupported];
-        assert_eq!(look(&[[n(1.0), n(1.0)], fewer]), ["fail nvlink-count reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&[[n(1.0), n(1.0)], fewer]), ["fail nvlink-count reset gpu:0000:19:00.0"]);
     }
 
     #[test]
-    fn a_link_that_nvlink_state_finds_is_not_told_twice() {
-        assert_eq!(look(&[[n(1.0), n(1.0)], [n(1.0), n(0.0)]]), ["pass within-limits"]);
+    fn a_link_reported_by_nvlink_state_is_not_reported_twice() {
+        assert_eq!(check(&[[n(1.0), n(1.0)], [n(1.0), n(0.0)]]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_cannot_be_counted_or_judged_is_said() {
-        assert_eq!(look(&[[n(1.0), lost()]]), ["inconclusive failed"]);
-        assert_eq!(look(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
+    fn unreadable_counts_and_a_missing_profile_are_reported() {
+        assert_eq!(check(&[[n(1.0), lost()]]), ["inconclusive failed"]);
+        assert_eq!(check(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         let one = [("nvlink.0.state", n(1.0))];
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&one])]), ["inconclusive no-limit"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);

@@ -55,24 +55,24 @@ mod tests {
         classify_fixture::classify_outputs,
     };
 
-    fn look(flit: FieldValue, data: FieldValue) -> Vec<String> {
+    fn check(flit: FieldValue, data: FieldValue) -> Vec<String> {
         let gpu = [("nvlink.4.crc_flit_errors", flit), ("nvlink.4.crc_data_errors", data)];
         classify_outputs(&CHECK, &[answer(&[&gpu]), ProbeOutput::Text("36000 1".to_owned())])
     }
 
     #[test]
-    fn very_many_are_found_and_a_few_are_nothing() {
-        assert_eq!(look(n(0.0), n(0.0)), ["pass within-limits"]);
-        assert_eq!(look(n(3.6e6), n(0.0)), ["pass within-limits"]);
-        assert_eq!(look(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
+    fn very_many_crc_errors_are_reported_and_a_few_are_not() {
+        assert_eq!(check(n(0.0), n(0.0)), ["pass within-limits"]);
+        assert_eq!(check(n(3.6e6), n(0.0)), ["pass within-limits"]);
+        assert_eq!(check(n(3.6e6), n(1.0)), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
         // A GPU that has only one of the counters.
-        assert_eq!(look(n(3.7e6), FieldValue::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
+        assert_eq!(check(n(3.7e6), FieldValue::NotSupported), ["fail nvlink-crc isolate link:0000:18:00.0/4"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
-        assert_eq!(look(n(0.0), lost()), ["inconclusive failed"]);
-        assert_eq!(look(FieldValue::NotSupported, FieldValue::NotSupported), ["not-applicable not-supported"]);
+    fn an_unreadable_counter_does_not_pass() {
+        assert_eq!(check(n(0.0), lost()), ["inconclusive failed"]);
+        assert_eq!(check(FieldValue::NotSupported, FieldValue::NotSupported), ["not-applicable not-supported"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

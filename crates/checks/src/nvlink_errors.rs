@@ -55,18 +55,18 @@ pub(crate) fn counter_probes(counters: &[&str]) -> Vec<Probe> {
 /// Returns the sum of these counters of each link, as errors per hour since the boot.
 pub(crate) fn error_rates(outputs: &[ProbeOutput], name: &str, counters: &[&str]) -> Observation {
     let hours = uptime_hours(outputs.get(1));
-    for_each_gpu(outputs.first(), "no GPU of this node counts NVLink errors", |gpu, look| match &hours {
-        Ok(hours) => rates(gpu, name, counters, *hours, look),
-        Err(failure) => look.unreadable(failure.clone()),
+    for_each_gpu(outputs.first(), "no GPU of this node counts NVLink errors", |gpu, builder| match &hours {
+        Ok(hours) => rates(gpu, name, counters, *hours, builder),
+        Err(failure) => builder.unreadable(failure.clone()),
     })
 }
 
 /// Adds one metric for each link with errors, or one for the GPU if there are none: eight GPUs have 144 links, which
 /// need no 144 zeros.
-fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut ObservationBuilder) {
+fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, builder: &mut ObservationBuilder) {
     let mut sums: std::collections::BTreeMap<u32, f64> = std::collections::BTreeMap::new();
     for what in counters {
-        for (link, errors) in read_indexed(gpu, "nvlink", what, look) {
+        for (link, errors) in read_indexed(gpu, "nvlink", what, builder) {
             *sums.entry(link).or_default() += errors;
         }
     }
@@ -76,10 +76,10 @@ fn rates(gpu: &Gpu, name: &str, counters: &[&str], hours: f64, look: &mut Observ
     let bad: Vec<_> = sums.iter().filter(|(_, errors)| **errors > 0.0).collect();
     for (link, errors) in &bad {
         let entity = Entity::new(EntityKind::Link, format!("{}/{link}", gpu.entity().id));
-        look.metric(Metric::new(name, entity, **errors / hours, Unit::PerHour));
+        builder.metric(Metric::new(name, entity, **errors / hours, Unit::PerHour));
     }
     if bad.is_empty() {
-        look.metric(Metric::new(name, gpu.entity(), 0.0, Unit::PerHour));
+        builder.metric(Metric::new(name, gpu.entity(), 0.0, Unit::PerHour));
     }
 }
 
@@ -97,39 +97,39 @@ mod tests {
     const NAMES: [&str; 4] =
         ["nvlink.0.replay_errors", "nvlink.1.replay_errors", "nvlink.0.recovery_errors", "nvlink.1.recovery_errors"];
 
-    fn look(up: &str, counters: [FieldValue; 4]) -> Vec<String> {
+    fn check(up: &str, counters: [FieldValue; 4]) -> Vec<String> {
         let well: Vec<_> = NAMES.into_iter().map(|name| (name, n(0.0))).collect();
         let other: Vec<_> = NAMES.into_iter().zip(counters).collect();
         classify_outputs(&CHECK, &[answer(&[&well, &other]), ProbeOutput::Text(up.to_owned())])
     }
 
-    fn with(place: usize, value: f64) -> [FieldValue; 4] {
+    fn with(index: usize, value: f64) -> [FieldValue; 4] {
         let mut counters = [const { FieldValue::Number(0.0) }; 4];
-        counters[place] = n(value);
+        counters[index] = n(value);
         counters
     }
 
     #[test]
-    fn a_rate_is_found_on_its_link() {
-        assert_eq!(look("36000 1", with(0, 0.0)), ["pass within-limits"]);
-        assert_eq!(look("36000 1", with(0, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/0"]);
-        assert_eq!(look("36000 1", with(3, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/1"]);
+    fn a_high_error_rate_is_reported_for_its_link() {
+        assert_eq!(check("36000 1", with(0, 0.0)), ["pass within-limits"]);
+        assert_eq!(check("36000 1", with(0, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/0"]);
+        assert_eq!(check("36000 1", with(3, 11.0)), ["fail nvlink-errors monitor link:0000:19:00.0/1"]);
     }
 
     #[test]
-    fn a_counter_of_last_month_does_not_fail_today() {
-        assert_eq!(look("2592000 1", with(0, 500.0)), ["pass within-limits"]);
+    fn the_rate_is_averaged_over_the_uptime() {
+        assert_eq!(check("2592000 1", with(0, 500.0)), ["pass within-limits"]);
         // One replay in the first minute after a boot is not a rate.
-        assert_eq!(look("30 1", with(0, 1.0)), ["pass within-limits"]);
+        assert_eq!(check("30 1", with(0, 1.0)), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
+    fn an_unreadable_counter_does_not_pass() {
         let mut counters = with(0, 0.0);
         counters[3] = lost();
-        assert_eq!(look("36000 1", counters), ["inconclusive failed"]);
-        assert_eq!(look("", with(0, 0.0)), ["inconclusive unparseable"]);
-        assert_eq!(look("36000 1", [const { FieldValue::NotSupported }; 4]), ["pass within-limits"]);
+        assert_eq!(check("36000 1", counters), ["inconclusive failed"]);
+        assert_eq!(check("", with(0, 0.0)), ["inconclusive unparseable"]);
+        assert_eq!(check("36000 1", [const { FieldValue::NotSupported }; 4]), ["pass within-limits"]);
         let old: Vec<_> = NAMES.into_iter().map(|name| (name, FieldValue::NotSupported)).collect();
         let up = ProbeOutput::Text("36000 1".to_owned());
         assert_eq!(classify_outputs(&CHECK, &[answer(&[&old]), up.clone()]), ["not-applicable not-supported"]);

@@ -46,7 +46,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let wanted = match params.get("links").map(toml::Value::as_integer) {
+    let expected = match params.get("links").map(toml::Value::as_integer) {
         None => None,
         Some(Some(links @ 1..)) => usize::try_from(links).ok(),
         Some(_) => return invalid_param("links", "links = 18"),
@@ -55,44 +55,44 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
-    let links: Vec<(&Gpu, Vec<(u32, bool)>)> = gpus.iter().map(|gpu| (gpu, states(gpu, &mut look))).collect();
+    let mut builder = ObservationBuilder::default();
+    let links: Vec<(&Gpu, Vec<(u32, bool)>)> = gpus.iter().map(|gpu| (gpu, states(gpu, &mut builder))).collect();
     let up = |states: &[(u32, bool)]| states.iter().filter(|(_, up)| *up).count();
-    if wanted.is_some() || links.iter().any(|(_, states)| up(states) > 0) {
+    if expected.is_some() || links.iter().any(|(_, states)| up(states) > 0) {
         let linked = || links.iter().filter(|(_, states)| !states.is_empty());
         linked().for_each(|(gpu, states)| {
-            look.metric(Metric::count("nvlinks_up", gpu.entity(), up(states) as f64));
+            builder.metric(Metric::count("nvlinks_up", gpu.entity(), up(states) as f64));
         });
-        let down = |states: &[(u32, bool)]| wanted.unwrap_or(states.len()).saturating_sub(up(states));
+        let down = |states: &[(u32, bool)]| expected.unwrap_or(states.len()).saturating_sub(up(states));
         let ill: Vec<_> = linked().filter(|(_, states)| down(states) > 0).collect();
         match ill.first().map(|(_, states)| down(states)) {
             Some(each) if ill.len() > 1 && linked().all(|(_, states)| down(states) == each) => {
                 let text = format!("{each} NVLinks are down on each of {} GPUs: a shared part is faulty", ill.len());
-                look.event(Event::seen("nvlink-down-all", Entity::node(), text));
+                builder.event(Event::seen("nvlink-down-all", Entity::node(), text));
             }
             _ => ill.iter().for_each(|(gpu, states)| {
-                look.event(Event::seen("nvlink-down", gpu.entity(), describe_down(states, wanted)));
+                builder.event(Event::seen("nvlink-down", gpu.entity(), describe_down(states, expected)));
             }),
         }
-        return look.build_or(not_applicable("no-nvlink", "no GPU of this node has NVLink"));
+        return builder.build_or(not_applicable("no-nvlink", "no GPU of this node has NVLink"));
     }
     let (code, text) = if links.iter().all(|(_, states)| states.is_empty()) {
         ("no-nvlink", "no GPU of this node has NVLink")
     } else {
         ("nvlink-unused", "no NVLink of this node is up")
     };
-    look.build_or(not_applicable(code, text))
+    builder.build_or(not_applicable(code, text))
 }
 
-fn states(gpu: &Gpu, look: &mut ObservationBuilder) -> Vec<(u32, bool)> {
-    read_indexed(gpu, "nvlink", "state", look).into_iter().map(|(link, state)| (link, state != 0.0)).collect()
+fn states(gpu: &Gpu, builder: &mut ObservationBuilder) -> Vec<(u32, bool)> {
+    read_indexed(gpu, "nvlink", "state", builder).into_iter().map(|(link, state)| (link, state != 0.0)).collect()
 }
 
-fn describe_down(states: &[(u32, bool)], wanted: Option<usize>) -> String {
+fn describe_down(states: &[(u32, bool)], expected: Option<usize>) -> String {
     let down: Vec<String> = states.iter().filter(|(_, up)| !up).map(|(link, _)| link.to_string()).collect();
     let up = states.len() - down.len();
-    let wanted = wanted.unwrap_or(states.len());
-    format!("{up} of {wanted} NVLinks are up; down: {}", down.join(", "))
+    let expected = expected.unwrap_or(states.len());
+    format!("{up} of {expected} NVLinks are up; down: {}", down.join(", "))
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
         links.chars().enumerate().map(|(link, state)| (format!("nvlink.{link}.state"), reading(state))).collect()
     }
 
-    fn look(params: &Params, gpus: &[&str]) -> Vec<String> {
+    fn check(params: &Params, gpus: &[&str]) -> Vec<String> {
         let gpus: Vec<_> = gpus.iter().map(|links| gpu(links)).collect();
         let gpus: Vec<Vec<(&str, FieldValue)>> = gpus
             .iter()
@@ -132,40 +132,40 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_is_found_on_its_gpu() {
+    fn a_link_that_is_down_is_reported_for_its_gpu() {
         let none = Params::new();
-        assert_eq!(look(&none, &["1111", "1111"]), ["pass within-limits"]);
-        assert_eq!(look(&none, &["1111", "1011"]), ["fail nvlink-down reset gpu:0000:19:00.0"]);
-        assert_eq!(look(&none, &["0000", "1111"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
-        assert_eq!(look(&none, &["1111", "1110", "1001"]).len(), 2);
-        assert_eq!(look(&none, &["11--", "11--"]), ["pass within-limits"]);
+        assert_eq!(check(&none, &["1111", "1111"]), ["pass within-limits"]);
+        assert_eq!(check(&none, &["1111", "1011"]), ["fail nvlink-down reset gpu:0000:19:00.0"]);
+        assert_eq!(check(&none, &["0000", "1111"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
+        assert_eq!(check(&none, &["1111", "1110", "1001"]).len(), 2);
+        assert_eq!(check(&none, &["11--", "11--"]), ["pass within-limits"]);
     }
 
     // The link numbers of a switch differ from GPU to GPU.
     #[test]
     fn a_dead_switch_is_one_finding_and_blames_no_gpu() {
         let line = ["fail nvlink-down-all reset node"];
-        assert_eq!(look(&Params::new(), &["1110", "1101", "1110", "0111"]), line);
-        assert_eq!(look(&wants(4), &["0000", "0000"]), line);
+        assert_eq!(check(&Params::new(), &["1110", "1101", "1110", "0111"]), line);
+        assert_eq!(check(&wants(4), &["0000", "0000"]), line);
     }
 
     #[test]
-    fn boards_without_bridges_have_no_nvlink_to_be_down() {
+    fn boards_without_bridges_have_no_nvlink() {
         let none = Params::new();
-        assert_eq!(look(&none, &["0000", "0000"]), ["not-applicable nvlink-unused"]);
-        assert_eq!(look(&none, &["----", ""]), ["not-applicable no-nvlink"]);
-        assert_eq!(look(&wants(2), &["1100"]), ["pass within-limits"]);
-        assert_eq!(look(&wants(4), &["0000"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
-        assert_eq!(look(&wants("18"), &["1111"]), ["inconclusive unparseable"]);
-        assert_eq!(look(&wants(-1), &["1111"]), ["inconclusive unparseable"]);
+        assert_eq!(check(&none, &["0000", "0000"]), ["not-applicable nvlink-unused"]);
+        assert_eq!(check(&none, &["----", ""]), ["not-applicable no-nvlink"]);
+        assert_eq!(check(&wants(2), &["1100"]), ["pass within-limits"]);
+        assert_eq!(check(&wants(4), &["0000"]), ["fail nvlink-down reset gpu:0000:18:00.0"]);
+        assert_eq!(check(&wants("18"), &["1111"]), ["inconclusive unparseable"]);
+        assert_eq!(check(&wants(-1), &["1111"]), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn a_link_that_would_not_tell_is_not_up() {
-        assert_eq!(look(&Params::new(), &["1111", "1x11"]), ["inconclusive failed"]);
-        assert_eq!(look(&Params::new(), &["xxxx"]), ["inconclusive failed"]);
-        let whole = [("nvlink.*.state", lost())];
-        assert_eq!(classify_outputs(&CHECK, &[answer(&[&whole])]), ["inconclusive failed"]);
+    fn an_unreadable_link_state_does_not_pass() {
+        assert_eq!(check(&Params::new(), &["1111", "1x11"]), ["inconclusive failed"]);
+        assert_eq!(check(&Params::new(), &["xxxx"]), ["inconclusive failed"]);
+        let lost_field = [("nvlink.*.state", lost())];
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&lost_field])]), ["inconclusive failed"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -53,12 +53,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
-    let judged: Vec<&Gpu> = all.iter().filter(|gpu| is_switched(gpu, &mut look)).collect();
+    let mut builder = ObservationBuilder::default();
+    let judged: Vec<&Gpu> = all.iter().filter(|gpu| is_switched(gpu, &mut builder)).collect();
     let here: BTreeSet<u32> = judged.iter().map(|gpu| gpu.index).collect();
     let (mut pairs, mut missing) = (BTreeSet::new(), BTreeSet::new());
     for gpu in &judged {
-        for (other, status) in read_indexed(gpu, "p2p", "nvlink", &mut look) {
+        for (other, status) in read_indexed(gpu, "p2p", "nvlink", &mut builder) {
             if other != gpu.index && here.contains(&other) {
                 let pair = (gpu.index.min(other), gpu.index.max(other));
                 pairs.insert(pair);
@@ -69,22 +69,22 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
     }
     if pairs.is_empty() {
-        return look.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"));
+        return builder.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"));
     }
-    look.metric(Metric::count("nvlink_pairs", Entity::node(), (pairs.len() - missing.len()) as f64));
+    builder.metric(Metric::count("nvlink_pairs", Entity::node(), (pairs.len() - missing.len()) as f64));
     if missing.len() == pairs.len() {
         let text = format!("NVLink connects none of {} pairs of GPUs", pairs.len());
-        look.event(Event::seen("nvlink-no-paths", Entity::node(), text));
+        builder.event(Event::seen("nvlink-no-paths", Entity::node(), text));
     } else {
-        no_path_events(&judged, missing).into_iter().for_each(|event| look.event(event));
+        no_path_events(&judged, missing).into_iter().for_each(|event| builder.event(event));
     }
-    look.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"))
+    builder.build_or(not_applicable("no-nvlink-switch", "no two GPUs of this node are connected by an NVLink switch"))
 }
 
 /// Returns whether NVLinks connect the GPU to a switch and MIG is off.
-fn is_switched(gpu: &Gpu, look: &mut ObservationBuilder) -> bool {
-    let switched = read_indexed(gpu, "nvlink", "remote_kind", look).iter().any(|(_, kind)| *kind == TO_SWITCH);
-    switched && read_number(gpu, MIG, look).unwrap_or(0.0) == 0.0
+fn is_switched(gpu: &Gpu, builder: &mut ObservationBuilder) -> bool {
+    let switched = read_indexed(gpu, "nvlink", "remote_kind", builder).iter().any(|(_, kind)| *kind == TO_SWITCH);
+    switched && read_number(gpu, MIG, builder).unwrap_or(0.0) == 0.0
 }
 
 /// Reports the fewest GPUs that explain all missing pairs, each with those it cannot reach: a GPU that lost its links
@@ -162,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_gpu_is_not_a_connected_one() {
+    fn a_lost_gpu_is_not_connected() {
         let well = [("nvlink.0.remote_kind", n(2.0)), (MIG, n(0.0)), ("p2p.1.nvlink", n(0.0))];
-        let gone = [("nvlink.*.remote_kind", lost()), (MIG, lost()), ("p2p.*.nvlink", lost())];
-        assert_eq!(classify_outputs(&CHECK, &[answer(&[&well, &gone])]), ["inconclusive failed"]);
+        let lost_fields = [("nvlink.*.remote_kind", lost()), (MIG, lost()), ("p2p.*.nvlink", lost())];
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&well, &lost_fields])]), ["inconclusive failed"]);
     }
 
     proptest! {

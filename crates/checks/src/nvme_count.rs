@@ -54,7 +54,7 @@ mod tests {
         profile::Profile,
     };
 
-    fn look(expected: Option<f64>, output: ProbeOutput) -> Vec<String> {
+    fn check(expected: Option<f64>, output: ProbeOutput) -> Vec<String> {
         let expect = expected.map(|count| ("nvme_disks".to_owned(), count)).into_iter().collect();
         let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
         classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[output])
@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn one_disk_less_is_missed_and_no_profile_is_no_pass() {
-        assert_eq!(look(Some(8.0), disks(8)), ["pass within-limits"]);
-        assert_eq!(look(Some(8.0), disks(7)), ["fail nvme-count-wrong isolate node"]);
-        assert_eq!(look(None, disks(8)), ["inconclusive no-limit"]);
+    fn a_missing_disk_is_reported_and_a_missing_profile_does_not_pass() {
+        assert_eq!(check(Some(8.0), disks(8)), ["pass within-limits"]);
+        assert_eq!(check(Some(8.0), disks(7)), ["fail nvme-count-wrong isolate node"]);
+        assert_eq!(check(None, disks(8)), ["inconclusive no-limit"]);
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
-        assert_eq!(look(Some(8.0), failed(FailureKind::Missing)), ["fail nvme-count-wrong isolate node"]);
-        assert_eq!(look(Some(8.0), failed(FailureKind::Denied)), ["inconclusive denied"]);
+        assert_eq!(check(Some(8.0), failed(FailureKind::Missing)), ["fail nvme-count-wrong isolate node"]);
+        assert_eq!(check(Some(8.0), failed(FailureKind::Denied)), ["inconclusive denied"]);
     }
 }

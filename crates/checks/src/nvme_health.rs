@@ -85,21 +85,21 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_device_name(name)).collect();
     let none = not_applicable("no-nvme", "no NVMe controller on this node");
     let present = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     for name in present.iter().map(String::as_str).filter(|name| is_device_name(name)) {
         let entity = Entity::new(EntityKind::Disk, name);
-        match named.iter().position(|other| other == name).map(|place| outputs.get(place + 1)) {
+        match named.iter().position(|other| other == name).map(|index| outputs.get(index + 1)) {
             None => {
                 let text = format!("{name} exists and was not read; add it to `disks`");
-                look.unreadable(ProbeFailure::new(FailureKind::Empty, text));
+                builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
             }
             Some(output) => match parse_smart_log(output) {
-                Ok(log) => log.add_to(&entity, &mut look),
-                Err(failure) => look.unreadable(failure),
+                Ok(log) => log.add_to(&entity, &mut builder),
+                Err(failure) => builder.unreadable(failure),
             },
         }
     }
-    Ok(look.build_or(none))
+    Ok(builder.build_or(none))
 }
 
 struct SmartLog {
@@ -141,30 +141,30 @@ fn number(value: Option<&serde_json::Value>) -> Option<f64> {
 }
 
 impl SmartLog {
-    fn add_to(&self, entity: &Entity, look: &mut ObservationBuilder) {
+    fn add_to(&self, entity: &Entity, builder: &mut ObservationBuilder) {
         // Bits of the NVMe specification, log page 02h.
         let bits = [(1 << 2, "no longer reliable"), (1 << 3, "read-only"), (1 << 4, "without cache backup")];
-        let words: Vec<_> = bits.iter().filter(|(bit, _)| self.warning & bit != 0).map(|(_, words)| *words).collect();
-        if !words.is_empty() {
-            look.event(Event::seen(
+        let warnings: Vec<_> = bits.iter().filter(|(bit, _)| self.warning & bit != 0).map(|(_, text)| *text).collect();
+        if !warnings.is_empty() {
+            builder.event(Event::seen(
                 "nvme-failing",
                 entity.clone(),
-                format!("the disk reports that it is {}", words.join(", ")),
+                format!("the disk reports that it is {}", warnings.join(", ")),
             ));
         }
         if self.warning & 1 != 0 || self.spare < self.spare_threshold {
             let text =
                 format!("{} % of spare blocks left, the vendor's limit is {} %", self.spare, self.spare_threshold);
-            look.event(Event::seen("nvme-spare-low", entity.clone(), text));
+            builder.event(Event::seen("nvme-spare-low", entity.clone(), text));
         }
         if self.warning & 2 != 0 {
-            look.event(Event::seen("nvme-hot", entity.clone(), "temperature above the disk's limit"));
+            builder.event(Event::seen("nvme-hot", entity.clone(), "temperature above the disk's limit"));
         }
         let metric = |name, value, unit| Metric::new(name, entity.clone(), value, unit);
-        look.metric(metric("spare_percent", self.spare, Unit::Percent));
-        look.metric(metric("life_used_percent", self.used, Unit::Percent));
+        builder.metric(metric("spare_percent", self.spare, Unit::Percent));
+        builder.metric(metric("life_used_percent", self.used, Unit::Percent));
         if let Some(errors) = self.media_errors {
-            look.metric(metric("media_errors", errors, Unit::Count));
+            builder.metric(metric("media_errors", errors, Unit::Count));
         }
     }
 }
@@ -179,7 +179,7 @@ mod tests {
         ProbeOutput::Ran { exit: Some(exit), stdout: stdout.to_owned(), stderr: String::new() }
     }
 
-    fn look(stdout: &str) -> Vec<String> {
+    fn check(stdout: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[ProbeOutput::Names(vec!["nvme0".into()]), ran(0, stdout)])
     }
 
@@ -188,8 +188,8 @@ mod tests {
         "media_errors":0}"#;
 
     #[test]
-    fn a_disk_announces_its_end() {
-        assert_eq!(look(GOOD), ["pass within-limits"]);
+    fn smart_warnings_are_reported() {
+        assert_eq!(check(GOOD), ["pass within-limits"]);
         for (from, to, line) in [
             ("warning\":0", "warning\":4", "fail nvme-failing isolate disk:nvme0"),
             ("warning\":0", "warning\":{\"value\":8}", "fail nvme-failing isolate disk:nvme0"),
@@ -198,18 +198,18 @@ mod tests {
             ("used\":3", "used\":104", "fail nvme-worn monitor disk:nvme0"),
             ("errors\":0", "errors\":\"12\"", "fail nvme-media-errors monitor disk:nvme0"),
         ] {
-            assert_eq!(look(&GOOD.replace(from, to)), [line], "{to}");
+            assert_eq!(check(&GOOD.replace(from, to)), [line], "{to}");
         }
     }
 
     #[test]
-    fn a_disk_that_was_not_asked_or_did_not_answer_is_not_well() {
+    fn a_disk_without_smart_data_does_not_pass() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "nvme: not found"));
         let one = || ProbeOutput::Names(vec!["nvme0".into()]);
         assert_eq!(classify_outputs(&CHECK, &[one(), missing()]), ["inconclusive missing"]);
         assert_eq!(classify_outputs(&CHECK, &[one(), ran(1, "No such device")]), ["inconclusive failed"]);
-        assert_eq!(look("{}"), ["inconclusive unparseable"]);
-        assert_eq!(look(""), ["inconclusive unparseable"]);
+        assert_eq!(check("{}"), ["inconclusive unparseable"]);
+        assert_eq!(check(""), ["inconclusive unparseable"]);
         let params: Params = toml::from_str("disks = ['nvme7']").unwrap();
         assert_eq!(classify_outputs_with(&CHECK, &params, None, &[one(), ran(0, GOOD)]), ["inconclusive empty"]);
         assert_eq!(classify_outputs(&CHECK, &[missing()]), ["not-applicable no-nvme"]);
@@ -220,8 +220,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,80}") {
-            look(&text);
-            look(&GOOD.replace("100", &text));
+            check(&text);
+            check(&GOOD.replace("100", &text));
         }
     }
 }

@@ -46,26 +46,26 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(files) => files,
         Err(instead) => return instead,
     };
-    let (mut look, mut live) = (ObservationBuilder::default(), 0.0);
+    let (mut builder, mut live) = (ObservationBuilder::default(), 0.0);
     for file in files {
         let Some([name]) = match_pattern_exact(STATE, &file.path) else { continue };
         let entity = Entity::new(EntityKind::Disk, name);
         match file.text.as_deref().map(str::trim) {
             Ok("live") => live += 1.0,
             Ok(state @ ("new" | "resetting" | "connecting")) => {
-                look.event(Event::seen("nvme-not-live", entity, format!("controller state is {state}")));
+                builder.event(Event::seen("nvme-not-live", entity, format!("controller state is {state}")));
             }
             Ok(state @ ("dead" | "deleting" | "deleting (no IO)")) => {
-                look.event(Event::seen("nvme-dead", entity, format!("controller state is {state}")));
+                builder.event(Event::seen("nvme-dead", entity, format!("controller state is {state}")));
             }
-            Ok(other) => look.unreadable(unexpected_content(&file.path, other)),
-            Err(failure) => look.unreadable(failure.clone()),
+            Ok(other) => builder.unreadable(unexpected_content(&file.path, other)),
+            Err(failure) => builder.unreadable(failure.clone()),
         }
     }
     if !files.is_empty() {
-        look.metric(Metric::count("nvme_live", Entity::node(), live));
+        builder.metric(Metric::count("nvme_live", Entity::node(), live));
     }
-    look.build_or(not_applicable("no-nvme", "no NVMe controller on this node"))
+    builder.build_or(not_applicable("no-nvme", "no NVMe controller on this node"))
 }
 
 #[cfg(test)]
@@ -74,17 +74,17 @@ mod tests {
     use crate::{files::tests::found, classify_fixture::classify_outputs};
     use proptest::prelude::*;
 
-    fn look(state: &str) -> Vec<String> {
+    fn check(state: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[found(&[("/sys/class/nvme/nvme0/state", "live\n"), ("/sys/class/nvme/nvme1/state", state)])])
     }
 
     // Made by hand; the words are those of the kernel's nvme_sysfs_show_state.
     #[test]
-    fn a_dead_disk_is_found_beside_a_live_one() {
-        assert_eq!(look("live\n"), ["pass within-limits"]);
-        assert_eq!(look("dead\n"), ["fail nvme-dead isolate disk:nvme1"]);
-        assert_eq!(look("resetting\n"), ["fail nvme-not-live monitor disk:nvme1"]);
-        assert_eq!(look("sleepy\n"), ["inconclusive unparseable"]);
+    fn a_dead_disk_is_reported_next_to_a_live_one() {
+        assert_eq!(check("live\n"), ["pass within-limits"]);
+        assert_eq!(check("dead\n"), ["fail nvme-dead isolate disk:nvme1"]);
+        assert_eq!(check("resetting\n"), ["fail nvme-not-live monitor disk:nvme1"]);
+        assert_eq!(check("sleepy\n"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable no-nvme"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
@@ -92,7 +92,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,30}") {
-            look(&text);
+            check(&text);
         }
     }
 }

@@ -63,13 +63,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(gpus) => gpus,
         Err(instead) => return instead,
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let to_switch =
-        |gpu| read_indexed(gpu, "nvlink", "remote_kind", &mut look).iter().any(|(_, kind)| *kind == TO_SWITCH);
+        |gpu| read_indexed(gpu, "nvlink", "remote_kind", &mut builder).iter().any(|(_, kind)| *kind == TO_SWITCH);
     if gpus.iter().any(to_switch) {
         return Observation::measured(vec![found], Vec::new());
     }
-    look.build_or(not_applicable("no-nvswitch", "no NVSwitch in /dev, and no GPU has an NVLink to one"))
+    builder.build_or(not_applicable("no-nvswitch", "no NVSwitch in /dev, and no GPU has an NVLink to one"))
 }
 
 #[cfg(test)]
@@ -89,28 +89,28 @@ mod tests {
         answer(&[&[("nvlink.0.remote_kind", n(kind))]])
     }
 
-    fn look(names: &[&str], gpus: ProbeOutput) -> Vec<String> {
+    fn check(names: &[&str], gpus: ProbeOutput) -> Vec<String> {
         let profile =
             Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvswitch_count".to_owned(), 2.0)].into() };
         classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[dev(names), gpus])
     }
 
     #[test]
-    fn a_missing_switch_is_found_also_if_all_are_missing() {
+    fn missing_switches_are_reported_even_if_all_are_missing() {
         assert_eq!(
-            look(&["nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)),
+            check(&["nvidia-nvswitch0", "nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)),
             ["pass within-limits"]
         );
-        assert_eq!(look(&["nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
-        assert_eq!(look(&["nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
+        assert_eq!(check(&["nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
+        assert_eq!(check(&["nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
         assert_eq!(classify_outputs(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["inconclusive no-limit"]);
     }
 
     #[test]
     fn a_machine_without_switches_is_known_to_have_none() {
-        assert_eq!(look(&["null"], gpu(0.0)), ["not-applicable no-nvswitch"]);
-        assert_eq!(look(&["null"], none()), ["not-applicable no-gpu"]);
-        assert_eq!(look(&["null"], answer(&[&[("nvlink.*.remote_kind", lost())]])), ["inconclusive failed"]);
+        assert_eq!(check(&["null"], gpu(0.0)), ["not-applicable no-nvswitch"]);
+        assert_eq!(check(&["null"], none()), ["not-applicable no-gpu"]);
+        assert_eq!(check(&["null"], answer(&[&[("nvlink.*.remote_kind", lost())]])), ["inconclusive failed"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));
         assert_eq!(classify_outputs(&CHECK, &[denied, none()]), ["inconclusive denied"]);
     }

@@ -101,16 +101,16 @@ mod tests {
         classify_outputs(&CHECK, &log)
     }
 
-    fn look(words: &[&str]) -> Vec<String> {
-        let line = |words: &&str| format!("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): {words}");
-        let lines: Vec<String> = words.iter().map(line).collect();
+    fn check(records: &[&str]) -> Vec<String> {
+        let line = |record: &&str| format!("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): {record}");
+        let lines: Vec<String> = records.iter().map(line).collect();
         with(logged(&lines.iter().map(String::as_str).collect::<Vec<_>>()), links(&["0000:05:00.0", "module"]))
     }
 
     #[test]
-    fn each_kind_of_record_is_weighed_on_its_switch() {
-        assert_eq!(look(&[]), ["pass within-limits"]);
-        for (words, finding) in [
+    fn each_kind_of_record_is_classified_for_its_switch() {
+        assert_eq!(check(&[]), ["pass within-limits"]);
+        for (record, finding) in [
             ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", "sxid-12028 reboot"),
             ("11013, Fatal, Link 46 ingress header DBE", "sxid-11013 reboot"),
             ("12030, Fatal, Link 46 egress control parity error", "sxid-12030 reboot"),
@@ -120,19 +120,19 @@ mod tests {
             ("77777, Fatal, Link 3 new", "sxid-fatal reboot"),
             ("77777, new", "sxid-fatal reboot"),
         ] {
-            assert_eq!(look(&[words]), [format!("fail {finding} switch:0000:05:00.0")], "{words}");
+            assert_eq!(check(&[record]), [format!("fail {finding} switch:0000:05:00.0")], "{record}");
         }
     }
 
     #[test]
     fn corrected_errors_are_counted_and_a_flood_is_one_finding() {
-        assert_eq!(look(&["11012, Non-fatal, Link 46 single bit ECC"; 50]), ["pass within-limits"]);
-        let flood = look(&["11013, Fatal, Link 46 ingress header DBE"; 300]);
+        assert_eq!(check(&["11012, Non-fatal, Link 46 single bit ECC"; 50]), ["pass within-limits"]);
+        let flood = check(&["11013, Fatal, Link 46 ingress header DBE"; 300]);
         assert_eq!(flood, ["fail sxid-11013 reboot switch:0000:05:00.0"]);
     }
 
     #[test]
-    fn a_machine_without_a_switch_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+    fn not_applicable_without_a_switch_unless_the_log_has_records() {
         assert_eq!(with(logged(&[]), links(&[])), ["not-applicable no-nvswitch"]);
         assert_eq!(with(logged(&[]), links(&["module", "bind"])), ["not-applicable no-nvswitch"]);
         let line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11013, Fatal, Link 46 ingress header DBE";
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_sxid_does_not_fail_a_node_for_ever() {
+    fn an_old_sxid_does_not_fail() {
         let line = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 11013, Fatal, Link 46 ingress header DBE";
         assert_eq!(with(at_seconds(&[(1, line)]), links(&["0000:05:00.0"])), ["pass within-limits"]);
     }

@@ -55,27 +55,27 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Err(instead) => return instead,
     };
     // Without the log, none of the kills has been reported elsewhere.
-    let told = kmsg::parse_log(params, outputs).map(|log| kills_in_log(&log)).unwrap_or_default();
-    let mut look = ObservationBuilder::default();
-    count_kills(&all, &told, &mut look);
-    look.build_or(not_applicable("no-counter", "the control groups of this node do not count OOM kills"))
+    let node_kills = kmsg::parse_log(params, outputs).map(|log| kills_in_log(&log)).unwrap_or_default();
+    let mut builder = ObservationBuilder::default();
+    count_kills(&all, &node_kills, &mut builder);
+    builder.build_or(not_applicable("no-counter", "the control groups of this node do not count OOM kills"))
 }
 
 /// Returns the kills of the last hour because the whole node ran out of memory, by slice:
 /// `oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/system.slice/a.service,task=a,pid=1,uid=0`
 fn kills_in_log<'a>(log: &KmsgLog<'a>) -> BTreeMap<&'a str, f64> {
-    let mut told = BTreeMap::new();
+    let mut kills = BTreeMap::new();
     for record in log.recent().filter(|record| log.age(record) <= WINDOW) {
         let what = record.text.strip_prefix("oom-kill:").filter(|what| what.contains(",global_oom,"));
         let group = what.and_then(|what| what.split_once("task_memcg=/")).map(|(_, group)| group);
         if let Some((slice, _)) = group.and_then(|group| group.split_once(".slice")) {
-            *told.entry(slice).or_insert(0.0) += 1.0;
+            *kills.entry(slice).or_insert(0.0) += 1.0;
         }
     }
-    told
+    kills
 }
 
-fn count_kills(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut ObservationBuilder) {
+fn count_kills(all: &[Series<'_>], node_kills: &BTreeMap<&str, f64>, builder: &mut ObservationBuilder) {
     let (mut sum, mut any) = (0.0, false);
     for series in all {
         let Some([slice]) = match_pattern_exact(MEMORY_EVENTS, series.path) else { continue };
@@ -83,21 +83,21 @@ fn count_kills(all: &[Series<'_>], told: &BTreeMap<&str, f64>, look: &mut Observ
             (Some(growth), _) => {
                 let killed = growth.in_last_hour();
                 (sum, any) = (sum + killed, true);
-                let own = killed - told.get(slice).unwrap_or(&0.0);
+                let own = killed - node_kills.get(slice).unwrap_or(&0.0);
                 // A single old kill, averaged over the time since the boot, does not count.
                 if own > 0.5 {
                     let entity = Entity::new(EntityKind::Service, format!("{slice}.slice"));
                     let text = format!("{own:.0} OOM kills within the hour");
-                    look.event(Event::seen("oom-kills", entity, text));
+                    builder.event(Event::seen("oom-kills", entity, text));
                 }
             }
-            (None, Ok(Some(text))) => look.unreadable(unexpected_content(series.path, text)),
-            (None, Err(failure)) => look.unreadable(failure),
+            (None, Ok(Some(text))) => builder.unreadable(unexpected_content(series.path, text)),
+            (None, Err(failure)) => builder.unreadable(failure),
             (None, Ok(None)) => {}
         }
     }
     if any {
-        look.metric(Metric::count("oom_kills", Entity::node(), sum));
+        builder.metric(Metric::count("oom_kills", Entity::node(), sum));
     }
 }
 
@@ -109,7 +109,7 @@ fn parse_kills(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{files::tests::looks, classify_fixture::classify_outputs, kernel_log, kmsg::tests::logged};
+    use crate::{files::tests::sampled_files, classify_fixture::classify_outputs, kernel_log, kmsg::tests::logged};
     use doctor_core::observation::{FailureKind, ProbeFailure};
     use proptest::prelude::*;
 
@@ -118,10 +118,10 @@ mod tests {
         let texts: Vec<_> =
             kills.iter().map(|n| format!("low 0\nhigh 0\nmax 9\noom 3\noom_kill {n}\noom_group_kill 0\n")).collect();
         let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
-        looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+        sampled_files(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
     }
 
-    fn look(log: &[&str], slice: &str, kills: &[&str]) -> Vec<String> {
+    fn check(log: &[&str], slice: &str, kills: &[&str]) -> Vec<String> {
         let mut outputs = logged(log);
         outputs.push(counted(slice, kills));
         classify_outputs(&CHECK, &outputs)
@@ -134,32 +134,32 @@ mod tests {
     ];
 
     #[test]
-    fn kills_of_this_hour_count() {
-        assert_eq!(look(&[], "system", &["0", "0"]), ["pass within-limits"]);
-        assert_eq!(look(&[], "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
-        assert_eq!(look(&[], "kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
-        assert_eq!(look(&[], "system", &["7", "7"]), ["pass within-limits"]);
-        assert_eq!(look(&[], "system", &["?"]), ["inconclusive unparseable"]);
+    fn kills_within_the_last_hour_count() {
+        assert_eq!(check(&[], "system", &["0", "0"]), ["pass within-limits"]);
+        assert_eq!(check(&[], "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(check(&[], "kubepods", &["4", "6"]), ["fail oom-kills monitor service:kubepods.slice"]);
+        assert_eq!(check(&[], "system", &["7", "7"]), ["pass within-limits"]);
+        assert_eq!(check(&[], "system", &["?"]), ["inconclusive unparseable"]);
     }
 
     #[test]
-    fn one_kill_that_the_log_and_a_control_group_count_is_one_finding() {
+    fn a_kill_counted_by_log_and_cgroup_is_one_finding() {
         let mut log = logged(&GLOBAL);
         log.truncate(3);
         assert_eq!(classify_outputs(&kernel_log::CHECK, &log), ["fail oom-kill monitor node"]);
-        assert_eq!(look(&GLOBAL, "system", &["0", "1"]), ["pass within-limits"]);
-        assert_eq!(look(&GLOBAL, "system", &["0", "2"]), ["fail oom-kills monitor service:system.slice"]);
-        assert_eq!(look(&GLOBAL, "user", &["0", "1"]), ["fail oom-kills monitor service:user.slice"]);
+        assert_eq!(check(&GLOBAL, "system", &["0", "1"]), ["pass within-limits"]);
+        assert_eq!(check(&GLOBAL, "system", &["0", "2"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(check(&GLOBAL, "user", &["0", "1"]), ["fail oom-kills monitor service:user.slice"]);
     }
 
     #[test]
-    fn a_job_that_met_its_own_limit_is_counted_here_and_is_not_the_node_out_of_memory() {
+    fn a_job_that_hit_its_own_limit_is_counted_here_and_not_as_node_out_of_memory() {
         let own = [
             "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/a,task_memcg=/system.slice/a,task=python3,pid=7,uid=0",
             "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB",
         ];
         assert_eq!(classify_outputs(&kernel_log::CHECK, &logged(&own)), ["pass within-limits"]);
-        assert_eq!(look(&own, "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
+        assert_eq!(check(&own, "system", &["0", "1"]), ["fail oom-kills monitor service:system.slice"]);
     }
 
     #[test]
@@ -169,14 +169,14 @@ mod tests {
         outputs.push(counted("system", &["0", "1"]));
         assert_eq!(classify_outputs(&CHECK, &outputs), ["fail oom-kills monitor service:system.slice"]);
         let mut bare = logged(&GLOBAL);
-        bare.push(looks(&[&[]]));
+        bare.push(sampled_files(&[&[]]));
         assert_eq!(classify_outputs(&CHECK, &bare), ["not-applicable no-counter"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}", line in "(oom-kill:|,global_oom,|task_memcg=/|.){0,12}") {
-            look(&[&line], "user", &[&a, &b]);
+            check(&[&line], "user", &[&a, &b]);
         }
     }
 }

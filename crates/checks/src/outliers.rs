@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewer_are_odd_and_each_kind_is_by_itself() {
+    fn the_minority_of_each_kind_is_the_outlier() {
         let all = parts(&[("h200", "a"), ("h200", "b"), ("h200", "a"), ("l4", "c")]);
         let odd = outliers(&all);
         assert_eq!(odd.len(), 1);
@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn most_are_never_odd(values in proptest::collection::vec("[ab]", 0..9)) {
+        fn a_majority_is_never_an_outlier(values in proptest::collection::vec("[ab]", 0..9)) {
             let list: Vec<(&str, &str)> = values.iter().map(|value| ("x", value.as_str())).collect();
             let all = parts(&list);
             prop_assert!(outliers(&all).len() * 2 <= all.len());

@@ -60,22 +60,22 @@ impl Function<'_> {
     }
 }
 
-/// Returns every function on the bus. Records those whose file cannot be read in `look`.
+/// Returns every function on the bus. Records those whose file cannot be read in `builder`.
 ///
 /// # Errors
 /// Returns the observation that the check should return.
 pub fn functions<'a>(
     output: Option<&'a ProbeOutput>,
-    look: &mut ObservationBuilder,
+    builder: &mut ObservationBuilder,
 ) -> Result<Vec<Function<'a>>, Observation> {
     let mut all = Vec::new();
     for file in glob_files(output)? {
         match (match_pattern(UEVENT, &file.path).as_deref(), &file.text) {
             (Some([bus]), Ok(text)) => match parse_function(bus, text) {
                 Some(function) => all.push(function),
-                None => look.unreadable(unexpected_content(&file.path, text)),
+                None => builder.unreadable(unexpected_content(&file.path, text)),
             },
-            (Some(_), Err(failure)) => look.unreadable(failure.clone()),
+            (Some(_), Err(failure)) => builder.unreadable(failure.clone()),
             _ => {}
         }
     }
@@ -90,14 +90,14 @@ fn parse_function<'a>(bus: &'a str, text: &'a str) -> Option<Function<'a>> {
 
 /// Returns the bus id of the bridge above a device, from the target of its link. Returns `None` directly below the
 /// root.
-pub fn parent_bridge(place: &str) -> Option<&str> {
-    let mut parts = place.rsplit('/').skip(1);
+pub fn parent_bridge(sysfs_path: &str) -> Option<&str> {
+    let mut parts = sysfs_path.rsplit('/').skip(1);
     parts.next().filter(|name| name.split(':').count() == 3)
 }
 
 /// Returns the bus ids of all bridges above a device, nearest first.
-pub fn parent_bridges(place: &str) -> impl Iterator<Item = &str> {
-    place.rsplit('/').skip(1).take_while(|name| name.split(':').count() == 3)
+pub fn parent_bridges(sysfs_path: &str) -> impl Iterator<Item = &str> {
+    sysfs_path.rsplit('/').skip(1).take_while(|name| name.split(':').count() == 3)
 }
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ pub(crate) mod tests {
         PCI_SLOT_NAME=0000:00:03.0\nMODALIAS=pci:v00001AF4d00001041sv00001AF4sd00001041bc02sc00i00\n";
 
     #[test]
-    fn functions_are_known_by_their_class() {
+    fn functions_are_identified_by_their_class() {
         let path = "/sys/bus/pci/devices/0000:00:03.0/uevent";
         let kind_of = |text: &str| {
             let output = crate::files::tests::found(&[(path, text)]);
@@ -140,20 +140,20 @@ pub(crate) mod tests {
 
     #[test]
     fn bridges_are_found_in_the_path() {
-        let place = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0";
-        assert_eq!(parent_bridge(place), Some("0000:17:00.0"));
-        assert_eq!(parent_bridges(place).collect::<Vec<_>>(), ["0000:17:00.0", "0000:16:00.0", "0000:15:01.0"]);
+        let sysfs_path = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0";
+        assert_eq!(parent_bridge(sysfs_path), Some("0000:17:00.0"));
+        assert_eq!(parent_bridges(sysfs_path).collect::<Vec<_>>(), ["0000:17:00.0", "0000:16:00.0", "0000:15:01.0"]);
         assert_eq!(parent_bridge("/sys/devices/pci0000:00/0000:00:03.0"), None);
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "((PCI_CLASS|PCI_ID|DRIVER)?=?.{0,12}\n){0,5}", place in ".{0,60}") {
+        fn no_text_makes_it_panic(text in "((PCI_CLASS|PCI_ID|DRIVER)?=?.{0,12}\n){0,5}", sysfs_path in ".{0,60}") {
             let output = crate::files::tests::found(&[("/sys/bus/pci/devices/x/uevent", &text)]);
             for function in functions(Some(&output), &mut ObservationBuilder::default()).unwrap() {
                 function.entity();
             }
-            parent_bridge(&place);
+            parent_bridge(&sysfs_path);
         }
     }
 }

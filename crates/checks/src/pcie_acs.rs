@@ -58,26 +58,26 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    let all = functions(outputs.first(), &mut look)?;
+    let mut builder = ObservationBuilder::default();
+    let all = functions(outputs.first(), &mut builder)?;
     let gpus: Vec<_> = all.iter().filter(|function| function.kind() == Kind::Gpu).collect();
     if gpus.is_empty() {
-        return Ok(look.build_or(no_gpu()));
+        return Ok(builder.build_or(no_gpu()));
     }
     let cpus = file_text(outputs.get(2)).map_err(Observation::CouldNot)?;
     if cpus.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor")) {
         return Ok(not_applicable("virtual-machine", "virtual machine: the hypervisor controls ACS"));
     }
-    let (places, bridges) = (symlinks(outputs.get(1))?, symlinks(outputs.get(3))?);
+    let (devices, bridges) = (symlinks(outputs.get(1))?, symlinks(outputs.get(3))?);
     let configs = glob_files(outputs.get(4))?;
-    let above_gpus: Vec<&str> = places
+    let above_gpus: Vec<&str> = devices
         .iter()
         .filter(|(path, _)| match_pattern_exact(DEVICES, path).is_some_and(|[bus]| gpus.iter().any(|gpu| gpu.bus == bus)))
-        .flat_map(|(_, place)| parent_bridges(place))
+        .flat_map(|(_, target)| parent_bridges(target))
         .collect();
     let mut seen = 0.0;
-    for (path, place) in bridges {
-        let (Some([child]), Some(bus)) = (match_pattern_exact(BRIDGES, path), place.rsplit('/').next()) else { continue };
+    for (path, target) in bridges {
+        let (Some([child]), Some(bus)) = (match_pattern_exact(BRIDGES, path), target.rsplit('/').next()) else { continue };
         if !above_gpus.contains(&bus) {
             continue;
         }
@@ -91,16 +91,16 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             Ok(control) => {
                 seen += 1.0;
                 if let Some(event) = control.and_then(|control| redirect_event(bus, control)) {
-                    look.event(event);
+                    builder.event(event);
                 }
             }
-            Err(failure) => look.unreadable(failure),
+            Err(failure) => builder.unreadable(failure),
         }
     }
     if seen > 0.0 {
-        look.metric(Metric::count("bridges_above_gpus", Entity::node(), seen));
+        builder.metric(Metric::count("bridges_above_gpus", Entity::node(), seen));
     }
-    Ok(look.build_or(not_applicable("no-bridge", "no GPU of this node is below a PCIe bridge")))
+    Ok(builder.build_or(not_applicable("no-bridge", "no GPU of this node is below a PCIe bridge")))
 }
 
 /// Reports redirection of requests or completions, which sends peer traffic to the root. Upstream forwarding is only
@@ -179,7 +179,7 @@ mod tests {
 
     const BARE: &str = "processor\t: 0\nflags\t\t: fpu vme de pse tsc\n";
 
-    fn look(class: &str, cpuinfo: &str, config: &str) -> Vec<String> {
+    fn check(class: &str, cpuinfo: &str, config: &str) -> Vec<String> {
         let device = uevent(class, "10DE:2330", Some("nvidia"));
         let link = |from: &str, to: &str| (from.to_owned(), to.to_owned());
         let (bridge, gpu) =
@@ -197,25 +197,25 @@ mod tests {
     }
 
     #[test]
-    fn redirection_above_a_gpu_is_found() {
-        assert_eq!(look("30200", BARE, &config(0)), ["pass within-limits"]);
-        assert_eq!(look("30200", BARE, &config(0x0001)), ["pass within-limits"]);
-        assert_eq!(look("30200", BARE, &config(0x001d)), ["fail acs-redirects monitor link:0000:15:01.0"]);
+    fn redirection_above_a_gpu_is_reported() {
+        assert_eq!(check("30200", BARE, &config(0)), ["pass within-limits"]);
+        assert_eq!(check("30200", BARE, &config(0x0001)), ["pass within-limits"]);
+        assert_eq!(check("30200", BARE, &config(0x001d)), ["fail acs-redirects monitor link:0000:15:01.0"]);
     }
 
     #[test]
-    fn a_virtual_machine_and_one_without_gpu_are_not_judged() {
+    fn not_applicable_on_a_virtual_machine_or_without_a_gpu() {
         let virtual_machine = "flags\t\t: fpu hypervisor lahf_lm\n";
-        assert_eq!(look("30200", virtual_machine, &config(0x1d)), ["not-applicable virtual-machine"]);
-        assert_eq!(look("20000", BARE, &config(0x1d)), ["not-applicable no-gpu"]);
+        assert_eq!(check("30200", virtual_machine, &config(0x1d)), ["not-applicable virtual-machine"]);
+        assert_eq!(check("20000", BARE, &config(0x1d)), ["not-applicable no-gpu"]);
     }
 
     #[test]
-    fn without_the_right_to_look_nothing_is_said() {
-        assert_eq!(look("30200", BARE, &"00".repeat(64)), ["inconclusive denied"]);
-        assert_eq!(look("30200", BARE, "xyz"), ["inconclusive unparseable"]);
+    fn inconclusive_without_permission_to_read_the_configuration_space() {
+        assert_eq!(check("30200", BARE, &"00".repeat(64)), ["inconclusive denied"]);
+        assert_eq!(check("30200", BARE, "xyz"), ["inconclusive unparseable"]);
         let circle = config(0).replace("0d000100", "01000110");
-        assert_eq!(look("30200", BARE, &circle), ["inconclusive unparseable"]);
+        assert_eq!(check("30200", BARE, &circle), ["inconclusive unparseable"]);
     }
 
     proptest! {

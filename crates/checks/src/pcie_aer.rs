@@ -86,11 +86,11 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    let all = functions(outputs.first(), &mut look)?;
-    for (place, kind) in COUNTERS.iter().enumerate() {
+    let mut builder = ObservationBuilder::default();
+    let all = functions(outputs.first(), &mut builder)?;
+    for (index, kind) in COUNTERS.iter().enumerate() {
         let (mut sum, mut any) = (0.0, false);
-        for series in sampled_series(outputs.get(place + 1))? {
+        for series in sampled_series(outputs.get(index + 1))? {
             let Some([bus]) = match_pattern_exact(kind.pattern, series.path) else { continue };
             let Some(function) = all.iter().find(|function| function.bus == bus) else { continue };
             match errors_in_last_hour(&series, kind.total) {
@@ -98,22 +98,22 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
                     (sum, any) = (sum + errors, true);
                     if errors > kind.limit {
                         let text = format!("{errors:.0} {} PCIe errors within the hour", kind.label);
-                        look.event(Event::seen(kind.code, function.entity(), text));
+                        builder.event(Event::seen(kind.code, function.entity(), text));
                     }
                 }
                 None => match series.current() {
-                    Ok(Some(text)) => look.unreadable(unexpected_content(series.path, text)),
-                    Err(failure) => look.unreadable(failure),
+                    Ok(Some(text)) => builder.unreadable(unexpected_content(series.path, text)),
+                    Err(failure) => builder.unreadable(failure),
                     // The device is gone from the bus; other checks report that.
                     Ok(None) => {}
                 },
             }
         }
         if any {
-            look.metric(Metric::count(&kind.code.replace('-', "_"), Entity::node(), sum));
+            builder.metric(Metric::count(&kind.code.replace('-', "_"), Entity::node(), sum));
         }
     }
-    Ok(look.build_or(not_applicable("no-aer", "no PCIe device of this node reports errors (AER)")))
+    Ok(builder.build_or(not_applicable("no-aer", "no PCIe device of this node reports errors (AER)")))
 }
 
 /// Parses the total, which follows the counts of each kind of error on its own line.
@@ -126,7 +126,7 @@ fn errors_in_last_hour(series: &Series<'_>, total: &str) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::{
-        files::tests::{found, looks},
+        files::tests::{found, sampled_files},
         classify_fixture::classify_outputs,
         pci::tests::uevent,
     };
@@ -134,7 +134,7 @@ mod tests {
 
     /// Totals of fatal, non-fatal and corrected errors at readings five minutes apart. Made by hand after the kernel's
     /// documentation of these files.
-    fn look(each: &[[&str; 3]]) -> Vec<String> {
+    fn check(each: &[[&str; 3]]) -> Vec<String> {
         let bus = "/sys/bus/pci/devices/0000:18:00.0";
         let device = uevent("20700", "15B3:1021", Some("mlx5_core"));
         let outputs = COUNTERS.iter().enumerate().map(|(n, kind)| {
@@ -142,7 +142,7 @@ mod tests {
             let texts: Vec<_> =
                 each.iter().map(|totals| format!("Undefined 0\nDLP 0\n{} {}\n", kind.total, totals[n])).collect();
             let files: Vec<_> = texts.iter().map(|text| [(path.as_str(), text.as_str())]).collect();
-            looks(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
+            sampled_files(&files.iter().map(|one| &one[..]).collect::<Vec<_>>())
         });
         let all: Vec<_> = std::iter::once(found(&[(&format!("{bus}/uevent"), &device)])).chain(outputs).collect();
         classify_outputs(&CHECK, &all)
@@ -150,22 +150,22 @@ mod tests {
 
     #[test]
     fn each_kind_of_error_has_its_limit() {
-        assert_eq!(look(&[["0", "0", "0"], ["0", "0", "90"]]), ["pass within-limits"]);
-        assert_eq!(look(&[["0", "0", "0"], ["1", "0", "0"]]), ["fail pcie-fatal isolate nic:0000:18:00.0"]);
-        assert_eq!(look(&[["0", "3", "0"], ["0", "4", "0"]]), ["fail pcie-nonfatal monitor nic:0000:18:00.0"]);
-        assert_eq!(look(&[["0", "0", "0"], ["0", "0", "101"]]), ["fail pcie-corrected monitor nic:0000:18:00.0"]);
+        assert_eq!(check(&[["0", "0", "0"], ["0", "0", "90"]]), ["pass within-limits"]);
+        assert_eq!(check(&[["0", "0", "0"], ["1", "0", "0"]]), ["fail pcie-fatal isolate nic:0000:18:00.0"]);
+        assert_eq!(check(&[["0", "3", "0"], ["0", "4", "0"]]), ["fail pcie-nonfatal monitor nic:0000:18:00.0"]);
+        assert_eq!(check(&[["0", "0", "0"], ["0", "0", "101"]]), ["fail pcie-corrected monitor nic:0000:18:00.0"]);
     }
 
     #[test]
-    fn an_old_error_fails_nobody_for_ever() {
-        assert_eq!(look(&[["7", "7", "5000"], ["7", "7", "5000"]]), ["pass within-limits"]);
-        assert_eq!(look(&[["7", "7", "5000"]]), ["pass within-limits"]);
+    fn an_old_error_does_not_fail() {
+        assert_eq!(check(&[["7", "7", "5000"], ["7", "7", "5000"]]), ["pass within-limits"]);
+        assert_eq!(check(&[["7", "7", "5000"]]), ["pass within-limits"]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_zero() {
-        assert_eq!(look(&[["0", "0", "0"], ["?", "0", "0"]]), ["inconclusive unparseable"]);
-        let nothing = [found(&[]), looks(&[&[]]), looks(&[&[]]), looks(&[&[]])];
+    fn an_unreadable_counter_is_not_zero() {
+        assert_eq!(check(&[["0", "0", "0"], ["?", "0", "0"]]), ["inconclusive unparseable"]);
+        let nothing = [found(&[]), sampled_files(&[&[]]), sampled_files(&[&[]]), sampled_files(&[&[]])];
         assert_eq!(classify_outputs(&CHECK, &nothing), ["not-applicable no-aer"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9]{0,30}") {
-            look(&[[&a, &b, &a], [&b, &a, &b]]);
+            check(&[[&a, &b, &a], [&b, &a, &b]]);
         }
     }
 }

@@ -66,7 +66,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 struct ValuesByBus<'a>(BTreeMap<&'a str, f64>);
 
 impl<'a> ValuesByBus<'a> {
-    fn parse(pattern: &str, all: &'a [FileText], look: &mut ObservationBuilder) -> Self {
+    fn parse(pattern: &str, all: &'a [FileText], builder: &mut ObservationBuilder) -> Self {
         let mut numbers = BTreeMap::new();
         for file in all {
             match (match_pattern_exact(pattern, &file.path), &file.text) {
@@ -75,7 +75,7 @@ impl<'a> ValuesByBus<'a> {
                     numbers
                         .extend(number.filter(|number| *number > 0.0 && *number < 255.0).map(|number| (bus, number)));
                 }
-                (Some(_), Err(failure)) => look.unreadable(failure.clone()),
+                (Some(_), Err(failure)) => builder.unreadable(failure.clone()),
                 (None, _) => {}
             }
         }
@@ -88,32 +88,32 @@ impl<'a> ValuesByBus<'a> {
 }
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let mut look = ObservationBuilder::default();
-    let all = functions(outputs.first(), &mut look)?;
-    let places = symlinks(outputs.get(1))?;
-    let mut numbers = |place: usize| Ok(ValuesByBus::parse(FILES[place], glob_files(outputs.get(place + 2))?, &mut look));
+    let mut builder = ObservationBuilder::default();
+    let all = functions(outputs.first(), &mut builder)?;
+    let devices = symlinks(outputs.get(1))?;
+    let mut numbers = |index: usize| Ok(ValuesByBus::parse(FILES[index], glob_files(outputs.get(index + 2))?, &mut builder));
     let (width, most_width, speed, most_speed) = (numbers(0)?, numbers(1)?, numbers(2)?, numbers(3)?);
     for function in all.iter().filter(|f| matches!(f.kind(), Kind::Nic | Kind::Nvme)) {
-        let place = places.iter().find(|(path, _)| match_pattern_exact(DEVICES, path) == Some([function.bus]));
-        let port = place.and_then(|(_, place)| parent_bridge(place));
+        let link = devices.iter().find(|(path, _)| match_pattern_exact(DEVICES, path) == Some([function.bus]));
+        let port = link.and_then(|(_, target)| parent_bridge(target));
         let both = |most: &ValuesByBus<'_>| {
             let own = most.get(function.bus)?;
             Some(port.and_then(|port| most.get(port)).map_or(own, |above| own.min(above)))
         };
         if let (Some(has), Some(could)) = (width.get(function.bus), both(&most_width)) {
-            look.metric(Metric::count("pcie_lanes", function.entity(), has));
+            builder.metric(Metric::count("pcie_lanes", function.entity(), has));
             if has < could {
-                look.event(narrow_event(function, has, could));
+                builder.event(narrow_event(function, has, could));
             }
         }
         if let (Some(has), Some(could)) = (speed.get(function.bus), both(&most_speed))
             && has < could
         {
             let text = format!("PCIe link speed {has} GT/s, device and port support {could} GT/s");
-            look.event(Event::seen("pcie-slow", function.entity(), text));
+            builder.event(Event::seen("pcie-slow", function.entity(), text));
         }
     }
-    Ok(look.build_or(not_applicable("no-link", "no network adapter or NVMe disk of this node reports a PCIe link")))
+    Ok(builder.build_or(not_applicable("no-link", "no network adapter or NVMe disk of this node reports a PCIe link")))
 }
 
 fn narrow_event(function: &Function<'_>, has: f64, could: f64) -> Event {
@@ -132,19 +132,19 @@ mod tests {
 
     /// One device below one port: class, id, and (width, speed) now, the device's maximum and the port's maximum. Made
     /// by hand.
-    fn look(class: &str, id: &str, now: [&str; 2], own: [&str; 2], port: [&str; 2]) -> Vec<String> {
+    fn check(class: &str, id: &str, now: [&str; 2], own: [&str; 2], port: [&str; 2]) -> Vec<String> {
         let device = uevent(class, id, Some("x"));
         let bridge = uevent("60400", "1000:C030", Some("pcieport"));
         let path = |bus: &str, name: &str| format!("/sys/bus/pci/devices/{bus}/{name}");
         let one = |name: &str, of_device: &str, of_port: &str| {
             found(&[(&path(DEVICE, name), of_device), (&path(PORT, name), of_port)])
         };
-        let place = format!("/sys/devices/pci0000:16/{PORT}/{DEVICE}");
+        let target = format!("/sys/devices/pci0000:16/{PORT}/{DEVICE}");
         classify_outputs(
             &CHECK,
             &[
                 one("uevent", &device, &bridge),
-                ProbeOutput::Links(vec![(format!("/sys/bus/pci/devices/{DEVICE}"), place)]),
+                ProbeOutput::Links(vec![(format!("/sys/bus/pci/devices/{DEVICE}"), target)]),
                 one("current_link_width", now[0], now[0]),
                 one("max_link_width", own[0], port[0]),
                 one("current_link_speed", now[1], now[1]),
@@ -158,38 +158,38 @@ mod tests {
     const GPU: (&str, &str) = ("30200", "10DE:2330");
 
     #[test]
-    fn fewer_lanes_than_both_sides_can_do_are_found() {
+    fn fewer_lanes_than_both_sides_support_are_reported() {
         let half = ["8\n", "32.0 GT/s PCIe\n"];
-        assert_eq!(look(NIC.0, NIC.1, FULL, FULL, FULL), ["pass within-limits"]);
-        assert_eq!(look(NIC.0, NIC.1, half, FULL, FULL), ["fail pcie-narrow isolate nic:0000:18:00.0"]);
-        assert_eq!(look(GPU.0, GPU.1, half, FULL, FULL), ["not-applicable no-link"], "gpu-pcie reports it");
-        assert_eq!(look("10802", "144D:A80A", half, FULL, FULL), ["fail nvme-narrow monitor disk:0000:18:00.0"]);
+        assert_eq!(check(NIC.0, NIC.1, FULL, FULL, FULL), ["pass within-limits"]);
+        assert_eq!(check(NIC.0, NIC.1, half, FULL, FULL), ["fail pcie-narrow isolate nic:0000:18:00.0"]);
+        assert_eq!(check(GPU.0, GPU.1, half, FULL, FULL), ["not-applicable no-link"], "gpu-pcie reports it");
+        assert_eq!(check("10802", "144D:A80A", half, FULL, FULL), ["fail nvme-narrow monitor disk:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_wide_card_in_a_narrow_slot_is_as_it_was_built() {
+    fn a_wide_card_in_a_narrow_slot_passes() {
         let half = ["8\n", "16.0 GT/s PCIe\n"];
-        assert_eq!(look(NIC.0, NIC.1, half, FULL, half), ["pass within-limits"]);
+        assert_eq!(check(NIC.0, NIC.1, half, FULL, half), ["pass within-limits"]);
     }
 
     #[test]
-    fn a_slow_adapter_is_found() {
+    fn a_slow_adapter_is_reported() {
         let slow = ["16\n", "2.5 GT/s PCIe\n"];
-        assert_eq!(look(NIC.0, NIC.1, slow, FULL, FULL), ["fail pcie-slow monitor nic:0000:18:00.0"]);
+        assert_eq!(check(NIC.0, NIC.1, slow, FULL, FULL), ["fail pcie-slow monitor nic:0000:18:00.0"]);
     }
 
     #[test]
-    fn a_virtual_device_has_no_link_to_judge() {
+    fn a_virtual_device_has_no_link() {
         let none = ["255\n", "Unknown\n"];
-        assert_eq!(look(NIC.0, NIC.1, none, none, none), ["not-applicable no-link"]);
-        assert_eq!(look("c0330", "8086:0001", FULL, FULL, FULL), ["not-applicable no-link"]);
+        assert_eq!(check(NIC.0, NIC.1, none, none, none), ["not-applicable no-link"]);
+        assert_eq!(check("c0330", "8086:0001", FULL, FULL, FULL), ["not-applicable no-link"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(a in ".{0,12}", b in "[0-9.]{0,9} GT/s") {
-            look(NIC.0, NIC.1, [&a, &b], [&b, &a], FULL);
+            check(NIC.0, NIC.1, [&a, &b], [&b, &a], FULL);
         }
     }
 }

@@ -108,7 +108,7 @@ mod tests {
     const LOADED: &str = "nvidia_peermem 16384 0 - Live 0x0\nib_uverbs 200704 3 nvidia_peermem,mlx5_ib, Live 0x0\n";
     const WITHOUT: &str = "nvidia_uvm 4939776 0 - Live 0x0\nib_uverbs 200704 2 mlx5_ib, Live 0x0\n";
 
-    fn look(params: &str, cards: &[&str], modules: &str, version: &str) -> Vec<String> {
+    fn check(params: &str, cards: &[&str], modules: &str, version: &str) -> Vec<String> {
         let names = ProbeOutput::Names(cards.iter().map(|&card| card.to_owned()).collect());
         let text = |text: &str| ProbeOutput::Text(text.to_owned());
         let outputs = [answer(&[&[("uuid", t("GPU-0"))]]), names, text(modules), text(version)];
@@ -116,24 +116,24 @@ mod tests {
     }
 
     #[test]
-    fn it_is_missed_only_where_it_is_needed() {
+    fn a_missing_module_is_reported_only_where_it_is_needed() {
         let line = ["fail peermem-missing monitor node"];
-        assert_eq!(look("", &["mlx5_0"], LOADED, CLOSED), ["pass within-limits"]);
-        assert_eq!(look("", &["mlx5_0"], WITHOUT, CLOSED), line);
-        assert_eq!(look("", &["mlx5_0"], WITHOUT, OPEN), ["not-applicable dma-buf"]);
-        assert_eq!(look("required = true", &["mlx5_0"], WITHOUT, OPEN), line);
-        assert_eq!(look("required = false", &["mlx5_0"], WITHOUT, CLOSED), ["not-applicable not-configured"]);
-        assert_eq!(look("", &["efa_0", "rdmap16s27"], WITHOUT, CLOSED), ["not-applicable no-rdma"]);
+        assert_eq!(check("", &["mlx5_0"], LOADED, CLOSED), ["pass within-limits"]);
+        assert_eq!(check("", &["mlx5_0"], WITHOUT, CLOSED), line);
+        assert_eq!(check("", &["mlx5_0"], WITHOUT, OPEN), ["not-applicable dma-buf"]);
+        assert_eq!(check("required = true", &["mlx5_0"], WITHOUT, OPEN), line);
+        assert_eq!(check("required = false", &["mlx5_0"], WITHOUT, CLOSED), ["not-applicable not-configured"]);
+        assert_eq!(check("", &["efa_0", "rdmap16s27"], WITHOUT, CLOSED), ["not-applicable no-rdma"]);
         // A name among another module's users is not the module.
         let user = "ib_uverbs 200704 3 nvidia_peermem,mlx5_ib, Live 0x0\n";
-        assert_eq!(look("", &["mlx5_0"], user, CLOSED), line);
+        assert_eq!(check("", &["mlx5_0"], user, CLOSED), line);
     }
 
     #[test]
-    fn what_could_not_be_read_is_never_a_pass() {
-        assert_eq!(look("", &["mlx5_0"], "", CLOSED), ["inconclusive unparseable"]);
-        assert_eq!(look("", &["mlx5_0"], WITHOUT, ""), ["inconclusive unparseable"]);
-        assert_eq!(look("required = 1", &["mlx5_0"], LOADED, CLOSED), ["inconclusive unparseable"]);
+    fn an_unreadable_input_does_not_pass() {
+        assert_eq!(check("", &["mlx5_0"], "", CLOSED), ["inconclusive unparseable"]);
+        assert_eq!(check("", &["mlx5_0"], WITHOUT, ""), ["inconclusive unparseable"]);
+        assert_eq!(check("required = 1", &["mlx5_0"], LOADED, CLOSED), ["inconclusive unparseable"]);
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no"));
         let outputs = [none(), missing.clone(), missing.clone(), missing];
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &outputs), ["not-applicable no-gpu"]);
@@ -142,7 +142,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(modules in "(.{0,30}\n){0,4}", version in ".{0,80}") {
-            look("", &["mlx5_0"], &modules, &version);
+            check("", &["mlx5_0"], &modules, &version);
         }
     }
 }

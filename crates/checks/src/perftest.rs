@@ -59,10 +59,10 @@ fn bits_in_unit(header: &str) -> Option<f64> {
 
 /// Parses a line of message size, number of messages, peak and average; returns size and average.
 fn row(line: &str) -> Option<(u64, f64)> {
-    let mut words = line.split_ascii_whitespace();
-    let message = words.next()?.parse().ok()?;
-    let _messages: u64 = words.next()?.parse().ok()?;
-    let mut rate = || words.next()?.parse::<f64>().ok().filter(|rate| rate.is_finite());
+    let mut fields = line.split_ascii_whitespace();
+    let message = fields.next()?.parse().ok()?;
+    let _messages: u64 = fields.next()?.parse().ok()?;
+    let mut rate = || fields.next()?.parse::<f64>().ok().filter(|rate| rate.is_finite());
     let _peak = rate()?;
     Some((message, rate()?))
 }
@@ -77,16 +77,16 @@ pub enum PerftestFailure {
 }
 
 /// Finds the reason in both streams of the run and of its peer.
-pub fn classify_failure(said: &str) -> PerftestFailure {
+pub fn classify_failure(output: &str) -> PerftestFailure {
     let line = |text: &str| text.trim().chars().take(200).collect::<String>();
-    let mut lines = said.lines().skip_while(|line| !line.contains("Completion with error"));
+    let mut lines = output.lines().skip_while(|line| !line.contains("Completion with error"));
     if let Some(first) = lines.next() {
         let status = lines.next().filter(|line| line.contains("Failed status")).unwrap_or(first);
         let meaning = status.split_once("Failed status ").and_then(|(_, rest)| rest.split_once(':')?.0.parse().ok());
         let meaning = meaning.and_then(status_meaning).map_or_else(String::new, |word| format!(" ({word})"));
         return PerftestFailure::Traffic(format!("{}{meaning}", line(status)));
     }
-    let last = said.lines().rev().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with("---"));
+    let last = output.lines().rev().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with("---"));
     PerftestFailure::Other(last.map_or_else(|| "no output".to_owned(), line))
 }
 
@@ -118,7 +118,7 @@ mod tests {
     const BROKEN: &str = include_str!("../fixtures/perftest/completion-error.txt");
 
     #[test]
-    fn versions_of_several_years_are_read_in_their_units() {
+    fn several_versions_are_parsed_with_their_units() {
         assert_eq!(parse(GBITS), Ok(WriteBandwidth { message: 8_388_608, bits_per_second: 394.61e9 }));
         let WriteBandwidth { message, bits_per_second } = parse(MEBIBYTES).unwrap();
         assert_eq!((message, (bits_per_second / 1e9).round()), (65_536, 93.0));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_result_has_none() {
+    fn output_without_a_result_is_rejected() {
         assert_eq!(parse(""), Err(PerftestError::NoColumns));
         assert_eq!(parse(REFUSED), Err(PerftestError::NoColumns));
         assert_eq!(parse(BROKEN), Err(PerftestError::NoRow));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+    fn only_lost_messages_are_attributed_to_the_hardware() {
         let PerftestFailure::Traffic(text) = classify_failure(BROKEN) else { panic!("traffic") };
         assert_eq!(text, "Failed status 12: wr_id 0 syndrom 0x81 (no acknowledgement after all retries)");
         let PerftestFailure::Other(text) = classify_failure(REFUSED) else { panic!("other") };

@@ -72,28 +72,28 @@ struct Row {
 
 impl Columns {
     fn parse(header: &str) -> Option<Self> {
-        let place = |name: &str| header.split_ascii_whitespace().position(|word| word == name);
+        let column = |name: &str| header.split_ascii_whitespace().position(|word| word == name);
         Some(Self {
-            bytes: place("bytes")?,
-            sent: place("#sent")?,
-            ack: place("#ack")?,
-            rate: place("MB/sec")?,
-            micros: place("usec/xfer")?,
+            bytes: column("bytes")?,
+            sent: column("#sent")?,
+            ack: column("#ack")?,
+            rate: column("MB/sec")?,
+            micros: column("usec/xfer")?,
         })
     }
 
     fn row(&self, line: &str) -> Option<Row> {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let word = |place: usize| words.get(place).copied();
-        let rate = |place: usize| word(place)?.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate >= 0.0);
-        let sent = parse_short_number(word(self.sent)?)?;
+        let cells: Vec<&str> = line.split_ascii_whitespace().collect();
+        let cell = |column: usize| cells.get(column).copied();
+        let rate = |column: usize| cell(column)?.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate >= 0.0);
+        let sent = parse_short_number(cell(self.sent)?)?;
         Some(Row {
-            message: parse_short_number(word(self.bytes)?)?,
+            message: parse_short_number(cell(self.bytes)?)?,
             sent,
             // A prefix `=` means that all were acknowledged.
-            acked: match word(self.ack)?.strip_prefix('=') {
+            acked: match cell(self.ack)?.strip_prefix('=') {
                 Some(_) => sent,
-                None => parse_short_number(word(self.ack)?)?,
+                None => parse_short_number(cell(self.ack)?)?,
             },
             rate: rate(self.rate)?,
             micros: rate(self.micros)?,
@@ -129,14 +129,14 @@ pub fn classify_failure(client: &str, server: &str) -> PingpongFailure {
     if let Some(text) = client.lines().find(|line| line.contains("cq_readerr")) {
         return PingpongFailure::Traffic(line(text));
     }
-    let last = |said: &str| {
+    let last = |output: &str| {
         // Skip a side's complaint about its lost peer: the peer's own output has the reason.
-        let lines = said.lines().rev().filter(|line| !line.contains("remote connection closed"));
+        let lines = output.lines().rev().filter(|line| !line.contains("remote connection closed"));
         lines.map(line).find(|line| !line.is_empty())
     };
     let of_client = || client.lines().rev().map(line).find(|line| !line.is_empty());
-    let said = last(client).or_else(|| last(server)).or_else(of_client);
-    PingpongFailure::Other(said.unwrap_or_else(|| "no output".to_owned()))
+    let error = last(client).or_else(|| last(server)).or_else(of_client);
+    PingpongFailure::Other(error.unwrap_or_else(|| "no output".to_owned()))
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     const LOST: &str = include_str!("../fixtures/pingpong/tcp-lost-the-client.txt");
 
     #[test]
-    fn real_runs_are_read() {
+    fn captured_runs_are_parsed() {
         let PingpongResult { message, bits_per_second, seconds } = parse(ONE).unwrap();
         assert_eq!((message, bits_per_second.round(), (seconds * 1e9).round()), (1 << 20, 26_403_440_000.0, 317_710.0));
         let PingpongResult { message, bits_per_second, .. } = parse(ALL).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_result_has_none() {
+    fn output_without_a_result_is_rejected() {
         assert_eq!(parse(""), Err(PingpongError::NoColumns));
         assert_eq!(parse(SERVER), Err(PingpongError::NoColumns));
         assert_eq!(parse(ONE.lines().next().unwrap()), Err(PingpongError::NoRow));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_that_did_not_arrive_are_held_against_the_hardware() {
+    fn only_lost_messages_are_attributed_to_the_hardware() {
         let PingpongFailure::Other(text) = classify_failure(CLIENT, SERVER) else { panic!("other") };
         assert_eq!(text, "fi_getinfo(): util/pingpong.c:1489, ret=-61 (No data available)");
         let PingpongFailure::Other(text) = classify_failure(CLIENT, "") else { panic!("other") };

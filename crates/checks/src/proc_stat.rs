@@ -79,14 +79,14 @@ mod tests {
         18446744073709551615 0 0 0 0 0 0 0 4 16898 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 9";
 
     #[test]
-    fn a_process_is_not_over_while_one_of_its_threads_hangs() {
+    fn a_process_is_alive_while_one_of_its_threads_hangs() {
         let stat = ProcStat::parse(HALF_DEAD).unwrap();
         assert_eq!((stat.state, stat.threads), ('Z', 2));
         assert!(!stat.has_exited());
     }
 
     #[test]
-    fn a_cut_line_is_no_process() {
+    fn a_truncated_line_is_not_a_process() {
         for cut in [0, 3, 14, 40] {
             assert_eq!(ProcStat::parse(&LINE[..cut]), None, "{cut}");
         }

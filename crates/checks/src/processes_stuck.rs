@@ -64,16 +64,16 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn is_nvidia_process(process: &Process) -> bool {
     let name =
         process.name.starts_with("nvidia") || process.name.starts_with("nv-") || process.name.starts_with("dcgm");
-    let place = process.waits_in.as_deref().unwrap_or("");
+    let function = process.waits_in.as_deref().unwrap_or("");
     let prefixes = ["nv_", "nvidia", "_nv", "uvm_", "rm_", "os_acquire"];
-    name || prefixes.iter().any(|prefix| place.starts_with(prefix))
+    name || prefixes.iter().any(|prefix| function.starts_with(prefix))
 }
 
 /// Returns the number of processes, and the names of the first few.
 fn describe_processes(processes: &[&Process]) -> String {
     let one = |process: &&Process| {
-        let place = process.waits_in.as_ref().map(|place| format!(" in {place}")).unwrap_or_default();
-        format!("{} ({}){place}", process.name, process.pid)
+        let location = process.waits_in.as_ref().map(|location| format!(" in {location}")).unwrap_or_default();
+        format!("{} ({}){location}", process.name, process.pid)
     };
     let first: Vec<_> = processes.iter().take(4).map(one).collect();
     let more = if processes.len() > 4 { ", …" } else { "" };
@@ -97,24 +97,24 @@ mod tests {
         }
     }
 
-    fn look(process: Process) -> Vec<String> {
+    fn check(process: Process) -> Vec<String> {
         let first = Process { pid: 2, ..self::process("kthreadd", 'S', 9000, "") };
         classify_outputs(&CHECK, &[ProbeOutput::Processes(vec![first, process])])
     }
 
     // Made by hand.
     #[test]
-    fn who_hangs_in_the_driver_wants_a_boot() {
-        assert_eq!(look(process("python", 'R', 600, "")), ["pass within-limits"]);
+    fn a_process_stuck_in_the_driver_requires_a_reboot() {
+        assert_eq!(check(process("python", 'R', 600, "")), ["pass within-limits"]);
         let nvidia = ["fail nvidia-stuck reboot node"];
-        assert_eq!(look(process("nvidia-smi", 'D', 6, "")), nvidia);
-        assert_eq!(look(process("python", 'D', 600, "uvm_va_space_mm_shutdown")), nvidia);
-        assert_eq!(look(process("rsync", 'D', 600, "rpc_wait_bit_killable")), ["fail processes-stuck monitor node"]);
-        assert_eq!(look(process("cp", 'D', 1, "folio_wait_bit_common")), ["pass within-limits"]);
+        assert_eq!(check(process("nvidia-smi", 'D', 6, "")), nvidia);
+        assert_eq!(check(process("python", 'D', 600, "uvm_va_space_mm_shutdown")), nvidia);
+        assert_eq!(check(process("rsync", 'D', 600, "rpc_wait_bit_killable")), ["fail processes-stuck monitor node"]);
+        assert_eq!(check(process("cp", 'D', 1, "folio_wait_bit_common")), ["pass within-limits"]);
     }
 
     #[test]
-    fn the_processes_of_a_container_are_not_those_of_the_machine() {
+    fn processes_of_a_container_are_rejected() {
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
         let own = vec![process("doctor-node", 'R', 600, "")];
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(own)]), ["inconclusive denied"]);

@@ -75,11 +75,11 @@ pub fn built_in() -> MachineTypes {
 /// # Panics
 /// If a compiled-in file is not a profile, which a unit test rules out.
 pub fn built_in_like(sku: &Sku) -> MachineTypes {
-    let (mut files, mut wanted) = (Vec::new(), Some(sku.clone()));
-    while let Some(sku) = wanted.take() {
+    let (mut files, mut next) = (Vec::new(), Some(sku.clone()));
+    while let Some(sku) = next.take() {
         let Some(built_in) = BUILT_IN.iter().find(|(name, _)| *name == sku.as_str()) else { break };
         let file = read(built_in);
-        wanted.clone_from(&file.like);
+        next.clone_from(&file.like);
         files.insert(0, file);
     }
     merge(files)
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_type_is_read_with_those_that_it_builds_on() {
+    fn a_machine_type_is_loaded_with_those_it_inherits_from() {
         let all = built_in();
         for file in all.iter() {
             assert_eq!(built_in_like(&file.sku).get(&file.sku), Some(file), "{}", file.sku);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cloud_machine_is_told_by_what_its_cloud_calls_it() {
+    fn a_cloud_machine_is_detected_by_its_instance_type() {
         let types = built_in();
         for (called, sku) in [
             ("p5.48xlarge", "p5.48xlarge"),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_finds_a_profile_by_the_clouds_name_too() {
+    fn the_controller_finds_a_profile_by_instance_type() {
         let profiles = built_in().profiles();
         let name = Sku::new("Standard_ND96isr_H100_v5").unwrap();
         assert_eq!(profiles.get(Some(&name)).unwrap().sku.as_str(), "nd96isr_h100_v5");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_machine_type_can_be_taken_for_another() {
+    fn machine_types_are_unambiguous() {
         let types = built_in();
         let mut names = BTreeSet::new();
         for file in types.iter() {
@@ -182,22 +182,22 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_one_that_a_check_measures_or_a_bandwidth_for_the_tests() {
+    fn every_expected_value_is_measured_by_a_check_or_a_bandwidth() {
         let rules = crate::Catalogue::built_in().rules(&Policy::built_in()).unwrap();
-        let asked: BTreeSet<&str> = rules
+        let used: BTreeSet<&str> = rules
             .iter()
             .filter(|rule| matches!(rule.when, When::NotProfile { .. } | When::BelowProfile { .. }))
             .filter_map(|rule| rule.when.metric())
             .collect();
         for file in built_in().iter() {
             for metric in file.expect.keys().filter(|metric| !metric.ends_with("_per_s")) {
-                assert!(asked.contains(metric.as_str()), "{}: no rule uses {metric}", file.sku);
+                assert!(used.contains(metric.as_str()), "{}: no rule uses {metric}", file.sku);
             }
         }
     }
 
     #[test]
-    fn the_seeds_numbers_are_kept() {
+    fn the_seeds_values_are_retained() {
         let profiles = built_in().profiles();
         // instance-profiles.conf of seed 002: type, GPUs, EFA.
         for (name, gpus, efa) in [

@@ -54,22 +54,22 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         Err(failure) if failure.kind == FailureKind::Missing => return Ok(none),
         Err(failure) => return Err(Observation::CouldNot(failure)),
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let states = glob_files(outputs.get(1))?;
     for array in arrays(table) {
         let entity = Entity::new(EntityKind::Disk, array.name);
         let state = states.iter().find(|file| match_pattern_exact(STATE, &file.path).is_some_and(|[rest]| array.name[2..] == *rest));
         let is_broken = state.is_some_and(|file| file.text.as_deref().is_ok_and(|text| text.trim() == "broken"));
-        look.metric(Metric::count("members_missing", entity.clone(), array.missing));
+        builder.metric(Metric::count("members_missing", entity.clone(), array.missing));
         if is_broken || !array.is_active {
             let text = if is_broken { "the array is broken" } else { "the array is inactive" };
-            look.event(Event::seen("raid-broken", entity, text));
+            builder.event(Event::seen("raid-broken", entity, text));
         } else if array.missing > 0.0 || array.has_failed {
             let text = format!("missing or failed members: {}", array.missing.max(1.0));
-            look.event(Event::seen("raid-degraded", entity, text));
+            builder.event(Event::seen("raid-degraded", entity, text));
         }
     }
-    Ok(look.build_or(none))
+    Ok(builder.build_or(none))
 }
 
 struct Array<'a> {
@@ -102,9 +102,9 @@ fn arrays(table: &str) -> Vec<Array<'_>> {
 
 /// Counts the underscores of a word like `[UU_]`.
 fn missing(line: &str) -> f64 {
-    let is_map = |word: &&str| word.len() > 2 && word[1..word.len() - 1].chars().all(|c| c == 'U' || c == '_');
-    let mut words = line.split_ascii_whitespace().filter(|word| word.starts_with('[') && word.ends_with(']'));
-    words.find(is_map).map_or(0.0, |map| map.matches('_').count() as f64)
+    let is_map = |field: &&str| field.len() > 2 && field[1..field.len() - 1].chars().all(|c| c == 'U' || c == '_');
+    let mut fields = line.split_ascii_whitespace().filter(|field| field.starts_with('[') && field.ends_with(']'));
+    fields.find(is_map).map_or(0.0, |map| map.matches('_').count() as f64)
 }
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
     use doctor_core::observation::ProbeFailure;
     use proptest::prelude::*;
 
-    fn look(table: &str, state: &str) -> Vec<String> {
+    fn check(table: &str, state: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[ProbeOutput::Text(table.to_owned()), found(&[("/sys/block/md128/md/array_state", state)])])
     }
 
@@ -125,18 +125,18 @@ mod tests {
         unused devices: <none>\n";
 
     #[test]
-    fn a_mirror_with_one_half_and_a_stripe_with_none_are_found() {
-        assert_eq!(look(MIRROR, "clean\n"), ["pass within-limits"]);
+    fn a_degraded_mirror_and_a_broken_stripe_are_reported() {
+        assert_eq!(check(MIRROR, "clean\n"), ["pass within-limits"]);
         let half = MIRROR.replace("[2/2] [UU]", "[2/1] [U_]").replace("sdb2[1]", "sdb2[1](F)");
-        assert_eq!(look(&half, "clean\n"), ["fail raid-degraded monitor disk:md127"]);
-        assert_eq!(look(MIRROR, "broken\n"), ["fail raid-broken isolate disk:md128"]);
-        let gone = MIRROR.replace("active raid0", "inactive");
-        assert_eq!(look(&gone, "inactive\n"), ["fail raid-broken isolate disk:md128"]);
+        assert_eq!(check(&half, "clean\n"), ["fail raid-degraded monitor disk:md127"]);
+        assert_eq!(check(MIRROR, "broken\n"), ["fail raid-broken isolate disk:md128"]);
+        let inactive = MIRROR.replace("active raid0", "inactive");
+        assert_eq!(check(&inactive, "inactive\n"), ["fail raid-broken isolate disk:md128"]);
     }
 
     #[test]
-    fn no_array_is_not_applicable_and_no_answer_is_no_health() {
-        assert_eq!(look("Personalities : \nunused devices: <none>\n", ""), ["not-applicable no-raid"]);
+    fn not_applicable_without_an_array_and_unreadable_input_does_not_pass() {
+        assert_eq!(check("Personalities : \nunused devices: <none>\n", ""), ["not-applicable no-raid"]);
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
         assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Missing), found(&[])]), ["not-applicable no-raid"]);
         assert_eq!(classify_outputs(&CHECK, &[failed(FailureKind::Denied), found(&[])]), ["inconclusive denied"]);
@@ -145,7 +145,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "((md.{0,9} : )?.{0,20}( \\[.{0,5}\\])?\n){0,4}") {
-            look(&text, &text);
+            check(&text, &text);
         }
     }
 }

@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn states_and_rates_read_as_the_kernel_writes_them() {
+    fn states_and_rates_are_parsed_in_the_kernels_format() {
         assert_eq!(parse_state("4: ACTIVE\n"), Some("ACTIVE"));
         assert_eq!(parse_state("5: LinkUp\n"), Some("LinkUp"));
         assert_eq!(parse_rate("400 Gb/sec (4X NDR)\n"), Some(400e9));

@@ -89,8 +89,8 @@ impl PackedDocument {
 
     /// Returns the termination message: the document if it fits, otherwise its number of lines in the log.
     pub fn to_termination_message(&self) -> String {
-        let whole = format!("{INLINE_PREFIX}{}", self.0);
-        if whole.len() <= MESSAGE_BYTES { whole } else { format!("{IN_LOG_PREFIX}{}", self.lines().count()) }
+        let message = format!("{INLINE_PREFIX}{}", self.0);
+        if message.len() <= MESSAGE_BYTES { message } else { format!("{IN_LOG_PREFIX}{}", self.lines().count()) }
     }
 }
 
@@ -173,14 +173,14 @@ mod tests {
         let document = noise(20_000);
         let packed = PackedDocument::pack(&document).unwrap();
         let log = packed.to_log_lines();
-        let told = parse_termination_message(&packed.to_termination_message()).unwrap();
-        assert_eq!(told, TerminationMessage::InLog { lines: log.lines().count() });
+        let message = parse_termination_message(&packed.to_termination_message()).unwrap();
+        assert_eq!(message, TerminationMessage::InLog { lines: log.lines().count() });
         assert!(log.lines().all(|line| line.len() <= LINE_CHARS) && log.lines().count() > 5);
         assert_eq!(extract_from_log(&format!("before\n{log}after\n")).unwrap(), document);
     }
 
     #[test]
-    fn a_message_or_a_log_that_was_cut_is_no_document() {
+    fn a_truncated_message_or_log_is_rejected() {
         let packed = PackedDocument::pack(&noise(2000)).unwrap();
         let message = packed.to_termination_message();
         for cut in [1, 16, 17, 100, message.len() - 2] {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_unpack_to_more_than_a_document_may_have_is_refused() {
+    fn a_document_that_unpacks_beyond_the_limit_is_rejected() {
         let bomb = compress_to_vec(&vec![0; MAX_DOCUMENT_BYTES as usize + 1], 9);
         let message = format!("{INLINE_PREFIX}{}", STANDARD.encode(bomb));
         assert!(matches!(parse_termination_message(&message), Err(ResultTransportError::CannotUnpack(_))));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_a_test_that_looks_like_ours_is_not_taken_for_it() {
+    fn a_test_line_that_resembles_the_document_is_ignored() {
         let packed = PackedDocument::pack(b"one").unwrap().to_log_lines();
         let log = format!("2026-11-15T08:00:00Z dl: | {BEGIN}\n{packed}");
         assert_eq!(extract_from_log(&log).unwrap(), b"one");

@@ -54,20 +54,20 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let ports = ports(outputs.first())?;
     let (layers, types) = (glob_files(outputs.get(1))?, glob_files(outputs.get(2))?);
     let (states, mtus) = (glob_files(outputs.get(3))?, glob_files(outputs.get(4))?);
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut kinds: BTreeMap<&str, Vec<(Entity, f64)>> = BTreeMap::new();
     for port in &ports {
         match port_file(layers, LINK_LAYER, &[port.device, port.port]) {
             Ok(Some("Ethernet")) if port.is_active() => {}
             Ok(_) => continue,
             Err(failure) => {
-                look.unreadable(failure);
+                builder.unreadable(failure);
                 continue;
             }
         }
         let Some((name, state)) = interface(states, port.device) else {
             let text = format!("no network interface of {} is visible", port.entity());
-            look.unreadable(ProbeFailure::new(FailureKind::Missing, text));
+            builder.unreadable(ProbeFailure::new(FailureKind::Missing, text));
             continue;
         };
         let entity = Entity::new(EntityKind::Nic, name);
@@ -75,31 +75,31 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             Ok("up" | "unknown") => {}
             Ok(state) => {
                 let text = format!("RDMA port {} is active, its interface is {state}", port.entity());
-                look.event(Event::seen("roce-interface-down", entity.clone(), text));
+                builder.event(Event::seen("roce-interface-down", entity.clone(), text));
             }
-            Err(failure) => look.unreadable(failure),
+            Err(failure) => builder.unreadable(failure),
         }
         match port_file(mtus, MTU, &[port.device, name]) {
             Ok(Some(text)) => match text.parse::<u32>() {
                 Ok(mtu) => {
                     let kind = port_file(types, HCA_TYPE, &[port.device]).ok().flatten().unwrap_or("");
-                    look.metric(Metric::count("mtu", entity.clone(), f64::from(mtu)));
+                    builder.metric(Metric::count("mtu", entity.clone(), f64::from(mtu)));
                     kinds.entry(kind).or_default().push((entity, f64::from(mtu)));
                 }
-                Err(_) => look.unreadable(unexpected_content(name, text)),
+                Err(_) => builder.unreadable(unexpected_content(name, text)),
             },
             Ok(None) => {}
-            Err(failure) => look.unreadable(failure),
+            Err(failure) => builder.unreadable(failure),
         }
     }
     for interfaces in kinds.values() {
         let most = interfaces.iter().map(|(_, mtu)| *mtu).fold(0.0, f64::max);
         for (entity, mtu) in interfaces.iter().filter(|(_, mtu)| *mtu < most) {
             let text = format!("MTU {mtu}, another adapter of the same type has {most}");
-            look.event(Event::seen("roce-mtu-differs", entity.clone(), text));
+            builder.event(Event::seen("roce-mtu-differs", entity.clone(), text));
         }
     }
-    Ok(look.build_or(not_applicable("no-roce", "no active RoCE port on this node")))
+    Ok(builder.build_or(not_applicable("no-roce", "no active RoCE port on this node")))
 }
 
 /// Returns a device's interface that is up, else any: representors of virtual functions are listed next to the real
@@ -120,7 +120,7 @@ mod tests {
     use crate::{files::tests::found, classify_fixture::classify_outputs};
 
     /// Adapters: layer, state of the interface, MTU. Made by hand.
-    fn look(adapters: &[(&str, &str, &str)]) -> Vec<String> {
+    fn check(adapters: &[(&str, &str, &str)]) -> Vec<String> {
         let all = |path: &str, text: fn(&(&str, &str, &str)) -> String| {
             let file = |(n, adapter)| (path.replace("{}", &format!("{n}")), text(adapter));
             let all: Vec<_> = adapters.iter().enumerate().map(file).collect();
@@ -139,19 +139,19 @@ mod tests {
     const GOOD: (&str, &str, &str) = ("Ethernet\n", "up\n", "9000\n");
 
     #[test]
-    fn an_interface_that_is_not_as_the_others_is_found() {
-        assert_eq!(look(&[GOOD, GOOD]), ["pass within-limits"]);
+    fn an_interface_that_differs_from_the_others_is_reported() {
+        assert_eq!(check(&[GOOD, GOOD]), ["pass within-limits"]);
         let down = ("Ethernet\n", "down\n", "9000\n");
-        assert_eq!(look(&[GOOD, down]), ["fail roce-interface-down isolate nic:gpu1rdma"]);
+        assert_eq!(check(&[GOOD, down]), ["fail roce-interface-down isolate nic:gpu1rdma"]);
         let small = ("Ethernet\n", "up\n", "1500\n");
-        assert_eq!(look(&[small, GOOD]), ["fail roce-mtu-differs monitor nic:gpu0rdma"]);
+        assert_eq!(check(&[small, GOOD]), ["fail roce-mtu-differs monitor nic:gpu0rdma"]);
     }
 
     #[test]
-    fn infiniband_has_none_of_this() {
-        assert_eq!(look(&[("InfiniBand\n", "down\n", "1500\n")]), ["not-applicable no-roce"]);
-        assert_eq!(look(&[]), ["not-applicable no-rdma"]);
-        assert_eq!(look(&[("Ethernet\n", "up\n", "big")]), ["inconclusive unparseable"]);
+    fn not_applicable_on_infiniband() {
+        assert_eq!(check(&[("InfiniBand\n", "down\n", "1500\n")]), ["not-applicable no-roce"]);
+        assert_eq!(check(&[]), ["not-applicable no-rdma"]);
+        assert_eq!(check(&[("Ethernet\n", "up\n", "big")]), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 }

@@ -57,18 +57,18 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let Some(wanted) = string_list(params, "units", "units = [\"slurmd.service\"]")? else {
+    let Some(required) = string_list(params, "units", "units = [\"slurmd.service\"]")? else {
         return Ok(not_applicable("not-configured", "`units` is not set"));
     };
-    let mut look = ObservationBuilder::default();
+    let mut builder = ObservationBuilder::default();
     let mut running: BTreeMap<&str, bool> = BTreeMap::new();
-    for (place, pattern) in PATTERNS.iter().enumerate() {
-        for file in glob_files(outputs.get(place))? {
+    for (index, pattern) in PATTERNS.iter().enumerate() {
+        for file in glob_files(outputs.get(index))? {
             let Some(name) = match_pattern(pattern, &file.path).and_then(|names| names.last().copied()) else { continue };
-            let is_wanted = wanted.iter().any(|unit| unit_name(unit) == name);
+            let is_required = required.iter().any(|unit| unit_name(unit) == name);
             match &file.text {
                 Ok(text) => *running.entry(name).or_default() |= has_processes(text),
-                Err(failure) if is_wanted => look.unreadable(failure.clone()),
+                Err(failure) if is_required => builder.unreadable(failure.clone()),
                 Err(_) => {}
             }
         }
@@ -78,7 +78,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
         return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
     }
     let mut well = 0.0;
-    for unit in &wanted {
+    for unit in &required {
         let text = match running.get(unit_name(unit)) {
             Some(true) => {
                 well += 1.0;
@@ -87,10 +87,10 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             Some(false) => "service has no process",
             None => "service is not started or does not exist",
         };
-        look.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, unit_name(unit)), text));
+        builder.event(Event::seen("service-not-running", Entity::new(EntityKind::Service, unit_name(unit)), text));
     }
-    look.metric(Metric::count("services_running", Entity::node(), well));
-    Ok(look.build_or(Observation::measured(Vec::new(), Vec::new())))
+    builder.metric(Metric::count("services_running", Entity::node(), well));
+    Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))
 }
 
 fn unit_name(unit: &str) -> &str {
@@ -111,7 +111,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    fn look(units: &str, munge: &str) -> Vec<String> {
+    fn check(units: &str, munge: &str) -> Vec<String> {
         let params: Params = toml::from_str(&format!("units = {units}")).unwrap();
         let second = found(&[
             ("/sys/fs/cgroup/system.slice/munge.service/cgroup.events", munge),
@@ -124,16 +124,16 @@ mod tests {
 
     // Made by hand.
     #[test]
-    fn a_service_without_a_process_does_not_run() {
+    fn a_service_without_a_process_is_not_running() {
         let good = "populated 1\nfrozen 0\n";
-        assert_eq!(look("['slurmd.service', 'munge', 'getty@tty1']", good), ["pass within-limits"]);
+        assert_eq!(check("['slurmd.service', 'munge', 'getty@tty1']", good), ["pass within-limits"]);
         let bad = "fail service-not-running reboot service:munge";
-        assert_eq!(look("['slurmd', 'munge.service']", "populated 0\nfrozen 0\n"), [bad]);
-        assert_eq!(look("['dcgm']", good), ["fail service-not-running reboot service:dcgm"]);
+        assert_eq!(check("['slurmd', 'munge.service']", "populated 0\nfrozen 0\n"), [bad]);
+        assert_eq!(check("['dcgm']", good), ["fail service-not-running reboot service:dcgm"]);
     }
 
     #[test]
-    fn the_first_version_of_control_groups_lists_processes() {
+    fn cgroup_v1_lists_processes() {
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let with = |text: &str| {
             let first = found(&[("/sys/fs/cgroup/systemd/system.slice/sshd.service/cgroup.procs", text)]);
@@ -144,18 +144,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_named_and_nothing_seen_are_not_health() {
+    fn missing_settings_and_unreadable_cgroups_do_not_pass() {
         assert_eq!(classify_outputs(&CHECK, &[found(&[])]), ["not-applicable not-configured"]);
         let params: Params = toml::from_str("units = ['sshd']").unwrap();
         let nothing: Vec<_> = (0..4).map(|_| found(&[])).collect();
         assert_eq!(classify_outputs_with(&CHECK, &params, None, &nothing), ["inconclusive empty"]);
-        assert_eq!(look("'munge'", ""), ["inconclusive unparseable"]);
+        assert_eq!(check("'munge'", ""), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,40}") {
-            look("['munge']", &text);
+            check("['munge']", &text);
         }
     }
 }

@@ -90,9 +90,9 @@ fn probes(params: &Params) -> Vec<Probe> {
 }
 
 fn command(params: &Params) -> Option<(String, Vec<String>)> {
-    let words = params.get(COMMAND)?.as_array()?.iter().map(|word| word.as_str().map(str::to_owned));
-    let mut words = words.collect::<Option<Vec<_>>>()?.into_iter();
-    Some((words.next()?, words.collect()))
+    let command = params.get(COMMAND)?.as_array()?.iter().map(|arg| arg.as_str().map(str::to_owned));
+    let mut command = command.collect::<Option<Vec<_>>>()?.into_iter();
+    Some((command.next()?, command.collect()))
 }
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -106,9 +106,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
     };
     let line = stdout.lines().next().unwrap_or("").trim();
-    let words: String =
+    let output: String =
         if line.is_empty() { "the command printed nothing".to_owned() } else { line.chars().take(300).collect() };
-    let event = |code| vec![Event::seen(code, Entity::node(), words.clone())];
+    let event = |code| vec![Event::seen(code, Entity::node(), output.clone())];
     let events = match exit {
         Some(0) => Vec::new(),
         Some(1) => event("warning"),
@@ -116,7 +116,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(3) => {
             return Observation::CouldNot(ProbeFailure::new(
                 FailureKind::Failed,
-                format!("the command reported unknown (exit code 3): {words}"),
+                format!("the command reported unknown (exit code 3): {output}"),
             ));
         }
         other => return Observation::CouldNot(exit_failure(other, stderr)),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_command_that_is_said_to_be_quick_runs_on_a_node_at_work() {
+    fn only_a_command_declared_quick_runs_on_a_busy_node() {
         let spec = |more: &str| {
             let text = format!("[tests.quota.params]\ncommand = [\"/bin/quota\"]\n{more}");
             site_checks(&Policy::with_site_settings(&text).unwrap())[0].spec
@@ -181,12 +181,12 @@ mod tests {
         let id = CheckId::new("quota").unwrap();
         let catalogue = Catalogue::with_site_checks(&policy);
         let probes = (catalogue.get(&id).unwrap().probes)(&catalogue.params(&policy, &id));
-        let wanted = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
-        assert_eq!(probes, [wanted]);
+        let expected = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
+        assert_eq!(probes, [expected]);
     }
 
     #[test]
-    fn a_command_that_is_none_says_what_it_should_be() {
+    fn an_invalid_command_is_reported_with_the_expected_format() {
         for command in [toml::Value::from("one string"), toml::Value::Array(vec![]), toml::Value::from(3)] {
             let params: Params = [(COMMAND.to_owned(), command)].into();
             assert!(probes(&params).is_empty());

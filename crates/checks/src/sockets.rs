@@ -9,9 +9,9 @@ pub fn is_listening(table: &str, port: u16) -> bool {
     /// The state of a listening socket.
     const LISTEN: &str = "0A";
     table.lines().any(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let of_port = words.nth(1).and_then(|local| local.rsplit_once(':')).map(|(_, port)| port);
-        of_port.and_then(|of_port| u16::from_str_radix(of_port, 16).ok()) == Some(port) && words.nth(1) == Some(LISTEN)
+        let mut fields = line.split_ascii_whitespace();
+        let of_port = fields.nth(1).and_then(|local| local.rsplit_once(':')).map(|(_, port)| port);
+        of_port.and_then(|of_port| u16::from_str_radix(of_port, 16).ok()) == Some(port) && fields.nth(1) == Some(LISTEN)
     })
 }
 
@@ -27,7 +27,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_port_that_is_listened_on_is_told_from_one_that_is_in_use() {
+    fn a_listening_port_differs_from_a_connected_one() {
         assert!(is_listening(TABLE, 5555));
         assert!(!is_listening(TABLE, 5556), "a connection is no listener");
         assert!(!is_listening(TABLE, 5557) && !is_listening("", 5555));

@@ -32,8 +32,8 @@ impl Check {
     /// Interprets a node's evidence. Returns `CouldNot` if the evidence is of other probes than those that this policy
     /// requests, for example another list of mounts: it would be misinterpreted.
     pub fn observe(&self, params: &Params, evidence: &TestEvidence) -> Observation {
-        let wanted = (self.probes)(params);
-        if wanted.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
+        let expected = (self.probes)(params);
+        if expected.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
             return Observation::CouldNot(ProbeFailure::new(
                 FailureKind::Unparseable,
                 "the node ran other probes than this policy requests; use the same policy file on node and controller",

@@ -139,15 +139,15 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
     let example = check_params::reject_unknown(params, &KNOWN_PARAMS)?;
     let mounts = check_params::string_list(params, "mounts", example("mounts"))?;
     let directories = check_params::string_list(params, "directories", example("directories"))?;
-    let places: Vec<_> = match (mounts, directories) {
+    let targets: Vec<_> = match (mounts, directories) {
         (None, None) => vec![StorageTarget::Mount("/".to_owned())],
         (mounts, directories) => {
             let mounts = mounts.into_iter().flatten().map(StorageTarget::Mount);
             mounts.chain(directories.into_iter().flatten().map(StorageTarget::Directory)).collect()
         }
     };
-    if let Some(place) = places.iter().find(|place| !place.path().starts_with('/')) {
-        let name = if matches!(place, StorageTarget::Mount(_)) { "mounts" } else { "directories" };
+    if let Some(target) = targets.iter().find(|target| !target.path().starts_with('/')) {
+        let name = if matches!(target, StorageTarget::Mount(_)) { "mounts" } else { "directories" };
         return Err(check_params::invalid_param(name, example(name)));
     }
     let span = |name, default| Ok::<_, Observation>(check_params::duration(params, name, example(name))?.unwrap_or(default));
@@ -156,7 +156,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("pattern_time", "100ms"));
     }
     let each = (pattern_time.millis() + PASS_OVERHEAD.millis()) * PASSES + stall.millis() * 2;
-    let all = Span::from_millis(each.saturating_mul(i64::try_from(places.len()).unwrap_or(i64::MAX)));
+    let all = Span::from_millis(each.saturating_mul(i64::try_from(targets.len()).unwrap_or(i64::MAX)));
     let size = check_params::bytes(params, "size", example("size"))?.unwrap_or(DEFAULT_SIZE);
     if size < MIN_SIZE {
         return Err(below_minimum("size", "16MiB"));
@@ -166,7 +166,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("iops", "1"));
     }
     Ok(StorageParams {
-        places,
+        places: targets,
         size,
         pattern_time,
         stall,
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verified_mount_without_peers_past_or_profile_passes() {
+    fn a_verified_mount_without_peers_history_or_profile_passes() {
         assert_eq!(judged(measured(1.0, Vec::new())), ["pass within-limits"]);
     }
 
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn slowness_is_judged_by_the_floor_the_profile_and_the_mounts_own_past() {
+    fn slowness_is_classified_by_minimum_profile_and_the_mounts_history() {
         let slow = judged(measured(1e-3, Vec::new()));
         assert_eq!(slow.len(), 4, "2 MB/s in four patterns: {slow:?}");
         let expect = [("randread_iops".to_owned(), 80_000.0)].into();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pattern_is_judged() {
+    fn every_pattern_is_classified() {
         for pattern in Pattern::ALL {
             let what = if pattern.spec().block == 1 << 20 { "bw" } else { "iops" };
             assert!(RULES.contains(&format!("metric = \"{}_{what}\"", pattern.code())), "{}", pattern.code());
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_could_not_be_made_is_inconclusive() {
+    fn a_test_that_could_not_run_is_inconclusive() {
         let missing = ProbeFailure::new(FailureKind::Missing, "fio is not installed");
         assert_eq!(judged(ProbeOutput::Failed(missing)), ["inconclusive missing"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_what_the_parameters_say() {
+    fn parameters_reach_the_test() {
         let default = test_params(&Params::new()).unwrap();
         assert_eq!(default.places, [StorageTarget::Mount("/".to_owned())]);
         assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_understood_is_told() {
+    fn an_invalid_parameter_is_reported() {
         for text in [
             "mounts = '/data'",
             "mounts = []",

@@ -156,10 +156,10 @@ pub struct Sizes {
 impl Sizes {
     /// Returns the requested sizes, reduced to the available space, or `None` if there is too little. The files of a
     /// set are multiples of a block.
-    pub fn fitting(asked: u64, free: Option<u64>) -> Option<Self> {
+    pub fn fitting(requested: u64, free: Option<u64>) -> Option<Self> {
         // Two sets, and a quarter of one to verify.
         let room = free.map_or(SIZE_IF_FREE_UNKNOWN, |free| free / SHARE_OF_FREE / 9 * 4);
-        let set = asked.min(room) / (MANY_FILES << 20) * (MANY_FILES << 20);
+        let set = requested.min(room) / (MANY_FILES << 20) * (MANY_FILES << 20);
         (set >= MIN_SIZE).then(|| Self { set, verified: VERIFY_BYTES.min(set / 4) })
     }
 
@@ -174,9 +174,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_small_share_of_what_is_free_is_taken() {
+    fn a_small_share_of_the_free_space_is_used() {
         const GIB: u64 = 1 << 30;
-        let of = |asked, free| Sizes::fitting(asked, free).map(|sizes| (sizes.set >> 20, sizes.verified >> 20));
+        let of = |requested, free| Sizes::fitting(requested, free).map(|sizes| (sizes.set >> 20, sizes.verified >> 20));
         assert_eq!(of(GIB, Some(100 * GIB)), Some((1024, 64)));
         assert_eq!(of(GIB, Some(GIB)), Some((40, 10)));
         assert_eq!(of(GIB, Some(300 << 20)), None);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_says_the_same_after_a_trip() {
+    fn parameters_survive_a_round_trip() {
         let order = StorageParams {
             places: vec![StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())],
             size: 1 << 30,
@@ -204,9 +204,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_a_tenth_of_what_is_free(asked: u64, free: u64) {
-            if let Some(sizes) = Sizes::fitting(asked, Some(free)) {
-                prop_assert!(sizes.set <= asked && sizes.set % (MANY_FILES << 20) == 0);
+        fn never_more_than_a_tenth_of_the_free_space(requested: u64, free: u64) {
+            if let Some(sizes) = Sizes::fitting(requested, Some(free)) {
+                prop_assert!(sizes.set <= requested && sizes.set % (MANY_FILES << 20) == 0);
                 prop_assert!(2 * sizes.set + sizes.verified <= free / SHARE_OF_FREE);
             }
         }

@@ -27,13 +27,13 @@ impl<'a> SxidRecord<'a> {
         }
         let (device, rest) = rest.split_once("): ")?;
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        let (number, words) = rest.split_at(digits);
+        let (number, text) = rest.split_at(digits);
         let id = normalize_bus_id(device).unwrap_or_else(|| device.to_owned());
         Some(Self {
             number: number.parse().ok()?,
             switch: Entity::new(EntityKind::Switch, id),
             record: *record,
-            text: words.trim_start_matches([',', ' ']),
+            text: text.trim_start_matches([',', ' ']),
         })
     }
 
@@ -84,8 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn the_number_and_the_records_own_word_are_weighed() {
-        for (text, wanted) in [
+    fn a_record_is_classified_by_its_number_and_its_own_rating() {
+        for (text, expected) in [
             ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", Some("sxid-12028")),
             ("12028, Fatal, Link 32 egress non-posted PRIV error (First)", Some("sxid-12028")),
             ("11013, Fatal, Link 46 ingress header DBE", Some("sxid-11013")),
@@ -97,7 +97,7 @@ mod tests {
             ("99999, Fatal, new", Some("sxid-fatal")),
             ("99999", Some("sxid-fatal")),
         ] {
-            assert_eq!(code(text).as_deref(), wanted, "{text}");
+            assert_eq!(code(text).as_deref(), expected, "{text}");
         }
     }
 

@@ -225,9 +225,9 @@ fn nvlink5_row(cells: [String; 11]) -> Option<Nvlink5Row> {
 }
 
 impl Nvlink5Row {
-    /// Returns NVIDIA's immediate action if this row matches the record. `words` is the text before the registers.
-    pub fn action(&self, xid: u16, words: &str, info: u32, status: u32) -> Option<&str> {
-        let named = self.xid == xid && self.units.iter().any(|unit| contains_words(words, unit));
+    /// Returns NVIDIA's immediate action if this row matches the record. `text` is the text before the registers.
+    pub fn action(&self, xid: u16, text: &str, info: u32, status: u32) -> Option<&str> {
+        let named = self.xid == xid && self.units.iter().any(|unit| contains_words(text, unit));
         if !named || !(self.statuses.is_empty() || self.statuses.contains(&status)) {
             return None;
         }
@@ -242,10 +242,10 @@ impl Nvlink5Row {
     }
 }
 
-/// Returns whether the text contains `wanted` between spaces or its ends.
-fn contains_words(text: &str, wanted: &str) -> bool {
-    text.match_indices(wanted).any(|(at, _)| {
-        let (before, after) = (&text[..at], &text[at + wanted.len()..]);
+/// Returns whether the text contains `phrase` between spaces or its ends.
+fn contains_words(text: &str, phrase: &str) -> bool {
+    text.match_indices(phrase).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + phrase.len()..]);
         (before.is_empty() || before.ends_with(' ')) && (after.is_empty() || after.starts_with(' '))
     })
 }
@@ -253,9 +253,9 @@ fn contains_words(text: &str, wanted: &str) -> bool {
 /// Returns whether a register matches a pattern of `0`, `1` and `-`, from the highest bit to the lowest.
 fn matches_pattern(pattern: &str, register: u32) -> bool {
     pattern.len() == 32
-        && pattern.bytes().enumerate().all(|(place, wanted)| match wanted {
-            b'0' => register >> (31 - place) & 1 == 0,
-            b'1' => register >> (31 - place) & 1 == 1,
+        && pattern.bytes().enumerate().all(|(index, bit)| match bit {
+            b'0' => register >> (31 - index) & 1 == 0,
+            b'1' => register >> (31 - index) & 1 == 1,
             _ => true,
         })
 }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     /// The expected content of the rule files, each with its name.
-    fn wanted() -> [(&'static str, String, &'static str); 3] {
+    fn expected() -> [(&'static str, String, &'static str); 3] {
         let xids = XIDS.rows.iter().map(|row| (u32::from(row.n), row.severity));
         let sxids = SXIDS.rows.iter().map(|row| (row.n, row.severity));
         let errors = DCGM.rows.iter().map(|row| (row.n, row.severity));
@@ -308,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_are_those_of_the_tables() {
-        for (name, wanted, written) in wanted() {
-            assert!(wanted == written, "{name} should be:\n{wanted}");
+    fn rule_files_match_the_tables() {
+        for (name, expected, written) in expected() {
+            assert!(expected == written, "{name} should be:\n{expected}");
         }
     }
 
     #[test]
-    fn every_xid_stands_in_the_table_once() {
+    fn every_xid_is_in_the_table_once() {
         let numbers: Vec<u16> = XIDS.rows.iter().map(|row| row.n).collect();
         assert_eq!(numbers, (1..=172).collect::<Vec<_>>());
         assert!(XIDS.rows.iter().all(|row| row.arch.len() == 4 && !row.says.is_empty() && !row.peers.is_empty()));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_has_a_severity_and_what_is_counted_has_none() {
+    fn faults_have_a_severity_and_counted_xids_have_none() {
         for row in &XIDS.rows {
             let judged = matches!(row.class, Class::Fault | Class::Unused);
             assert_eq!(row.severity.is_some(), judged, "Xid {}", row.n);
@@ -331,9 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn our_severity_is_what_nvidia_asks_for_at_once() {
+    fn severities_match_nvidias_immediate_actions() {
         for row in &XIDS.rows {
-            let asked = match row.now.as_str() {
+            let severity = match row.now.as_str() {
                 "RESET_GPU" => Some(Severity::Reset),
                 "RESTART_BM" | "RESTART_VM" => Some(Severity::Reboot),
                 "RESTART_APP" if row.class == Class::Application => None,
@@ -341,7 +341,7 @@ mod tests {
             };
             // Xid 94 ends one program; it is `monitor` because its row waits for a reset.
             if row.n != 94 {
-                assert_eq!(row.severity, asked, "Xid {}", row.n);
+                assert_eq!(row.severity, severity, "Xid {}", row.n);
             }
         }
     }
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_nvlink5_is_read_and_fits_its_own_pattern() {
+    fn every_nvlink5_row_parses_and_matches_its_own_pattern() {
         let written = include_str!("tables/nvlink5.toml").lines().filter(|line| line.starts_with("  [")).count();
         assert_eq!((NVLINK5.rows.len(), written), (95, 95));
         for row in &NVLINK5.rows {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn severities_of_dcgm_read_back() {
+    fn dcgm_severities_survive_a_round_trip() {
         for number in 0..=6 {
             let severity = DcgmSeverity::from_number(number).unwrap();
             assert_eq!(serde_json::to_value(severity).unwrap(), severity.word());
@@ -382,9 +382,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_pattern_makes_it_panic(pattern in ".{0,40}", words in ".{0,40}", register: u32) {
+        fn no_pattern_makes_it_panic(pattern in ".{0,40}", text in ".{0,40}", register: u32) {
             matches_pattern(&pattern, register);
-            contains_words(&words, &pattern);
+            contains_words(&text, &pattern);
         }
     }
 }

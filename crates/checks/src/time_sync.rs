@@ -50,10 +50,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         let line = lines.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         line.trim().parse::<f64>().ok().filter(|value| value.is_finite())
     };
-    let (Some(kept), Some(offset)) = (value("synchronized"), value("offset_us")) else {
+    let (Some(synchronized), Some(offset)) = (value("synchronized"), value("offset_us")) else {
         return Observation::CouldNot(unexpected_content("the kernel's clock", lines));
     };
-    let event = (kept == 0.0).then(|| Event::seen("clock-not-kept", Entity::node(), NOT_SYNCHRONISED));
+    let event = (synchronized == 0.0).then(|| Event::seen("clock-not-kept", Entity::node(), NOT_SYNCHRONISED));
     let seconds = |name, micros: f64| Metric::new(name, Entity::node(), micros.abs() / 1e6, Unit::Seconds);
     let error = value("max_error_us").map(|micros| seconds("clock_error_seconds", micros));
     let metrics = std::iter::once(seconds("clock_offset_seconds", offset)).chain(error).collect();
@@ -66,26 +66,26 @@ mod tests {
     use crate::classify_fixture::classify_outputs;
     use proptest::prelude::*;
 
-    fn look(text: &str) -> Vec<String> {
+    fn check(text: &str) -> Vec<String> {
         classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())])
     }
 
     // Made by hand in the format of the probe.
     #[test]
-    fn a_clock_that_is_not_synchronised_is_not_right_by_chance() {
+    fn an_unsynchronised_clock_fails_even_with_a_small_offset() {
         let good = "synchronized 1\noffset_us -12\nmax_error_us 5000\nestimated_error_us 100\nfrequency_ppm 1.5\n";
-        assert_eq!(look(good), ["pass within-limits"]);
-        assert_eq!(look(&good.replace("synchronized 1", "synchronized 0")), ["fail clock-not-kept monitor node"]);
-        assert_eq!(look(&good.replace("-12", "-120000")), ["fail clock-off monitor node"]);
-        assert_eq!(look(""), ["inconclusive unparseable"]);
-        assert_eq!(look("synchronized yes\noffset_us 0\n"), ["inconclusive unparseable"]);
+        assert_eq!(check(good), ["pass within-limits"]);
+        assert_eq!(check(&good.replace("synchronized 1", "synchronized 0")), ["fail clock-not-kept monitor node"]);
+        assert_eq!(check(&good.replace("-12", "-120000")), ["fail clock-off monitor node"]);
+        assert_eq!(check(""), ["inconclusive unparseable"]);
+        assert_eq!(check("synchronized yes\noffset_us 0\n"), ["inconclusive unparseable"]);
         assert_eq!(classify_outputs(&CHECK, &[]), ["inconclusive unparseable"]);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "((synchronized|offset_us|max_error_us) .{0,9}\n){0,3}") {
-            look(&text);
+            check(&text);
         }
     }
 }

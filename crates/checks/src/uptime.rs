@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_is_seconds_and_the_first_hour_is_whole() {
+    fn the_first_field_is_in_seconds_and_the_first_hour_counts_as_one() {
         // Linux 6.18, 2026-11-15; the second made by hand.
         assert_eq!(hours("36000.55 142011.07\n").map(f64::round), Ok(10.0));
         assert_eq!(hours("12.31 11.00\n"), Ok(1.0));

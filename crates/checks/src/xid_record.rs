@@ -17,7 +17,7 @@ impl<'a> XidRecord<'a> {
     pub fn parse(record: &Record<'a>) -> Option<Self> {
         let (device, rest) = record.text.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        let (number, words) = rest.split_at(digits);
+        let (number, text) = rest.split_at(digits);
         // A MIG instance follows the bus id: `PCI:0000:18:00, GPU-I:03`.
         let bus = device.split([' ', ',']).next().unwrap_or(device);
         let id = normalize_bus_id(bus).unwrap_or_else(|| bus.to_owned());
@@ -25,7 +25,7 @@ impl<'a> XidRecord<'a> {
             number: number.parse().ok()?,
             gpu: Entity::new(EntityKind::Gpu, id),
             record: *record,
-            text: words.trim_start_matches([',', ' ']),
+            text: text.trim_start_matches([',', ' ']),
         })
     }
 
@@ -54,8 +54,8 @@ impl<'a> XidRecord<'a> {
     fn registers(&self) -> Vec<u32> {
         let Some((_, last)) = self.text.rsplit_once('(') else { return Vec::new() };
         let inside = last.split(')').next().unwrap_or(last);
-        let words = inside.split([',', ' ']).filter(|word| !word.is_empty());
-        words.map_while(|word| u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()).collect()
+        let fields = inside.split([',', ' ']).filter(|field| !field.is_empty());
+        fields.map_while(|field| u32::from_str_radix(field.strip_prefix("0x")?, 16).ok()).collect()
     }
 
     /// Decodes the registers of Xid 74 (NVLink up to Hopper).
@@ -68,7 +68,7 @@ impl<'a> XidRecord<'a> {
             return LinkFault::Other;
         }
         let mask = |bits: &[u32]| bits.iter().fold(0_u32, |mask, bit| mask | 1 << bit);
-        let minor = |place: usize| MINOR.iter().find(|(at, _)| *at == place).map_or(0, |(_, bits)| mask(bits));
+        let minor = |position: usize| MINOR.iter().find(|(at, _)| *at == position).map_or(0, |(_, bits)| mask(bits));
         let valid = [0, 2, 3, 4];
         if registers[0] & mask(MECHANICAL) != 0 {
             LinkFault::Mechanical
@@ -82,20 +82,20 @@ impl<'a> XidRecord<'a> {
 
     /// Returns NVIDIA's immediate action for one of Xid 144 to 150 (NVLink 5), by unit and registers.
     pub fn nvlink5(&self) -> Nvlink5 {
-        let words = self.text.split('(').next().unwrap_or(self.text);
+        let description = self.text.split('(').next().unwrap_or(self.text);
         let (info, status) = match self.registers()[..] {
             [info, status, ..] => (info, status),
-            _ => return Nvlink5::from_rating(words),
+            _ => return Nvlink5::from_rating(description),
         };
         let rows = tables::NVLINK5.rows.iter();
-        let found = rows.filter_map(|row| Some((row.action(self.number, words, info, status)?, row))).next();
+        let found = rows.filter_map(|row| Some((row.action(self.number, description, info, status)?, row))).next();
         match found.map(|(now, row)| (now, row.later.as_str())) {
             Some(("IGNORE", "IGNORE")) => Nvlink5::Nothing,
             Some(("IGNORE", _)) => Nvlink5::Minor,
             // The program is restarted, unless Xid 154 requests more.
             Some(("XID_154_EVAL", _)) => Nvlink5::Nothing,
             Some(_) => Nvlink5::Fatal,
-            None => Nvlink5::from_rating(words),
+            None => Nvlink5::from_rating(description),
         }
     }
 }
@@ -127,8 +127,8 @@ pub enum Nvlink5 {
 
 impl Nvlink5 {
     /// The fallback if no row matches. A record that is not marked non-fatal is fatal.
-    fn from_rating(words: &str) -> Self {
-        let harmless = words.split(' ').any(|word| matches!(word, "Nonfatal" | "Non-fatal" | "Non-Fatal"));
+    fn from_rating(description: &str) -> Self {
+        let harmless = description.split(' ').any(|word| matches!(word, "Nonfatal" | "Non-fatal" | "Non-Fatal"));
         if harmless { Self::Minor } else { Self::Fatal }
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_line_is_read() {
+    fn every_line_format_is_parsed() {
         for (text, number, gpu) in [
             ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, "05"),
             ("NVRM: Xid (PCI:0000:18:00, GPU-I:03): 43, pid=4242, name=python, Ch 00000008", 43, "18"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_verdict_is_read_by_its_number() {
+    fn the_drivers_recovery_action_is_parsed() {
         for (to, recovery) in [
             ("0x0 (None)", Some(Recovery::None)),
             ("0x1 (GPU Reset Required)", Some(Recovery::Reset)),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_exception_is_read() {
+    fn gpc_and_tpc_of_an_exception_are_parsed() {
         let text =
             "NVRM: Xid (PCI:0000:18:00): 13, pid=1, Graphics SM Warp Exception on (GPC 4, TPC 0, SM 1): Out Of Range";
         assert_eq!(xid(text).gpc_tpc(), Some((4, 0)));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_xid_74_are_weighed() {
+    fn registers_of_xid_74_are_classified() {
         for (registers, fault) in [
             ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", LinkFault::Mechanical),
             ("0x1, 0x0, 0x0, 0x30000, 0x0, 0x0, 0x0", LinkFault::Minor),
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn nvlink_5_is_decoded_by_unit_and_registers() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0000000a)", Nvlink5::Fatal),
             ("149, NETIR_LINK_DOWN Fatal XC0 i0 Link 08 (0x00400011 0x00000000 0x0)", Nvlink5::Fatal),
             // NVIDIA advises no immediate action, although the record says Fatal.
@@ -221,7 +221,7 @@ mod tests {
             ("147, ", Nvlink5::Fatal),
         ] {
             let text = format!("NVRM: Xid (PCI:0018:01:00): {text}");
-            assert_eq!(xid(&text).nvlink5(), wanted, "{text}");
+            assert_eq!(xid(&text).nvlink5(), expected, "{text}");
         }
     }
 

@@ -59,17 +59,17 @@ mod tests {
     use super::*;
     use crate::{host_processes::tests::process, classify_fixture::classify_outputs};
 
-    fn look(zombies: u32) -> Vec<String> {
+    fn check(zombies: u32) -> Vec<String> {
         let all = (3..3 + zombies).map(|pid| process(pid, "sh", 'Z')).chain([process(2, "kthreadd", 'S')]).collect();
         classify_outputs(&CHECK, &[ProbeOutput::Processes(all)])
     }
 
     #[test]
-    fn a_few_are_usual_and_thousands_are_not() {
-        assert_eq!(look(0), ["pass within-limits"]);
-        assert_eq!(look(1000), ["pass within-limits"]);
-        assert_eq!(look(1001), ["fail zombies-many monitor node"]);
-        assert_eq!(look(2001), ["fail zombies-flood reboot node", "fail zombies-many monitor node"]);
+    fn a_few_zombies_pass_and_thousands_do_not() {
+        assert_eq!(check(0), ["pass within-limits"]);
+        assert_eq!(check(1000), ["pass within-limits"]);
+        assert_eq!(check(1001), ["fail zombies-many monitor node"]);
+        assert_eq!(check(2001), ["fail zombies-flood reboot node", "fail zombies-many monitor node"]);
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Processes(Vec::new())]), ["inconclusive denied"]);
     }
 }

@@ -44,14 +44,14 @@ enum Source {
 }
 
 impl Source {
-    fn is_told(&self) -> bool {
-        let words = match self {
+    fn is_complete(&self) -> bool {
+        let fields = match self {
             Self::Captured { tool, version, machine, date, changed } => {
                 vec![tool, version, machine, date, changed.as_ref().unwrap_or(tool)]
             }
             Self::MadeByHand { made_by_hand } => vec![made_by_hand],
         };
-        words.iter().all(|word| !word.trim().is_empty())
+        fields.iter().all(|field| !field.trim().is_empty())
     }
 }
 
@@ -96,7 +96,7 @@ fn directories() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_captured_case_gives_the_verdict_beside_it() {
+fn every_captured_case_has_its_expected_verdict() {
     let policy = Policy::built_in();
     let catalogue = Catalogue::built_in();
     let rules = catalogue.rules(&policy).unwrap();
@@ -108,7 +108,7 @@ fn every_captured_case_gives_the_verdict_beside_it() {
             let name = path.display();
             let case: Case =
                 toml::from_str(&fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{name}: {e}"));
-            assert!(case.source.is_told(), "{name}: the source is not given");
+            assert!(case.source.is_complete(), "{name}: the source is not given");
             let outputs: Vec<_> = case.outputs.into_iter().map(|output| output.load(&directory)).collect();
             assert_eq!(outputs.len(), (check.probes)(&case.params).len(), "{name}: one output for each probe");
             let judged = classify(&rules, None, &id, &(check.interpret)(&case.params, &outputs));
@@ -122,7 +122,7 @@ fn every_captured_case_gives_the_verdict_beside_it() {
 }
 
 #[test]
-fn every_file_beside_the_cases_is_used_by_one() {
+fn every_file_of_a_case_is_used() {
     for directory in directories() {
         let (cases, texts): (Vec<_>, Vec<_>) =
             files(&directory).into_iter().partition(|path| path.extension().is_some_and(|end| end == "toml"));

@@ -169,10 +169,10 @@ impl Machine {
         }
     }
 
-    fn gpu_answer(&self, wanted: &[String]) -> GpuQueryResult {
+    fn gpu_answer(&self, requested: &[String]) -> GpuQueryResult {
         let fields = |known: &BTreeMap<String, FieldValue>| {
             let mut found = Vec::new();
-            for name in wanted {
+            for name in requested {
                 match name.split_once(".*.") {
                     None => found.push((name.clone(), known.get(name).unwrap_or_else(|| panic!("{name}?")).clone())),
                     Some((family, what)) => found.extend((0..64).filter_map(|n| {
@@ -193,7 +193,7 @@ impl Machine {
     }
 
     /// Returns `CHECK REASON SEVERITY ENTITY` for each finding, `CHECK ? REASON` for each inconclusive result.
-    fn told(&self) -> Vec<String> {
+    fn findings(&self) -> Vec<String> {
         let expect = [
             ("gpu_count", f64::from(GPUS)),
             ("nvlink_count", f64::from(LINKS)),
@@ -242,13 +242,13 @@ fn gpu_checks() -> impl Iterator<Item = (&'static Check, Vec<Probe>)> {
 }
 
 #[test]
-fn a_healthy_machine_gives_no_finding_and_no_doubt() {
+fn a_healthy_machine_has_no_finding_and_no_inconclusive_check() {
     assert!(gpu_checks().count() >= 35, "{}", gpu_checks().count());
-    assert_eq!(healthy().told(), [""; 0]);
+    assert_eq!(healthy().findings(), [""; 0]);
 }
 
 #[test]
-fn each_field_that_goes_wrong_is_found_once() {
+fn each_faulty_field_is_reported_once() {
     for (field, value, line) in [
         ("recovery_action", 1.0, "gpu-recovery-action recovery-reset reset"),
         ("recovery_action", 2.0, "gpu-recovery-action recovery-reboot reboot"),
@@ -284,84 +284,84 @@ fn each_field_that_goes_wrong_is_found_once() {
         // The first GPU is blamed for a pair.
         let blamed = bus(if field.starts_with("p2p") { 0 } else { 5 });
         let machine = healthy().with(5, field, number(value));
-        assert_eq!(machine.told(), [format!("{line} gpu:{blamed}")], "{field} {value}");
+        assert_eq!(machine.findings(), [format!("{line} gpu:{blamed}")], "{field} {value}");
     }
     for (field, value, line) in [
         ("nvlink.3.crc_flit_errors", 1e9, "nvlink-crc nvlink-crc isolate"),
         ("nvlink.3.recovery_errors", 500.0, "nvlink-errors nvlink-errors monitor"),
     ] {
         let machine = healthy().with(2, field, number(value));
-        assert_eq!(machine.told(), [format!("{line} link:{}/3", bus(2))], "{field}");
+        assert_eq!(machine.findings(), [format!("{line} link:{}/3", bus(2))], "{field}");
     }
     let other = healthy().with(6, "vbios_version", FieldValue::Text("96.00.A0.00.01".to_owned()));
-    assert_eq!(other.told(), [format!("gpu-versions vbios-differs monitor gpu:{}", bus(6))]);
+    assert_eq!(other.findings(), [format!("gpu-versions vbios-differs monitor gpu:{}", bus(6))]);
 }
 
 #[test]
-fn each_thing_that_is_missing_is_found_once() {
+fn each_missing_part_is_reported_once() {
     let machine = |change: fn(&mut Machine)| {
         let mut machine = healthy();
         change(&mut machine);
-        machine.told()
+        machine.findings()
     };
-    let told = machine(|m| m.processes.retain(|(_, name, _)| *name != "nv-fabricmanage"));
-    assert_eq!(told, ["fabric-manager fabric-manager-down reboot service:nvidia-fabricmanager"]);
-    let told = machine(|m| m.dev.retain(|name| name != "nvidia-nvswitch2"));
-    assert_eq!(told, ["nvswitch nvswitch-count reboot node"]);
-    let told = machine(|m| m.dev.retain(|name| name != "nvidia3"));
-    assert_eq!(told, [format!("gpu-presence gpu-device-missing reboot gpu:{}", bus(3))]);
-    let told = machine(|m| m.library = "");
-    assert_eq!(told, ["gpu-libraries library-broken isolate node"]);
+    let findings = machine(|m| m.processes.retain(|(_, name, _)| *name != "nv-fabricmanage"));
+    assert_eq!(findings, ["fabric-manager fabric-manager-down reboot service:nvidia-fabricmanager"]);
+    let findings = machine(|m| m.dev.retain(|name| name != "nvidia-nvswitch2"));
+    assert_eq!(findings, ["nvswitch nvswitch-count reboot node"]);
+    let findings = machine(|m| m.dev.retain(|name| name != "nvidia3"));
+    assert_eq!(findings, [format!("gpu-presence gpu-device-missing reboot gpu:{}", bus(3))]);
+    let findings = machine(|m| m.library = "");
+    assert_eq!(findings, ["gpu-libraries library-broken isolate node"]);
     // On no bus and in no driver: only the count shows it.
-    let told = machine(|m| {
+    let findings = machine(|m| {
         m.on_pci.pop();
         m.gpus.pop();
         m.dev.retain(|name| name != "nvidia7");
     });
-    assert_eq!(told, ["gpu-count gpu-count reboot node"]);
-    let told = machine(|m| {
+    assert_eq!(findings, ["gpu-count gpu-count reboot node"]);
+    let findings = machine(|m| {
         m.gpus.pop();
     });
-    assert_eq!(told, [format!("gpu-presence gpu-not-driven reboot gpu:{}", bus(7))]);
-    let told = machine(|m| {
+    assert_eq!(findings, [format!("gpu-presence gpu-not-driven reboot gpu:{}", bus(7))]);
+    let findings = machine(|m| {
         m.gpus[1].1.insert("process.0.pid".to_owned(), number(4242.0));
         m.gpus[2].1.insert("process.0.pid".to_owned(), number(901.0));
     });
-    assert_eq!(told, [format!("gpu-processes gpu-process-ghost reset gpu:{}", bus(1))]);
-    let told = machine(|m| {
+    assert_eq!(findings, [format!("gpu-processes gpu-process-ghost reset gpu:{}", bus(1))]);
+    let findings = machine(|m| {
         for (_, fields) in &mut m.gpus {
             (0..4).for_each(|link| drop(fields.insert(format!("nvlink.{link}.state"), FieldValue::Number(0.0))));
         }
     });
-    assert_eq!(told, ["nvlink-state nvlink-down-all reset node"]);
+    assert_eq!(findings, ["nvlink-state nvlink-down-all reset node"]);
 }
 
 /// One cause is one finding; whatever could not be checked is inconclusive, and nothing passes because of it.
 #[test]
-fn a_lost_gpu_and_a_dead_driver_are_one_finding_among_doubts() {
+fn a_lost_gpu_or_a_hung_driver_is_one_finding_and_other_checks_are_inconclusive() {
     let mut lost = healthy();
     for reading in lost.gpus[4].1.values_mut() {
         *reading = FieldValue::Failed { code: 15, text: "GPU is lost".to_owned() };
     }
-    let told = lost.told();
-    let (doubts, found): (Vec<_>, Vec<_>) = told.iter().partition(|line| line.contains(" ? "));
+    let findings = lost.findings();
+    let (doubts, found): (Vec<_>, Vec<_>) = findings.iter().partition(|line| line.contains(" ? "));
     assert_eq!(found, [&format!("gpu-presence gpu-lost reboot gpu:{}", bus(4))]);
     assert!(doubts.len() > 20, "{doubts:?}");
 
     let mut hung = healthy();
     hung.driver = Err(ProbeFailure::new(FailureKind::TimedOut, "no answer within 10s"));
-    let told = hung.told();
-    let (doubts, found): (Vec<_>, Vec<_>) = told.iter().partition(|line| line.contains(" ? "));
+    let findings = hung.findings();
+    let (doubts, found): (Vec<_>, Vec<_>) = findings.iter().partition(|line| line.contains(" ? "));
     assert_eq!(found, ["gpu-driver driver-hung reboot node"]);
     assert!(doubts.len() > 20, "{doubts:?}");
 }
 
 #[test]
-fn a_machine_without_gpus_has_no_gpu_check_to_fail() {
+fn no_gpu_check_fails_on_a_machine_without_gpus() {
     let mut bare = healthy();
     bare.on_pci.clear();
     bare.gpus.clear();
     bare.dev = vec!["null".to_owned()];
     bare.driver = Err(ProbeFailure::new(FailureKind::Missing, "libnvidia-ml.so.1: not found"));
-    assert_eq!(bare.told(), [""; 0]);
+    assert_eq!(bare.findings(), [""; 0]);
 }

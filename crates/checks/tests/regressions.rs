@@ -109,11 +109,11 @@ fn xids_94_and_95_are_found_and_each_has_its_own_code() {
 
 #[test]
 fn fields_are_read_by_name_and_not_by_place() {
-    let mut turned = REMAP;
-    turned.reverse();
+    let mut reversed = REMAP;
+    reversed.reverse();
     let standard = Policy::built_in();
-    let told = judged(&standard, "gpu-row-remap", &[gpus(&REMAP)]);
-    assert_eq!(told, judged(&standard, "gpu-row-remap", &[gpus(&turned)]));
+    let findings = judged(&standard, "gpu-row-remap", &[gpus(&REMAP)]);
+    assert_eq!(findings, judged(&standard, "gpu-row-remap", &[gpus(&reversed)]));
     // A missing value is not taken from a neighbour.
     assert_eq!(judged(&standard, "gpu-row-remap", &[gpus(&REMAP[..2])]).0, Verdict::Inconclusive);
 }

@@ -74,12 +74,12 @@ fn a_check_that_may_not_look_says_so() {
 }
 
 fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
-    let text = |place: usize| texts[place % texts.len()].clone();
-    let file = |pattern: &str, place| FileText { path: path_of(pattern), text: Ok(text(place)) };
-    let sample = |pattern: &str, place: usize| Sample {
-        at: Timestamp::from_secs(1_794_700_800 + 300 * i64::try_from(place).unwrap()),
+    let text = |index: usize| texts[index % texts.len()].clone();
+    let file = |pattern: &str, index| FileText { path: path_of(pattern), text: Ok(text(index)) };
+    let sample = |pattern: &str, index: usize| Sample {
+        at: Timestamp::from_secs(1_794_700_800 + 300 * i64::try_from(index).unwrap()),
         up: Span::minutes(5),
-        files: vec![file(pattern, place)],
+        files: vec![file(pattern, index)],
         gone: Vec::new(),
     };
     match probe {
@@ -90,7 +90,7 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
         Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(vec![file(pattern, 0)]),
         Probe::Links { pattern } => ProbeOutput::Links(vec![(path_of(pattern), text(0))]),
         Probe::Sampled { pattern, .. } => {
-            ProbeOutput::Samples((0..texts.len()).map(|place| sample(pattern, place)).collect())
+            ProbeOutput::Samples((0..texts.len()).map(|index| sample(pattern, index)).collect())
         }
         Probe::Processes => ProbeOutput::Processes(vec![Process {
             pid: 2,
@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn no_answer_makes_any_check_panic(
+    fn no_probe_output_makes_a_check_panic(
         texts in proptest::collection::vec("[ -~\n\t]{0,60}|[0-9.:/-]{0,12}|.{0,20}", 1..4),
     ) {
         for check in Catalogue::built_in().iter() {

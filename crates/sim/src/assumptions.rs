@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spread_of_repairs_is_what_the_share_over_a_day_says() {
+    fn the_spread_of_repair_times_matches_the_share_over_a_day() {
         let assumptions = Assumptions::default();
         let sigma = assumptions.repair_sigma();
         let over_a_day = 1.0 - normal_below((24.0_f64 / 6.0).ln() / sigma);
@@ -310,13 +310,13 @@ mod tests {
         let text = Assumptions::default().to_string();
         let written = serde_json::to_value(Assumptions::default()).unwrap();
         for (name, value) in written.as_object().unwrap() {
-            let shown = match value {
+            let rendered = match value {
                 serde_json::Value::String(text) => text.clone(),
                 serde_json::Value::Array(_) => "0.18".to_owned(),
                 // As `Display` writes it; JSON writes small numbers differently.
                 other => other.as_f64().unwrap().to_string(),
             };
-            assert!(text.contains(&shown), "{name} = {shown} is not in\n{text}");
+            assert!(text.contains(&rendered), "{name} = {rendered} is not in\n{text}");
         }
         for kind in FaultKind::ALL {
             assert!(text.contains(kind.code()), "{kind}");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fleet_average_is_what_was_published() {
+    fn the_fleet_average_matches_the_published_rate() {
         let a = Assumptions::default();
         let fleet = a.ordinary_rate() * (1.0 - a.lemon_share) + a.ordinary_rate() * a.lemon_factor * a.lemon_share;
         assert!((fleet - 5.4e-3).abs() < 1e-12, "{fleet}");

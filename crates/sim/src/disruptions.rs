@@ -40,7 +40,7 @@ impl Disruptions {
     /// Enables everything, for endurance tests.
     pub fn typical() -> Self {
         let calls = CallChances { refused: 0.05, unanswered: 0.05 };
-        let jobs = JobFault::ALL.iter().map(|trouble| (*trouble, 0.01)).collect();
+        let jobs = JobFault::ALL.iter().map(|fault| (*fault, 0.01)).collect();
         Self { submits: calls, changes: calls, cancels: calls, jobs, outages_per_day: 1.0, outage: Span::minutes(20) }
     }
 }
@@ -157,8 +157,8 @@ impl fmt::Display for Incident {
             Self::Heal { node } => write!(f, "{node} is healthy again"),
             Self::UserJob { nodes, length } => write!(f, "a user job wants {nodes:?} for {length}"),
             Self::UserWorkFails { nodes, owner } => write!(f, "work of {owner} fails on {nodes:?}"),
-            Self::Calls { call, trouble, times } => write!(f, "the next {times} calls to {call:?} are {trouble:?}"),
-            Self::Jobs { trouble, times } => write!(f, "the next {times} jobs: {trouble:?}"),
+            Self::Calls { call, trouble: failure, times } => write!(f, "the next {times} calls to {call:?} are {failure:?}"),
+            Self::Jobs { trouble: fault, times } => write!(f, "the next {times} jobs: {fault:?}"),
             Self::Outage { length } => write!(f, "the cluster does not answer for {length}"),
             Self::Unreachable { node, length } => write!(f, "{node} is unreachable for {length}"),
             Self::Vanish { node } => write!(f, "{node} vanishes"),

@@ -225,20 +225,20 @@ pub enum BadEffects {
 ///
 /// # Errors If the file cannot be read or a complete line is not an effect.
 pub fn read_effects(path: &Path) -> Result<Vec<Effect>, BadEffects> {
-    let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: shown.clone(), source })?;
-    parse(&text, &shown)
+    let display = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| BadEffects::Read { path: display.clone(), source })?;
+    parse(&text, &display)
 }
 
-pub(crate) fn parse(text: &str, shown: &str) -> Result<Vec<Effect>, BadEffects> {
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    whole
+pub(crate) fn parse(text: &str, path: &str) -> Result<Vec<Effect>, BadEffects> {
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    complete
         .lines()
         .enumerate()
-        .map(|(place, line)| {
+        .map(|(index, line)| {
             serde_json::from_str(line).map_err(|source| BadEffects::Line {
-                path: shown.to_owned(),
-                line: place + 1,
+                path: path.to_owned(),
+                line: index + 1,
                 source,
             })
         })
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_and_a_torn_last_line_is_left_out() {
+    fn effects_survive_a_round_trip_and_an_incomplete_last_line_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("effects.jsonl");
         let mut log = EffectLog::with_file(&path).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_another_digest() {
+    fn the_digest_depends_on_the_order_of_effects() {
         let digest = |effects: Vec<EffectKind>| {
             let mut log = EffectLog::default();
             effects.into_iter().for_each(|what| log.add(Timestamp::from_secs(5), what));

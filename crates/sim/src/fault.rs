@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_row_and_reads_back() {
+    fn every_kind_has_its_row_and_survives_a_round_trip() {
         for kind in FaultKind::ALL {
             assert_eq!(FaultKind::from_code(kind.code()), Some(*kind));
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.code());

@@ -31,8 +31,8 @@ pub fn response(line: &[u8]) -> Option<Vec<u8>> {
 
 /// Parses an incident of a scenario line.
 pub fn incident(line: &str) -> Option<Incident> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    scenario::incident(&words).ok()
+    let args: Vec<&str> = line.split_whitespace().collect();
+    scenario::incident(&args).ok()
 }
 
 /// Parses a file of effects.

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_orderly_story_has_no_violation() {
+    fn a_correct_effect_sequence_has_no_violation() {
         let story = vec![
             submitted(1, None),
             EffectKind::SubmittedAgain { run: run(1) },
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn each_disorder_is_named() {
+    fn each_violation_is_detected() {
         let node = node();
         for (story, broken) in [
             (

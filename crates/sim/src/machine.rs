@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) struct Machine {
-    /// Place and generation in one number: the third machine in a place differs from the second.
+    /// Slot and generation in one number: the third machine in a slot differs from the second.
     pub(crate) number: u64,
     born: Timestamp,
     lemon: bool,
@@ -56,9 +56,9 @@ pub(crate) struct FaultDraw {
 }
 
 impl Machine {
-    /// Creates a machine. The first machine in a place has some age; later ones are new.
-    pub(crate) fn new(seed: Seed, place: u32, generation: u32, now: Timestamp, assumptions: &Assumptions) -> Self {
-        let number = (u64::from(place) << 24) | u64::from(generation);
+    /// Creates a machine. The first machine in a slot has some age; later ones are new.
+    pub(crate) fn new(seed: Seed, slot: u32, generation: u32, now: Timestamp, assumptions: &Assumptions) -> Self {
+        let number = (u64::from(slot) << 24) | u64::from(generation);
         let mut made = seed.stream(Purpose::Machine, number, 0);
         let age = made.unit();
         let lemon = made.chance(assumptions.lemon_share);
@@ -83,7 +83,7 @@ impl Machine {
         (self.number & 0xff_ffff) as u32
     }
 
-    /// Returns the place of the machine.
+    /// Returns the slot of the machine.
     pub(crate) const fn place(&self) -> u32 {
         (self.number >> 24) as u32
     }
@@ -195,9 +195,9 @@ fn from_days(days: f64) -> Span {
 mod tests {
     use super::*;
 
-    fn fates(seed: u64, place: u32) -> Vec<UpcomingFault> {
+    fn fates(seed: u64, slot: u32) -> Vec<UpcomingFault> {
         let assumptions = Assumptions::default();
-        let mut machine = Machine::new(Seed(seed), place, 0, Timestamp::from_secs(0), &assumptions);
+        let mut machine = Machine::new(Seed(seed), slot, 0, Timestamp::from_secs(0), &assumptions);
         let mut at = Timestamp::from_secs(0);
         (0..20)
             .map(|_| {
@@ -209,39 +209,39 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_one_fate_per_seed() {
+    fn faults_of_a_machine_are_reproducible_per_seed() {
         assert_eq!(fates(1, 5), fates(1, 5));
         assert_ne!(fates(1, 5), fates(2, 5));
         assert_ne!(fates(1, 5), fates(1, 6));
     }
 
     #[test]
-    fn a_fleet_breaks_about_as_often_as_was_published() {
+    fn a_fleet_fails_at_about_the_published_rate() {
         let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
         let start = Timestamp::from_secs(0);
         let end = start.plus(Span::days(2000));
         let mut counts = [0_u32; 3];
-        for place in 0..400 {
-            let mut machine = Machine::new(Seed(3), place, 0, start, &assumptions);
+        for slot in 0..400 {
+            let mut machine = Machine::new(Seed(3), slot, 0, start, &assumptions);
             let mut at = start;
             while let Some(coming) = machine.next_fault(at, &assumptions).filter(|coming| coming.at < end) {
                 at = coming.at;
                 counts[coming.kind.profile().class as usize] += 1;
             }
         }
-        for (count, wanted) in counts.into_iter().zip([3.8e-3, 1.5e-3, 1.0e-4]) {
+        for (count, expected) in counts.into_iter().zip([3.8e-3, 1.5e-3, 1.0e-4]) {
             let rate = f64::from(count) / (400.0 * 2000.0);
-            assert!((rate / wanted - 1.0).abs() < 0.25, "{rate} instead of {wanted}");
+            assert!((rate / expected - 1.0).abs() < 0.25, "{rate} instead of {expected}");
         }
     }
 
     #[test]
-    fn a_fleet_does_not_begin_with_a_burst() {
+    fn a_fleet_does_not_start_with_a_burst_of_faults() {
         let assumptions = Assumptions { infant_factor: 1.0, hazard_per_incident: 1.0, ..Assumptions::default() };
         let start = Timestamp::from_secs(0);
         let end = start.plus(Span::days(30));
-        let broken = (0..20_000).filter(|place| {
-            let mut machine = Machine::new(Seed(3), *place, 0, start, &assumptions);
+        let broken = (0..20_000).filter(|slot| {
+            let mut machine = Machine::new(Seed(3), *slot, 0, start, &assumptions);
             machine.next_fault(start, &assumptions).is_some_and(|coming| coming.at < end)
         });
         // About 30 times the daily rate for ordinary machines, nearly all lemons.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_young_machine_ages_faster_until_it_is_grown() {
+    fn a_new_machine_fails_more_often_during_its_infant_period() {
         let assumptions = Assumptions::default();
         let now = Timestamp::from_secs(0);
         let new = Machine::new(Seed(1), 0, 1, now, &assumptions);

@@ -20,10 +20,10 @@ use crate::{
 /// The metric that several nodes have in common.
 const SHARED: &str = "allreduce_bandwidth";
 
-/// Prints one test's measurements. `shown` are the machine's faults that this run of this test detects.
+/// Prints one test's measurements. `detected` are the machine's faults that this run of this test detects.
 pub(crate) fn print(
     test: &str,
-    shown: &[&Fault],
+    detected: &[&Fault],
     at: Timestamp,
     noise: &mut Stream,
     assumptions: &Assumptions,
@@ -32,12 +32,12 @@ pub(crate) fn print(
     for row in metrics_of(test) {
         for part in 0..parts_of(row.entity) {
             let healthy = if row.noisy { deviating(row.expect, noise, assumptions) } else { row.expect };
-            let value = shown.iter().fold(healthy, |value, fault| affected(value, test, row, part, fault));
+            let value = detected.iter().fold(healthy, |value, fault| affected(value, test, row, part, fault));
             metrics.push(Metric { name: row.name.to_owned(), entity: entity_of(row, part), value, unit: row.unit });
         }
     }
     let events =
-        if test == GPU_HEALTH { shown.iter().filter_map(|fault| event_of(fault, at)).collect() } else { vec![] };
+        if test == GPU_HEALTH { detected.iter().filter_map(|fault| event_of(fault, at)).collect() } else { vec![] };
     let stdout = serde_json::to_string(&Measurements { metrics, events, unread: Vec::new() })
         .expect("finite numbers and plain words have a JSON form");
     ProbeOutput::Ran { exit: Some(0), stdout, stderr: String::new() }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn production_judgement_passes_healthy_machines_and_fails_every_shown_fault() {
+    fn production_rules_pass_healthy_machines_and_fail_every_detected_fault() {
         let catalogue = catalogue();
         let rules = catalogue.rules(&Policy::built_in()).unwrap();
         let assumptions = Assumptions { outlier: 0.0, ..Assumptions::default() };

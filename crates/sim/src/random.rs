@@ -29,8 +29,8 @@ impl Seed {
     /// Returns the stream of one purpose for one object, identified by up to two numbers.
     pub(crate) fn stream(self, purpose: Purpose, a: u64, b: u64) -> Stream {
         let mut seed = [0; 32];
-        for (place, number) in [self.0, purpose as u64, a, b].into_iter().enumerate() {
-            seed[place * 8..place * 8 + 8].copy_from_slice(&number.to_le_bytes());
+        for (index, number) in [self.0, purpose as u64, a, b].into_iter().enumerate() {
+            seed[index * 8..index * 8 + 8].copy_from_slice(&number.to_le_bytes());
         }
         Stream(ChaCha8Rng::from_seed(seed))
     }
@@ -84,10 +84,10 @@ impl Stream {
     /// Returns the index of a weighted draw.
     pub(crate) fn pick(&mut self, weights: &[f64]) -> usize {
         let mut left = self.unit() * weights.iter().sum::<f64>();
-        for (place, weight) in weights.iter().enumerate() {
+        for (index, weight) in weights.iter().enumerate() {
             left -= weight;
             if left < 0.0 {
-                return place;
+                return index;
             }
         }
         weights.len().saturating_sub(1)
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_repeat_and_do_not_disturb_each_other() {
+    fn streams_are_reproducible_and_independent() {
         let mut a = Seed(7).stream(Purpose::Faults, 1, 2);
         let mut again = Seed(7).stream(Purpose::Faults, 1, 2);
         let mut other = Seed(7).stream(Purpose::Noise, 1, 2);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_the_means_they_are_named_for() {
+    fn draws_have_the_expected_means() {
         let mut stream = Seed(1).stream(Purpose::Noise, 0, 0);
         assert!((mean(|| stream.unit()) - 0.5).abs() < 0.01);
         assert!((mean(|| stream.exponential()) - 1.0).abs() < 0.03);

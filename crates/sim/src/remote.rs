@@ -75,8 +75,8 @@ impl RemoteSim {
                 Err(source) => return Err(RemoteError::NoAnswer { path: socket.to_owned(), within, source }),
             }
         };
-        let asked = |text: String| RemoteError::Request { path: socket.to_owned(), text };
-        let mut line = with_timeouts(stream).map_err(|error| asked(error.to_string()))?;
+        let request_error = |text: String| RemoteError::Request { path: socket.to_owned(), text };
+        let mut line = with_timeouts(stream).map_err(|error| request_error(error.to_string()))?;
         match exchange(&mut line, &Call::Hello) {
             Ok(Response::Hello { caps, speed, now }) => Ok(Self {
                 socket: socket.to_owned(),
@@ -85,8 +85,8 @@ impl RemoteSim {
                 speed,
                 last: Mutex::new((now, Instant::now())),
             }),
-            Ok(other) => Err(asked(format!("it answered a greeting with {other:?}"))),
-            Err(error) => Err(asked(error.to_string())),
+            Ok(other) => Err(request_error(format!("it answered a greeting with {other:?}"))),
+            Err(error) => Err(request_error(error.to_string())),
         }
     }
 

@@ -79,8 +79,8 @@ pub fn serve(config: &ServeConfig, socket: &Path, stop: &AtomicBool) -> Result<(
             if stop.load(Ordering::Relaxed) {
                 break Ok(());
             }
-            if let Some(trouble) = served.world().effects().trouble() {
-                break Err(ServeError::Effects(trouble.to_string()));
+            if let Some(problem) = served.world().effects().trouble() {
+                break Err(ServeError::Effects(problem.to_string()));
             }
             match listener.accept() {
                 Ok((stream, _)) => {
@@ -148,7 +148,7 @@ fn handle_connection(stream: UnixStream, served: &SimServer, stop: &AtomicBool) 
             Err(_) => return,
         }
         let answer = match serde_json::from_slice(&line) {
-            Ok(ask) => respond(served, ask),
+            Ok(call) => respond(served, call),
             Err(error) => Response::Refused(error.to_string()),
         };
         line.clear();
@@ -160,9 +160,9 @@ fn handle_connection(stream: UnixStream, served: &SimServer, stop: &AtomicBool) 
     }
 }
 
-fn respond(served: &SimServer, ask: Call) -> Response {
+fn respond(served: &SimServer, call: Call) -> Response {
     let mut world = served.world();
-    let said = match ask {
+    let response = match call {
         Call::Hello => {
             let caps = world.config().caps;
             Ok(Response::Hello { caps, speed: served.speed, now: world.controller_now() })
@@ -194,5 +194,5 @@ fn respond(served: &SimServer, ask: Call) -> Response {
         Call::Inject(incident) => Ok(Response::Injected(world.inject(&incident))),
         Call::Truth => Ok(Response::Truth(world.truth())),
     };
-    said.unwrap_or_else(Into::into)
+    response.unwrap_or_else(Into::into)
 }

@@ -215,7 +215,7 @@ mod proofs {
     use super::*;
 
     #[test]
-    fn every_rule_reads_and_judges_a_metric_or_event_that_occurs() {
+    fn every_rule_parses_and_refers_to_an_existing_metric_or_event() {
         let rules = catalogue().rules(&Policy::built_in()).unwrap();
         assert!(rules.len() >= 12, "{}", rules.len());
         for rule in rules {

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_travel_unchanged() {
+    fn any_bytes_survive_a_round_trip() {
         let bytes: Vec<u8> = (0..=255).collect();
         assert_eq!(from_hex(&to_hex(&bytes)).unwrap(), bytes);
         assert_eq!(from_hex("abc"), None);

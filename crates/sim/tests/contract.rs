@@ -39,9 +39,9 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
         NodeName::new("node002").unwrap()
     }
 
-    fn set_occupancy(&self, node: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, node: &NodeName, occupancy: TestOccupancy) {
         assert!((self.inject)(&Incident::Clear { node: node.clone() }));
-        let incident = match wanted {
+        let incident = match occupancy {
             TestOccupancy::Free => return,
             TestOccupancy::Busy => Incident::UserJob { nodes: vec![node.clone()], length: Span::days(3000) },
             TestOccupancy::Unknown => Incident::Unreachable { node: node.clone(), length: Span::days(3000) },
@@ -49,9 +49,9 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
         assert!((self.inject)(&incident), "{incident}");
     }
 
-    fn set_foreign_mark(&self, node: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, node: &NodeName, present: bool) {
         let by = "operators".to_owned();
-        let incident = if there {
+        let incident = if present {
             let mark = ForeignMark { by, text: "a hand on it".into(), blocks: true };
             Incident::ForeignMark { node: node.clone(), mark }
         } else {
@@ -113,7 +113,7 @@ fn bed(sim: &SimBackend) -> SimBed<impl Fn(&Incident) -> bool + use<>> {
 }
 
 #[test]
-fn the_simulated_cluster_keeps_the_contract() {
+fn the_simulated_cluster_fulfils_the_backend_contract() {
     for caps in [Capabilities::ALL, Capabilities { mark: true, ..Capabilities::NONE }] {
         let sim = SimBackend::new(WorldConfig { caps, ..WorldConfig::quiet(3) }).unwrap();
         assert_eq!(violations(&sim, &bed(&sim)), []);
@@ -131,8 +131,8 @@ impl Host {
     fn start(config: ServeConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let (socket, told) = (folder.path().join("sim.sock"), stop.clone());
-        let thread = Some(thread::spawn(move || doctor_sim::serve(&config, &socket, &told).unwrap()));
+        let (socket, stop_flag) = (folder.path().join("sim.sock"), stop.clone());
+        let thread = Some(thread::spawn(move || doctor_sim::serve(&config, &socket, &stop_flag).unwrap()));
         Self { folder, stop, thread }
     }
 
@@ -151,7 +151,7 @@ impl Drop for Host {
 }
 
 #[test]
-fn a_cluster_in_another_process_keeps_the_contract() {
+fn a_cluster_in_another_process_fulfils_the_backend_contract() {
     let effects = tempfile::NamedTempFile::new().unwrap();
     let world = WorldConfig { effects: Some(effects.path().to_owned()), ..WorldConfig::quiet(3) };
     let host = Arc::new(Host::start(ServeConfig { speed: 600.0, world }));
@@ -189,7 +189,7 @@ fn time_advances_without_requests_and_the_client_reconnects() {
 }
 
 #[test]
-fn a_cluster_that_is_gone_is_an_error_that_does_not_pretend_to_know() {
+fn a_lost_connection_is_an_error_that_states_its_possible_effect() {
     use doctor_backend::Effect;
     let host = Host::start(ServeConfig { speed: 600.0, world: WorldConfig::quiet(1) });
     let remote = host.connect();

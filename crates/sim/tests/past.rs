@@ -61,7 +61,7 @@ text = "{value} of {limit}"
 "#;
 
 #[test]
-fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
+fn results_are_classified_with_their_history_and_reclassifying_gives_the_same() {
     let mut config = SessionConfig::new(WorldConfig::quiet(8));
     config.policy = Policy::with_site_settings(RULES).unwrap();
     let mut session = Session::new(config).unwrap();
@@ -85,7 +85,7 @@ fn results_are_judged_with_their_past_and_judged_again_they_are_the_same() {
 }
 
 #[test]
-fn before_a_reset_or_a_reboot_the_evidence_lies_packed_on_the_share() {
+fn a_support_bundle_is_on_the_share_before_a_reset_or_reboot() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = SessionConfig::new(WorldConfig::of(48).with_seed(11));
     config.share = Some(folder.path().to_owned());
@@ -100,14 +100,14 @@ fn before_a_reset_or_a_reboot_the_evidence_lies_packed_on_the_share() {
     let cases = session.store().cases_all(1000).unwrap();
     let destroyed: Vec<&Case> = cases.iter().filter(destroyed).collect();
     assert!(!destroyed.is_empty(), "nothing was repaired in {} cases", cases.len());
-    let kept: Vec<String> = std::fs::read_dir(folder.path().join("handoff"))
+    let bundles: Vec<String> = std::fs::read_dir(folder.path().join("handoff"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect();
     for case in destroyed {
         for step in case.steps.iter().filter(|step| step.what.destroys_evidence() && step.state == StepState::Done) {
             let name = format!("{}-{}.tar.gz", case.id, step.rung);
-            assert!(kept.contains(&name), "{name} is not among {kept:?}");
+            assert!(bundles.contains(&name), "{name} is not among {bundles:?}");
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::{fs, path::Path};
 
 #[test]
-fn scenarios_play_as_reviewed() {
+fn scenario_output_matches_the_reviewed_files() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
     let update = std::env::var_os("UPDATE_SCENARIOS").is_some();
     let mut scripts: Vec<_> = fs::read_dir(&dir)

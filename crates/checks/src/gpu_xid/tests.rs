@@ -26,7 +26,7 @@ fn with(mut log: Vec<ProbeOutput>, gpus: ProbeOutput, modules: &str) -> Vec<Prob
 }
 
 /// Records `number, words` on one H100, a second apart.
-fn look(lines: &[&str]) -> Vec<String> {
+fn check(lines: &[&str]) -> Vec<String> {
     on(named("NVIDIA H100 80GB HBM3", 0.0), lines)
 }
 
@@ -54,7 +54,7 @@ fn asks(to: &str) -> String {
 
 #[test]
 fn each_xid_has_the_severity_of_its_row_and_a_quiet_log_passes() {
-    assert_eq!(look(&[]), PASS);
+    assert_eq!(check(&[]), PASS);
     for (line, finding) in [
         ("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "xid-79 reboot"),
         ("48, pid=1, DBE (double bit error) ECC Error", "xid-48 reset"),
@@ -70,7 +70,7 @@ fn each_xid_has_the_severity_of_its_row_and_a_quiet_log_passes() {
         ("173, something newer than the table", "xid-other monitor"),
         ("999, something new", "xid-other monitor"),
     ] {
-        assert_eq!(look(&[line]), fails(finding), "{line}");
+        assert_eq!(check(&[line]), fails(finding), "{line}");
     }
 }
 
@@ -79,54 +79,54 @@ fn an_xid_of_an_application_is_no_fault_of_the_node() {
     for line in
         ["13, pid=1, Graphics Exception", "31, pid=1, MMU Fault", "43, pid=1", "45, pid=1", "69, pid=1", "68, x"]
     {
-        assert_eq!(look(&[line]), PASS, "{line}");
+        assert_eq!(check(&[line]), PASS, "{line}");
     }
-    assert_eq!(look(&["31, pid=1"; 500]), PASS, "a burst of one program is one error");
+    assert_eq!(check(&["31, pid=1"; 500]), PASS, "a burst of one program is one error");
 }
 
 #[test]
-fn the_consequences_of_an_xid_are_not_told_beside_it() {
-    assert_eq!(look(&["119, pid=1", "45, pid=1", "43, pid=2"]), fails("xid-119 reset"));
+fn consequences_of_an_xid_are_not_reported_separately() {
+    assert_eq!(check(&["119, pid=1", "45, pid=1", "43, pid=2"]), fails("xid-119 reset"));
     let after = ["79, GPU has fallen off the bus.", "119, ", "48, ", &asks("0x2 (Node Reboot Required)"), "79, again"];
-    assert_eq!(look(&after), fails("xid-79 reboot"));
-    assert_eq!(look(&["48, ", "79, "]), [fails("xid-79 reboot"), fails("xid-48 reset")].concat());
+    assert_eq!(check(&after), fails("xid-79 reboot"));
+    assert_eq!(check(&["48, ", "79, "]), [fails("xid-79 reboot"), fails("xid-48 reset")].concat());
 }
 
 #[test]
-fn the_drivers_verdict_wins_over_the_table() {
+fn the_drivers_recovery_action_overrides_the_table() {
     let reset = asks("0x1 (GPU Reset Required)");
-    assert_eq!(look(&["94, contained", &reset]), fails("xid-154-reset reset"));
-    assert_eq!(look(&["48, ", &reset]), fails("xid-48 reset"));
-    assert_eq!(look(&["120, ", &asks("0x2 (Node Reboot Required)")]), fails("xid-154-reboot reboot"));
-    assert_eq!(look(&[&asks("0x3 (Drain P2P)")]), fails("xid-154-drain reset"));
-    assert_eq!(look(&[&asks("0x4 (Drain and Reset)")]), fails("xid-154-reset reset"));
+    assert_eq!(check(&["94, contained", &reset]), fails("xid-154-reset reset"));
+    assert_eq!(check(&["48, ", &reset]), fails("xid-48 reset"));
+    assert_eq!(check(&["120, ", &asks("0x2 (Node Reboot Required)")]), fails("xid-154-reboot reboot"));
+    assert_eq!(check(&[&asks("0x3 (Drain P2P)")]), fails("xid-154-drain reset"));
+    assert_eq!(check(&[&asks("0x4 (Drain and Reset)")]), fails("xid-154-reset reset"));
     // An Xid that 154 never follows is reported in addition to it.
-    assert_eq!(look(&["54, ", &reset]), [fails("xid-54 isolate"), fails("xid-154-reset reset")].concat());
+    assert_eq!(check(&["54, ", &reset]), [fails("xid-54 isolate"), fails("xid-154-reset reset")].concat());
     // An unknown verdict does not override the table.
-    assert_eq!(look(&["120, ", &asks("0x9 (New)")]), fails("xid-120 reset"));
-    assert_eq!(look(&[&asks("0x9 (New)")]), fails("xid-other monitor"));
+    assert_eq!(check(&["120, ", &asks("0x9 (New)")]), fails("xid-120 reset"));
+    assert_eq!(check(&[&asks("0x9 (New)")]), fails("xid-other monitor"));
     // An Xid 154 of another GPU does not apply to this one.
     let other = reset.replace("154", "NVRM: Xid (PCI:0000:19:00): 154");
     let lines = ["94, contained", &other];
-    assert_eq!(look(&lines), ["fail xid-154-reset reset gpu:0000:19:00.0", "fail xid-94 monitor gpu:0000:18:00.0"]);
+    assert_eq!(check(&lines), ["fail xid-154-reset reset gpu:0000:19:00.0", "fail xid-94 monitor gpu:0000:18:00.0"]);
 }
 
 #[test]
-fn a_gpu_that_the_driver_calls_recovered_is_not_blamed_again() {
+fn a_gpu_that_the_driver_reports_recovered_is_not_reported_again() {
     let back = "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)";
     let reset = asks("0x1 (GPU Reset Required)");
-    assert_eq!(look(&["48, ", &reset, back]), PASS);
-    assert_eq!(look(&["94, ", &reset, back]), PASS);
-    assert_eq!(look(&["48, ", &reset, back, "48, "]), fails("xid-48 reset"));
-    assert_eq!(look(&["54, ", back]), fails("xid-54 isolate"), "a reset does not connect a cable");
+    assert_eq!(check(&["48, ", &reset, back]), PASS);
+    assert_eq!(check(&["94, ", &reset, back]), PASS);
+    assert_eq!(check(&["48, ", &reset, back, "48, "]), fails("xid-48 reset"));
+    assert_eq!(check(&["54, ", back]), fails("xid-54 isolate"), "a reset does not connect a cable");
 }
 
 #[test]
 fn one_memory_fault_is_one_finding() {
-    assert_eq!(look(&["48, ", "63, ", "94, ", "45, "]), fails("xid-48 reset"));
-    assert_eq!(look(&["63, ", "48, ", "171, "]), fails("xid-48 reset"));
-    assert_eq!(look(&["48, ", "95, "]), fails("xid-48 reset"));
-    assert_eq!(look(&["63, ", "94, "]).len(), 1);
+    assert_eq!(check(&["48, ", "63, ", "94, ", "45, "]), fails("xid-48 reset"));
+    assert_eq!(check(&["63, ", "48, ", "171, "]), fails("xid-48 reset"));
+    assert_eq!(check(&["48, ", "95, "]), fails("xid-48 reset"));
+    assert_eq!(check(&["63, ", "94, "]).len(), 1);
     // On an A100 the failed row remapping is worse than the error itself.
     let a100 = || named("NVIDIA A100-SXM4-80GB", 0.0);
     assert_eq!(on(a100(), &["48, ", "64, "]), fails("xid-64-reboot reboot"));
@@ -138,30 +138,30 @@ fn one_memory_fault_is_one_finding() {
 }
 
 #[test]
-fn an_a100_is_booted_and_one_in_parts_is_reset() {
+fn an_a100_is_rebooted_and_one_with_mig_is_reset() {
     let a100 = |mig| named("NVIDIA A100-SXM4-40GB", mig);
     assert_eq!(on(a100(0.0), &["95, "]), fails("xid-95-reboot reboot"));
     assert_eq!(on(a100(1.0), &["95, "]), fails("xid-95 reset"));
     assert_eq!(on(a100(0.0), &["64, "]), fails("xid-64-reboot reboot"));
     assert_eq!(on(a100(1.0), &["64, "]), fails("xid-64-reboot reboot"));
-    assert_eq!(look(&["95, "]), fails("xid-95 reset"));
-    assert_eq!(look(&["64, "]), fails("xid-64 reset"));
+    assert_eq!(check(&["95, "]), fails("xid-95 reset"));
+    assert_eq!(check(&["64, "]), fails("xid-64 reset"));
     let unknown = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::TimedOut, "the driver hangs"));
     assert_eq!(on(unknown(), &["95, "]), fails("xid-95-reboot reboot"));
     assert_eq!(on(unknown(), &["64, "]), fails("xid-64-reboot reboot"));
 }
 
 #[test]
-fn the_switch_is_blamed_and_not_eight_gpus() {
+fn a_switch_fault_is_not_reported_for_eight_gpus() {
     let link = "74, pid=1, NVLink: fatal error detected on link 4(0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)";
     let all: Vec<String> = (0..8).map(|gpu| written(link).replace("0000:18", &format!("0000:1{gpu}"))).collect();
     let mut lines: Vec<&str> = all.iter().map(String::as_str).collect();
-    assert_eq!(look(&lines).len(), 8);
+    assert_eq!(check(&lines).len(), 8);
     let fatal = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 11013, Fatal, Link 46 ingress header DBE";
     lines.insert(0, fatal);
-    assert_eq!(look(&lines), PASS);
+    assert_eq!(check(&lines), PASS);
     lines[0] = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 11012, Non-fatal, Link 46 single bit ECC";
-    assert_eq!(look(&lines).len(), 8, "a corrected error breaks no link");
+    assert_eq!(check(&lines).len(), 8, "a corrected error breaks no link");
     // An hour later the GPU's link fails by itself.
     let lines = [(800_000, fatal), (803_600, all[0].as_str())];
     let later = classify_outputs(&CHECK, &with(at_seconds(&lines), named("NVIDIA H200", 0.0), MODULES));
@@ -169,11 +169,11 @@ fn the_switch_is_blamed_and_not_eight_gpus() {
 }
 
 #[test]
-fn links_are_weighed_by_their_registers() {
+fn nvlink_faults_are_classified_by_their_registers() {
     let link =
         |first: &str| format!("74, NVLink: fatal error detected on link 4({first}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)");
-    assert_eq!(look(&[&link("0x10000")]), fails("xid-74 reset"));
-    assert_eq!(look(&[&link("0x1")]), fails("xid-74-minor monitor"));
+    assert_eq!(check(&[&link("0x10000")]), fails("xid-74 reset"));
+    assert_eq!(check(&[&link("0x1")]), fails("xid-74-minor monitor"));
     let b200 = || named("NVIDIA B200", 0.0);
     let down = "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0000000a)";
     assert_eq!(on(b200(), &[down]), fails("xid-149 reset"));
@@ -198,14 +198,14 @@ fn xid_159_counts_only_where_unified_memory_is_used() {
 }
 
 #[test]
-fn power_smoothing_that_works_again_is_no_trouble() {
-    assert_eq!(look(&["163, "]), fails("xid-163 monitor"));
-    assert_eq!(look(&["163, ", "162, "]), PASS);
-    assert_eq!(look(&["162, ", "163, "]), fails("xid-163 monitor"));
+fn recovered_power_smoothing_is_no_finding() {
+    assert_eq!(check(&["163, "]), fails("xid-163 monitor"));
+    assert_eq!(check(&["163, ", "162, "]), PASS);
+    assert_eq!(check(&["162, ", "163, "]), fails("xid-163 monitor"));
 }
 
 #[test]
-fn one_place_that_fails_again_and_again_is_watched() {
+fn repeated_exceptions_of_one_tpc_are_reported() {
     let gpus = || named("NVIDIA H100 80GB HBM3", 0.0);
     let at =
         |tpc: u32| written(&format!("13, pid=1, Graphics SM Warp Exception on (GPC 4, TPC {tpc}, SM 1): Out Of Range"));
@@ -243,7 +243,7 @@ fn a_flood_is_one_event_with_a_key() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_has_nothing_to_look_at_unless_its_log_says_otherwise() {
+fn not_applicable_without_a_gpu_unless_the_log_has_records() {
     assert_eq!(on(none(), &[]), ["not-applicable no-gpu"]);
     assert_eq!(on(none(), &["79, GPU has fallen off the bus."]), fails("xid-79 reboot"));
     let denied = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "/dev/kmsg"));

@@ -110,7 +110,7 @@ pub fn play(world: WorldConfig, days: u32, chooser: SelectionPolicy) -> Result<S
 #[derive(Debug, Default)]
 struct Requests {
     batch: Vec<(NodeName, Timestamp)>,
-    asked: BTreeSet<(NodeName, Timestamp)>,
+    requested: BTreeSet<(NodeName, Timestamp)>,
 }
 
 /// The seed's batch size and age threshold.
@@ -124,7 +124,7 @@ impl Requests {
         let now = session.now();
         let waiting = !session.store().active_runs()?.is_empty() || !session.store().open_commands()?.is_empty();
         // A node that was taken before its job started never gets a result; the seed's pending timeout drops it.
-        self.batch.retain(|(_, asked)| now.since(*asked) < Span::minutes(5));
+        self.batch.retain(|(_, requested_at)| now.since(*requested_at) < Span::minutes(5));
         if waiting || !self.batch.is_empty() {
             return Ok(());
         }
@@ -150,11 +150,11 @@ impl Requests {
             session.store().active_runs()?.into_iter().map(|stored| stored.run.nodes.first().clone()).collect();
         let truth = session.backend().world().truth();
         let bad = truth.faults.into_iter().filter(|fault| fault.marked.is_none() && fault.cured.is_none());
-        self.asked.retain(|(_, at)| now.since(*at) < Span::minutes(45));
+        self.requested.retain(|(_, at)| now.since(*at) < Span::minutes(45));
         for fault in bad.filter(|fault| free.contains(&fault.node) && !busy.contains(&fault.node)) {
-            if !self.asked.iter().any(|(node, _)| *node == fault.node) {
+            if !self.requested.iter().any(|(node, _)| *node == fault.node) {
                 request_tests(session, &fault.node, now)?;
-                self.asked.insert((fault.node, now));
+                self.requested.insert((fault.node, now));
             }
         }
         Ok(())
@@ -176,8 +176,8 @@ fn free_nodes(session: &Session) -> Vec<NodeName> {
 }
 
 fn request_tests(session: &Session, node: &NodeName, now: Timestamp) -> Result<(), StoreError> {
-    let asked = CommandKind::Test { node: node.clone(), tests: Vec::new() };
-    session.store().add_command(&asked, "compare", "chosen by another policy", now).map(drop)
+    let command = CommandKind::Test { node: node.clone(), tests: Vec::new() };
+    session.store().add_command(&command, "compare", "chosen by another policy", now).map(drop)
 }
 
 fn row(policy: SelectionPolicy, scores: &[Score]) -> Row {

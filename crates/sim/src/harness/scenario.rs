@@ -63,7 +63,7 @@ pub fn play(script: &str) -> Result<String, ScenarioError> {
         if text.is_empty() || text.starts_with('#') {
             continue;
         }
-        stage.command(text).map_err(|trouble| match trouble {
+        stage.command(text).map_err(|failure| match failure {
             CommandFailure::Invalid(why) => ScenarioError::Line { line: number + 1, text: text.to_owned(), why },
             CommandFailure::Session(error) => error.into(),
         })?;
@@ -100,30 +100,30 @@ struct ScenarioRunner {
 
 impl ScenarioRunner {
     fn command(&mut self, text: &str) -> Result<(), CommandFailure> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        match words[0] {
-            "world" => self.make_world(&words[1..]),
+        let args: Vec<&str> = text.split_whitespace().collect();
+        match args[0] {
+            "world" => self.make_world(&args[1..]),
             "policy" => self.set_policy(text.trim_start_matches("policy").trim()),
-            "run" => self.run(&words[1..]),
-            "show" => self.show(&words[1..]),
+            "run" => self.run(&args[1..]),
+            "show" => self.show(&args[1..]),
             "fresh" => self.fresh(),
             "restart" => {
-                let empty = words.get(1) == Some(&"empty");
+                let empty = args.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
             }
             "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
-            | "close-breaker" => self.operator(&words),
-            _ => self.incident(&words),
+            | "close-breaker" => self.operator(&args),
+            _ => self.incident(&args),
         }
     }
 
-    fn make_world(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+    fn make_world(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
         if self.session.is_some() {
             return invalid("the world already exists");
         }
         let mut world = WorldConfig::quiet(4);
         let mut pools = Vec::new();
-        let mut rest = words;
+        let mut rest = args;
         while let Some((word, after)) = rest.split_first() {
             rest = match (*word, after) {
                 ("nodes", [count, after @ ..]) => {
@@ -186,8 +186,8 @@ impl ScenarioRunner {
         self.session.as_mut().ok_or_else(|| CommandFailure::Invalid("there is no session".to_owned()))
     }
 
-    fn run(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
-        let (length, every) = match words {
+    fn run(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
+        let (length, every) = match args {
             [length] => (span(length)?, Span::minutes(1)),
             [length, "every", every] => (span(length)?, span(every)?),
             _ => return invalid("accepted: run 30m, run 30m every 1m"),
@@ -220,7 +220,7 @@ impl ScenarioRunner {
         }));
         // An outage is printed once, not every minute.
         if report.problems != self.problems {
-            lines.extend(report.problems.iter().map(|trouble| format!("trouble: {trouble}")));
+            lines.extend(report.problems.iter().map(|problem| format!("trouble: {problem}")));
             self.problems.clone_from(&report.problems);
         }
         for line in lines {
@@ -287,20 +287,20 @@ impl ScenarioRunner {
         Ok(())
     }
 
-    fn incident(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
-        let incident = incident(words)?;
+    fn incident(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
+        let incident = incident(args)?;
         let session = self.session()?;
         let done = session.backend().world().inject(&incident);
         if done { Ok(()) } else { invalid("not possible: the node does not exist, or is not in the required state") }
     }
 
-    fn operator(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+    fn operator(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
         let session = self.session()?;
         let now = session.now();
         let (by, why) = ("ann", "because the script says so");
         let store = session.store();
-        let ask = |asked: CommandKind| store.add_command(&asked, by, why, now).map(|_| ());
-        match words {
+        let ask = |command: CommandKind| store.add_command(&command, by, why, now).map(|_| ());
+        match args {
             ["record", nodes, test, verdict, ago] => {
                 let (test, ago) = (name::<TestId>(test)?, span(ago)?);
                 let Some(verdict) = Verdict::from_code(verdict) else {
@@ -352,34 +352,34 @@ impl ScenarioRunner {
         Ok(())
     }
 
-    fn show(&mut self, words: &[&str]) -> Result<(), CommandFailure> {
+    fn show(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
         let session = self.session()?;
         let start = session.backend().world().config().start;
         let store = session.store();
         let mut lines = Vec::new();
-        match words {
+        match args {
             ["nodes"] => {
                 let mut nodes = store.load_nodes()?;
                 let mut well = 0;
                 for seen in session.backend().world().snapshot().unwrap_or_default() {
                     let known = nodes.remove(&seen.node.name);
-                    let life = known.as_ref().map_or("in-service", |node| node.state.as_str());
+                    let node_state = known.as_ref().map_or("in-service", |node| node.state.as_str());
                     let ours: Vec<_> = seen.node.marks.ours.iter().map(|mark| mark.kind.code()).collect();
                     let foreign: Vec<_> = seen.node.marks.foreign.iter().map(|mark| mark.by.as_str()).collect();
                     let findings = known.map_or(0, |node| node.findings.len());
-                    if life == "in-service" && findings == 0 && ours.is_empty() && foreign.is_empty() {
+                    if node_state == "in-service" && findings == 0 && ours.is_empty() && foreign.is_empty() {
                         well += 1;
                         continue;
                     }
                     lines.push(format!(
-                        "{} {life}, findings {findings}, our marks {ours:?}, foreign {foreign:?}",
+                        "{} {node_state}, findings {findings}, our marks {ours:?}, foreign {foreign:?}",
                         seen.node.name
                     ));
                 }
                 lines.push(format!("in service, no findings or marks: {well}"));
             }
             ["history"] | ["history", _] => {
-                let node = words.get(1).map(|node| name(node)).transpose()?;
+                let node = args.get(1).map(|node| name(node)).transpose()?;
                 let rows = store.history(&HistoryFilter { node, limit: Some(200), ..HistoryFilter::default() })?;
                 lines.extend(rows.into_iter().rev().map(|row| {
                     let at = clock(row.at, start);
@@ -485,13 +485,13 @@ fn merge(table: &mut toml::Table, more: toml::Table) {
     }
 }
 
-pub(crate) fn incident(words: &[&str]) -> Result<Incident, CommandFailure> {
+pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
     let secs = |text: &str| {
         text.trim_end_matches('s')
             .parse::<i64>()
             .map_err(|_| CommandFailure::Invalid(format!("`{text}` is not seconds, such as 600s")))
     };
-    Ok(match words {
+    Ok(match args {
         ["fault", node, kind] => {
             let Some(kind) = FaultKind::from_code(kind) else {
                 let known: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.code()).collect();
@@ -504,10 +504,10 @@ pub(crate) fn incident(words: &[&str]) -> Result<Incident, CommandFailure> {
         ["user-work-fails", nodes, "of", owner] => {
             Incident::UserWorkFails { nodes: list(nodes)?, owner: (*owner).to_owned() }
         }
-        ["calls", call, trouble, times] => {
-            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallFailure>(trouble)?, times: number(times)? }
+        ["calls", call, failure, times] => {
+            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallFailure>(failure)?, times: number(times)? }
         }
-        ["jobs", trouble, times] => Incident::Jobs { trouble: word::<JobFault>(trouble)?, times: number(times)? },
+        ["jobs", fault, times] => Incident::Jobs { trouble: word::<JobFault>(fault)?, times: number(times)? },
         ["outage", length] => Incident::Outage { length: span(length)? },
         ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
         ["vanish", node] => Incident::Vanish { node: name(node)? },

@@ -324,8 +324,8 @@ impl Session {
         }
         let requests = self.backend.world().take_operator_requests();
         for request in requests {
-            let asked = CommandKind::Release { node: request.node };
-            self.store().add_command(&asked, "operators", &request.why, self.clock.now())?;
+            let command = CommandKind::Release { node: request.node };
+            self.store().add_command(&command, "operators", &request.why, self.clock.now())?;
         }
         Ok(())
     }

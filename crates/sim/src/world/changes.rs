@@ -35,11 +35,11 @@ impl World {
             return Ok(());
         }
         let slot = self.find(APPLY, node)?;
-        let trouble = self.check_refused(APPLY, Call::Change)?;
+        let failure = self.check_refused(APPLY, Call::Change)?;
         self.done.insert(change.op, node.clone());
         self.change(slot, change.op, &change.what);
         self.settle();
-        match trouble {
+        match failure {
             Some(CallFailure::Unanswered) => Err(super::incidents::unanswered(APPLY)),
             _ => Ok(()),
         }

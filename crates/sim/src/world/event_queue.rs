@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_by_time_and_then_by_arrangement() {
+    fn events_are_ordered_by_time_and_then_by_insertion() {
         let mut queue = EventQueue::default();
         let at = Timestamp::from_secs;
         queue.push(at(2), Event::OutageBegins);

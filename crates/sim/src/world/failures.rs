@@ -55,10 +55,10 @@ impl World {
 
     fn report_failure(&mut self, failed: ObservedJobFailure) {
         let begin = self.now.minus(RETENTION);
-        let told = &mut self.failures.reported;
-        while told.front().is_some_and(|oldest| oldest.job.at < begin) {
-            told.pop_front();
+        let reported = &mut self.failures.reported;
+        while reported.front().is_some_and(|oldest| oldest.job.at < begin) {
+            reported.pop_front();
         }
-        told.push_back(failed);
+        reported.push_back(failed);
     }
 }

@@ -58,12 +58,12 @@ impl World {
         operation: &'static str,
         call: Call,
     ) -> Result<Option<CallFailure>, BackendError> {
-        let trouble = self.call_trouble(call);
+        let failure = self.call_trouble(call);
         let refused = |text: &str, effect| Err(BackendError { operation, text: text.to_owned(), effect });
-        match trouble {
+        match failure {
             Some(CallFailure::Refused) => refused("the cluster is too busy", After::NotAppliedRetry),
             Some(CallFailure::RefusedForGood) => refused("the cluster does not allow this", After::NotAppliedPermanent),
-            Some(CallFailure::Unanswered) | None => Ok(trouble),
+            Some(CallFailure::Unanswered) | None => Ok(failure),
         }
     }
 
@@ -91,10 +91,10 @@ impl World {
             return Some(scripted);
         }
         let mut draw = self.disruptions.stream.unit();
-        for (trouble, chance) in &self.config.hostile.jobs {
+        for (fault, chance) in &self.config.hostile.jobs {
             draw -= chance;
             if draw < 0.0 {
-                return Some(*trouble);
+                return Some(*fault);
             }
         }
         None
@@ -150,11 +150,11 @@ impl World {
                 nodes.iter().map(|node| self.slot_index(node)).collect::<Option<Vec<_>>>()?;
                 self.scripted_failure(nodes, owner);
             }
-            Incident::Calls { call, trouble, times } => {
+            Incident::Calls { call, trouble: failure, times } => {
                 let waiting = self.disruptions.calls.entry(*call).or_default();
-                waiting.extend((0..*times).map(|_| *trouble));
+                waiting.extend((0..*times).map(|_| *failure));
             }
-            Incident::Jobs { trouble, times } => self.disruptions.jobs.extend((0..*times).map(|_| *trouble)),
+            Incident::Jobs { trouble: fault, times } => self.disruptions.jobs.extend((0..*times).map(|_| *fault)),
             Incident::Outage { length } => {
                 self.disruptions.outage_until = self.disruptions.outage_until.max(self.now.plus(*length));
             }

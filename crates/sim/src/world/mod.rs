@@ -142,7 +142,7 @@ impl World {
     }
 
     fn make_nodes(&mut self) -> Result<(), BadWorld> {
-        for (place, pool) in self.config.pools.clone().iter().enumerate() {
+        for (pool_index, pool) in self.config.pools.clone().iter().enumerate() {
             self.pools.push(Pool::default());
             for number in 1..=pool.nodes {
                 let name = pool.node_name(number)?;
@@ -151,7 +151,7 @@ impl World {
                     return Err(BadWorld::DuplicateName(name));
                 }
                 let machine = Machine::new(self.seed, slot, 0, self.config.start, &self.config.assumptions);
-                self.slots.push(Slot::new(name, (place, pool), (slot, &machine)));
+                self.slots.push(Slot::new(name, (pool_index, pool), (slot, &machine)));
                 self.machines.push(machine);
                 self.update_slot(slot);
             }

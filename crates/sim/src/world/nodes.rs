@@ -20,7 +20,7 @@ use crate::{
 /// A place in the cluster. Its machine and its name may change.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The node as the cluster shows it. `heard` is valid only while the agent is silent.
+    /// The node as the cluster shows it. `agent_last_seen` is valid only while the agent is silent.
     pub(super) seen: ObservedNode,
     pub(super) pool: usize,
     pub(super) machine: u32,
@@ -86,7 +86,7 @@ pub(super) struct Pool {
 }
 
 impl Slot {
-    pub(super) fn new(name: NodeName, (place, pool): (usize, &PoolConfig), (number, machine): (u32, &Machine)) -> Self {
+    pub(super) fn new(name: NodeName, (pool_index, pool): (usize, &PoolConfig), (number, machine): (u32, &Machine)) -> Self {
         let node = Node {
             name,
             pool: pool.name.clone(),
@@ -98,7 +98,7 @@ impl Slot {
         };
         Self {
             seen: ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() },
-            pool: place,
+            pool: pool_index,
             machine: number,
             present: true,
             user: None,
@@ -146,11 +146,11 @@ impl World {
 
     fn as_seen(&self, slot: u32) -> ObservedNode {
         let slot = self.slot(slot);
-        let heard = if self.agent_reports_now(slot) { Some(minute(self.now)) } else { slot.seen.agent_last_seen };
+        let last_contact = if self.agent_reports_now(slot) { Some(minute(self.now)) } else { slot.seen.agent_last_seen };
         let jobs = slot.runs.iter().map(|run| self.runs[*run as usize].request.run).collect();
         ObservedNode {
             node: slot.seen.node.clone(),
-            agent_last_seen: if self.config.agents { heard } else { None },
+            agent_last_seen: if self.config.agents { last_contact } else { None },
             jobs,
         }
     }
@@ -171,16 +171,16 @@ impl World {
     }
 
     /// Updates a node's occupancy, the users' idle nodes and pending jobs. Must be called after every change of a slot.
-    pub(super) fn update_slot(&mut self, place: u32) {
-        self.note_change(place);
-        let occupancy = self.occupancy(place);
+    pub(super) fn update_slot(&mut self, index: u32) {
+        self.note_change(index);
+        let occupancy = self.occupancy(index);
         let now = self.now;
-        let slot = self.slot_mut(place);
+        let slot = self.slot_mut(index);
         slot.taken_since = if occupancy.is_free() { None } else { slot.taken_since.or(Some(now)) };
         slot.node_mut().occupancy = occupancy;
-        self.keep_idle(place);
-        if self.can_start_on(place) {
-            for run in self.slot(place).runs.clone() {
+        self.keep_idle(index);
+        if self.can_start_on(index) {
+            for run in self.slot(index).runs.clone() {
                 if self.runs[run as usize].phase == Phase::Pending {
                     self.schedule_start(run);
                 }
@@ -189,14 +189,14 @@ impl World {
     }
 
     /// Records that the node changed.
-    pub(super) fn note_change(&mut self, place: u32) {
+    pub(super) fn note_change(&mut self, index: u32) {
         self.version += 1;
         let version = self.version;
-        self.slot_mut(place).changed = version;
+        self.slot_mut(index).changed = version;
     }
 
-    fn occupancy(&self, place: u32) -> Occupancy {
-        let slot = self.slot(place);
+    fn occupancy(&self, index: u32) -> Occupancy {
+        let slot = self.slot(index);
         if let Some(down) = slot.down {
             let why = match down.how {
                 Disturbance::Reset => "its GPUs are being reset",
@@ -216,8 +216,8 @@ impl World {
 
     /// Whether a job of ours could start here. Our own marks do not prevent it: repaired nodes are requalified while
     /// marked.
-    pub(super) fn can_start_on(&self, place: u32) -> bool {
-        let slot = self.slot(place);
+    pub(super) fn can_start_on(&self, index: u32) -> bool {
+        let slot = self.slot(index);
         slot.present
             && slot.user.is_none()
             && slot.down.is_none()
@@ -225,19 +225,19 @@ impl World {
             && slot.seen.node.marks.blocking_foreign_mark().is_none()
     }
 
-    fn keep_idle(&mut self, place: u32) {
-        let wanted = self.can_start_on(place) && self.slot(place).seen.node.marks.ours.is_empty();
-        let pool = self.slot(place).pool;
-        match (wanted, self.slot(place).idle) {
+    fn keep_idle(&mut self, index: u32) {
+        let is_available = self.can_start_on(index) && self.slot(index).seen.node.marks.ours.is_empty();
+        let pool = self.slot(index).pool;
+        match (is_available, self.slot(index).idle) {
             (true, None) => {
                 let idle = u32::try_from(self.pools[pool].idle.len()).unwrap_or(u32::MAX);
-                self.pools[pool].idle.push(place);
+                self.pools[pool].idle.push(index);
                 self.pools[pool].freed = true;
-                self.slot_mut(place).idle = Some(idle);
+                self.slot_mut(index).idle = Some(idle);
             }
             (false, Some(idle)) => {
                 self.pools[pool].idle.swap_remove(idle as usize);
-                self.slot_mut(place).idle = None;
+                self.slot_mut(index).idle = None;
                 if let Some(&moved) = self.pools[pool].idle.get(idle as usize) {
                     self.slot_mut(moved).idle = Some(idle);
                 }
@@ -246,37 +246,37 @@ impl World {
         }
     }
 
-    pub(super) fn target(&self, place: u32) -> Target {
-        let slot = self.slot(place);
+    pub(super) fn target(&self, index: u32) -> Target {
+        let slot = self.slot(index);
         Target { node: slot.seen.node.name.clone(), taken_for: slot.taken_since.map(|since| self.now.since(since)) }
     }
 
     /// Takes a node down for a while. Everything that runs on it ends.
-    pub(super) fn take_down(&mut self, place: u32, how: Disturbance, ours: bool) {
-        self.freeze_last_heartbeat(place);
+    pub(super) fn take_down(&mut self, index: u32, how: Disturbance, ours: bool) {
+        self.freeze_last_heartbeat(index);
         let takes = match how {
             Disturbance::Reset => self.config.assumptions.reset_takes,
             Disturbance::Reboot => self.config.assumptions.reboot_takes,
-            Disturbance::Replace => self.repair_time(self.slot(place).machine),
+            Disturbance::Replace => self.repair_time(self.slot(index).machine),
         };
         let until = self.now.plus(takes);
-        let slot = self.slot_mut(place);
+        let slot = self.slot_mut(index);
         // A lighter disturbance does not shorten one in progress.
         let (how, until, ours) =
             slot.down.map_or((how, until, ours), |down| (how.max(down.how), until.max(down.until), ours || down.ours));
         slot.down = Some(Down { how, until, ours });
         slot.generation += 1;
         let turn = slot.generation;
-        self.queue.push(until, Event::NodeRecovers(place, turn));
-        self.evict(place);
-        self.update_slot(place);
+        self.queue.push(until, Event::NodeRecovers(index, turn));
+        self.evict(index);
+        self.update_slot(index);
     }
 
     /// Ends the user job and our jobs on the node.
-    pub(super) fn evict(&mut self, place: u32) {
+    pub(super) fn evict(&mut self, index: u32) {
         // The user first: a user who waits for our job must not get a node that is going down.
-        self.drop_user(place);
-        for run in self.slot(place).runs.clone() {
+        self.drop_user(index);
+        for run in self.slot(index).runs.clone() {
             self.lose_node(run);
         }
     }

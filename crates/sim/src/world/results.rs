@@ -25,9 +25,9 @@ impl World {
         let (test, began) = (run.request.tests[done].clone(), run.test_began);
         // A GPU is hot after a compute test.
         let hot = done > 0 && matches!(run.request.tests[done - 1].as_str(), DL | NCCL);
-        for (place, slot) in run.slots.clone().into_iter().enumerate() {
+        for (index, slot) in run.slots.clone().into_iter().enumerate() {
             let evidence = self.test_on(slot, &test, began, hot);
-            self.runs[number as usize].evidence[place].push(evidence);
+            self.runs[number as usize].evidence[index].push(evidence);
         }
         measure::share(self.runs[number as usize].evidence.iter_mut().filter_map(|tests| tests.last_mut()));
     }
@@ -52,15 +52,15 @@ impl World {
         if let Some(&fault) = broken {
             return measure::print_broken(&self.faults[fault as usize]);
         }
-        let shown: Vec<u32> = present.into_iter().filter(|fault| self.is_detected(*fault, test, hot)).collect();
-        for &fault in &shown {
+        let detected: Vec<u32> = present.into_iter().filter(|fault| self.is_detected(*fault, test, hot)).collect();
+        for &fault in &detected {
             self.faults[fault as usize].shown.get_or_insert(self.now);
         }
         let machine = &mut self.machines[machine as usize];
         machine.measured += 1;
         let mut noise = self.seed.stream(Purpose::Noise, machine.number, u64::from(machine.measured));
-        let shown: Vec<&Fault> = shown.iter().map(|fault| &self.faults[*fault as usize]).collect();
-        measure::print(test.as_str(), &shown, clock, &mut noise, &self.config.assumptions)
+        let detected: Vec<&Fault> = detected.iter().map(|fault| &self.faults[*fault as usize]).collect();
+        measure::print(test.as_str(), &detected, clock, &mut noise, &self.config.assumptions)
     }
 
     /// Draws whether this run of this test detects the fault. Each run is an independent draw.
@@ -78,8 +78,8 @@ impl World {
         };
         fault.detection_draws += 1;
         let machine = self.machines[fault.machine as usize].number;
-        let look = (u64::from(fault.nth) << 32) | u64::from(fault.detection_draws);
-        self.seed.stream(Purpose::Catch, machine, look).chance(chance)
+        let draw = (u64::from(fault.nth) << 32) | u64::from(fault.detection_draws);
+        self.seed.stream(Purpose::Catch, machine, draw).chance(chance)
     }
 
     /// Returns the agent's current readings of a node.
@@ -90,29 +90,29 @@ impl World {
 
     /// Signs and delivers a job's results: one document per node, changed by the job's trouble.
     pub(super) fn deliver_results(&mut self, number: u32) {
-        let trouble = self.runs[number as usize].trouble;
-        if trouble == Some(JobFault::NoResult) {
+        let job_fault = self.runs[number as usize].trouble;
+        if job_fault == Some(JobFault::NoResult) {
             return;
         }
         let evidence = std::mem::take(&mut self.runs[number as usize].evidence);
-        for (place, tests) in evidence.into_iter().enumerate() {
-            let answers = match trouble {
+        for (index, tests) in evidence.into_iter().enumerate() {
+            let answers = match job_fault {
                 Some(JobFault::Truncated | JobFault::WronglySigned | JobFault::OtherNode) => Vec::new(),
                 _ => tests.iter().map(|evidence| evidence.test.clone()).collect(),
             };
-            let bytes = self.sign(number, place, tests, trouble);
-            let copies = if trouble == Some(JobFault::Twice) { 2 } else { 1 };
+            let bytes = self.sign(number, index, tests, job_fault);
+            let copies = if job_fault == Some(JobFault::Twice) { 2 } else { 1 };
             for _ in 0..copies {
-                self.deliver(number, place, &bytes, &answers);
+                self.deliver(number, index, &bytes, &answers);
             }
         }
     }
 
-    fn sign(&self, number: u32, place: usize, tests: Vec<TestEvidence>, trouble: Option<JobFault>) -> Vec<u8> {
+    fn sign(&self, number: u32, index: usize, tests: Vec<TestEvidence>, job_fault: Option<JobFault>) -> Vec<u8> {
         let run = &self.runs[number as usize];
-        let slot = self.slot(run.slots[place]);
+        let slot = self.slot(run.slots[index]);
         let other = self.by_name.keys().find(|name| **name != slot.seen.node.name);
-        let node = match (trouble, other) {
+        let node = match (job_fault, other) {
             (Some(JobFault::OtherNode), Some(other)) => other.clone(),
             _ => slot.seen.node.name.clone(),
         };
@@ -125,19 +125,19 @@ impl World {
             tests,
             up: None,
         };
-        let key = match trouble {
+        let key = match job_fault {
             Some(JobFault::WronglySigned) => RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes()),
             _ => run.request.key.clone(),
         };
         let mut bytes = document.sign(&key).expect("finite numbers and plain words have a JSON form");
-        if trouble == Some(JobFault::Truncated) {
+        if job_fault == Some(JobFault::Truncated) {
             bytes.truncate(bytes.len() / 2);
         }
         bytes
     }
 
-    fn deliver(&mut self, number: u32, place: usize, bytes: &[u8], answers: &[TestId]) {
-        let node = self.name(self.runs[number as usize].slots[place]);
+    fn deliver(&mut self, number: u32, index: usize, bytes: &[u8], answers: &[TestId]) {
+        let node = self.name(self.runs[number as usize].slots[index]);
         let run = &mut self.runs[number as usize];
         if self.config.carry_documents {
             run.documents.push(bytes.to_vec());
@@ -162,16 +162,16 @@ impl World {
         let run = &self.runs[number as usize];
         let done = run.evidence.first().map_or(0, Vec::len);
         let Some(test) = run.request.tests.get(done) else { return };
-        let mut trouble = None;
+        let mut error_text = None;
         for output in &run.request.outputs {
             let line = format!("{} {}: {test} {what}", self.now, output.node);
             let Some(log) = output.logs.get(done).or(output.logs.first()) else { continue };
             if let Err(error) = share.append(log, &line) {
-                trouble.get_or_insert(error.to_string());
+                error_text.get_or_insert(error.to_string());
             }
         }
         let id = run.request.run;
-        if let Some(text) = trouble {
+        if let Some(text) = error_text {
             self.log(EffectKind::ShareTrouble { run: id, text });
         }
     }

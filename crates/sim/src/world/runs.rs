@@ -104,7 +104,7 @@ impl World {
             self.log(EffectKind::SubmittedAgain { run: request.run });
             return Ok(self.runs[known as usize].job.clone());
         }
-        let trouble = self.check_refused(SUBMIT, Call::Submit)?;
+        let failure = self.check_refused(SUBMIT, Call::Submit)?;
         let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NotAppliedPermanent };
         let slots = request.nodes.iter().map(|node| self.find(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
         if let Some(test) = request.tests.iter().find(|test| typical_value(test).is_none()) {
@@ -114,7 +114,7 @@ impl World {
             return Err(refuse(format!("`{}` is not inside the shared directory", output.document.display())));
         }
         let job = self.make_run(request, slots);
-        self.check_answered(SUBMIT, trouble)?;
+        self.check_answered(SUBMIT, failure)?;
         Ok(job)
     }
 
@@ -127,7 +127,7 @@ impl World {
             self.slot_mut(slot).runs.push(number);
             self.note_change(slot);
         }
-        let trouble = self.job_trouble();
+        let fault = self.job_trouble();
         self.runs.push(TestRun {
             evidence: vec![Vec::new(); slots.len()],
             request: request.clone(),
@@ -135,7 +135,7 @@ impl World {
             slots,
             phase: Phase::Pending,
             submitted: self.now,
-            trouble,
+            trouble: fault,
             lengths: Vec::new(),
             test_began: self.now,
             documents: Vec::new(),
@@ -169,7 +169,7 @@ impl World {
         const CANCEL: &str = "cancel";
         self.check_reachable(CANCEL)?;
         let Some(&number) = self.by_run.get(&run) else { return Ok(()) };
-        let trouble = self.check_refused(CANCEL, Call::Cancel)?;
+        let failure = self.check_refused(CANCEL, Call::Cancel)?;
         match self.runs[number as usize].phase {
             Phase::Pending => {
                 self.log(EffectKind::CancelAsked { run });
@@ -183,7 +183,7 @@ impl World {
             Phase::Dying { .. } | Phase::Ended { .. } => {}
         }
         self.settle();
-        self.check_answered(CANCEL, trouble)
+        self.check_answered(CANCEL, failure)
     }
 
     /// Schedules the start of a pending job after the scheduler's delay. A duplicate is harmless.
@@ -328,8 +328,8 @@ impl World {
     }
 
     /// Fails if the answer of the call is lost.
-    fn check_answered(&self, operation: &'static str, trouble: Option<CallFailure>) -> Result<(), BackendError> {
-        match trouble {
+    fn check_answered(&self, operation: &'static str, failure: Option<CallFailure>) -> Result<(), BackendError> {
+        match failure {
             Some(CallFailure::Unanswered) => Err(super::incidents::unanswered(operation)),
             _ => Ok(()),
         }

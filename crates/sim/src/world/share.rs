@@ -39,8 +39,8 @@ impl Share {
         let file = match self.open.entry(path.to_owned()) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
-                let place = self.root.join(path);
-                let made = in_its_folder(&place, || fs::File::options().create(true).append(true).open(&place))?;
+                let full_path = self.root.join(path);
+                let made = in_its_folder(&full_path, || fs::File::options().create(true).append(true).open(&full_path))?;
                 vacant.insert(made)
             }
         };
@@ -49,18 +49,18 @@ impl Share {
 
     /// Writes a file atomically.
     pub(super) fn put(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-        let place = self.root.join(path);
-        let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let beside = place.with_file_name(format!(".{name}.part"));
+        let full_path = self.root.join(path);
+        let name = full_path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let temporary = full_path.with_file_name(format!(".{name}.part"));
         // No sync: a simulated disk need not survive a real power failure.
-        in_its_folder(&beside, || fs::write(&beside, bytes))?;
-        fs::rename(&beside, &place)
+        in_its_folder(&temporary, || fs::write(&temporary, bytes))?;
+        fs::rename(&temporary, &full_path)
     }
 }
 
 /// Creates the directory of a file if it is missing.
-fn in_its_folder<T>(place: &Path, make: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
-    match (make(), place.parent()) {
+fn in_its_folder<T>(path: &Path, make: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    match (make(), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == std::io::ErrorKind::NotFound => {
             fs::create_dir_all(folder)?;
             make()
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_grows_and_a_result_appears_whole() {
+    fn a_log_is_appended_and_a_result_is_written_atomically() {
         let folder = tempfile::tempdir().unwrap();
         let mut share = Share::new(folder.path().to_owned());
         share.append(Path::new("dl/n1/a.log"), "one").unwrap();

@@ -117,28 +117,28 @@ impl World {
     }
 
     fn schedule_arrival(&mut self, pool: u32) {
-        let place = pool as usize;
-        let rate = self.config.assumptions.arrivals_per_hour(self.config.pools[place].nodes);
+        let pool_index = pool as usize;
+        let rate = self.config.assumptions.arrivals_per_hour(self.config.pools[pool_index].nodes);
         if rate > 0.0 {
-            let gap = scaled(Span::hours(1), self.users.arrivals[place].exponential() / rate);
+            let gap = scaled(Span::hours(1), self.users.arrivals[pool_index].exponential() / rate);
             self.queue.push(self.now.plus(gap), Event::UserArrives(pool));
         }
     }
 
     pub(super) fn user_arrives(&mut self, pool: u32) {
-        let place = pool as usize;
+        let pool_index = pool as usize;
         let assumptions = &self.config.assumptions;
-        let (sizes, weights) = assumptions.sizes(self.config.pools[place].nodes);
-        let stream = &mut self.users.arrivals[place];
+        let (sizes, weights) = assumptions.sizes(self.config.pools[pool_index].nodes);
+        let stream = &mut self.users.arrivals[pool_index];
         let size = sizes[stream.pick(&weights)];
         let factor = stream.lognormal(1.0, assumptions.job_sigma);
         let length = scaled(assumptions.job_median, factor).min(assumptions.job_longest).max(Span::minutes(1));
         let luck = stream.exponential();
         let avoids_us = stream.chance(assumptions.avoids_validation);
         let choice = stream.number();
-        let job = self.new_job(place, size, length, luck, avoids_us, choice);
-        self.pools[place].waiting.push_back(job);
-        self.pools[place].freed = true;
+        let job = self.new_job(pool_index, size, length, luck, avoids_us, choice);
+        self.pools[pool_index].waiting.push_back(job);
+        self.pools[pool_index].freed = true;
         self.schedule_arrival(pool);
     }
 
@@ -160,11 +160,11 @@ impl World {
             avoids_validation: avoids_us,
             choice,
         };
-        if let Some(place) = self.users.unused.pop() {
+        if let Some(index) = self.users.unused.pop() {
             // The turn keeps counting, so that events of the previous job do not apply to this one.
-            let turn = self.users.jobs[place as usize].generation + 1;
-            self.users.jobs[place as usize] = UserJob { generation: turn, ..job };
-            place
+            let turn = self.users.jobs[index as usize].generation + 1;
+            self.users.jobs[index as usize] = UserJob { generation: turn, ..job };
+            index
         } else {
             self.users.jobs.push(job);
             u32::try_from(self.users.jobs.len() - 1).unwrap_or(u32::MAX)
@@ -184,19 +184,19 @@ impl World {
 
     /// Gives idle nodes to waiting jobs in order of arrival; smaller jobs may overtake larger ones that do not fit yet.
     pub(super) fn place_jobs(&mut self, pool: usize) {
-        let (mut place, mut passed) = (0, 0);
+        let (mut index, mut passed) = (0, 0);
         while passed < BACKFILL_DEPTH {
-            let Some(&job) = self.pools[pool].waiting.get(place) else { return };
+            let Some(&job) = self.pools[pool].waiting.get(index) else { return };
             let (size, since) = (self.users.jobs[job as usize].size, self.users.jobs[job as usize].since);
             if self.pools[pool].idle.len() >= size {
-                self.pools[pool].waiting.remove(place);
+                self.pools[pool].waiting.remove(index);
                 let nodes = self.choose_nodes(pool, job);
                 self.give_nodes(job, nodes);
             } else {
-                if place == 0 && self.now.since(since) > MAX_OVERTAKING_WAIT {
+                if index == 0 && self.now.since(since) > MAX_OVERTAKING_WAIT {
                     return;
                 }
-                place += 1;
+                index += 1;
                 passed += 1;
             }
         }
@@ -214,19 +214,19 @@ impl World {
         let mut pickable = idle.len();
         if avoids {
             // Nodes under test go to the end, and are picked only if the others do not suffice.
-            let mut place = 0;
-            while place < pickable {
-                if self.has_running(idle[place]) {
+            let mut index = 0;
+            while index < pickable {
+                if self.has_running(idle[index]) {
                     pickable -= 1;
-                    idle.swap(place, pickable);
+                    idle.swap(index, pickable);
                 } else {
-                    place += 1;
+                    index += 1;
                 }
             }
             pickable = pickable.max(size);
         }
-        for place in 0..size {
-            idle.swap(place, place + stream.below(pickable - place));
+        for index in 0..size {
+            idle.swap(index, index + stream.below(pickable - index));
         }
         let chosen = idle[..size].to_vec();
         self.users.scratch = idle;

@@ -9,10 +9,10 @@ use doctor_core::{
 };
 use serde_json::{Value, json};
 
-use crate::testbed::{Bed, OPERATOR, live, until};
+use crate::testbed::{Testbed, OPERATOR, live, until};
 
 /// Requests an action twice: for the plan, and with its confirmation.
-fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
+fn confirmed(bed: &Testbed, action: &str, mut body: Value) -> Value {
     let planned = bed.act(OPERATOR, action, &body);
     assert_eq!(planned.status, 200, "{}", String::from_utf8_lossy(&planned.body));
     let planned = planned.json();
@@ -28,7 +28,7 @@ fn confirmed(bed: &Bed, action: &str, mut body: Value) -> Value {
 }
 
 #[test]
-fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan() {
+fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     let (bed, _session) = live(6, 1);
     bed.with_tokens();
     let changes = || bed.store.operator_changes().unwrap();
@@ -45,11 +45,11 @@ fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan()
     confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
     confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
 
-    let asked: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
-    assert!(asked.iter().any(|asked| matches!(asked, CommandKind::Quarantine { evict: true, .. })), "{asked:?}");
+    let commands: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
+    assert!(commands.iter().any(|command| matches!(command, CommandKind::Quarantine { evict: true, .. })), "{commands:?}");
     assert!(
-        asked.iter().any(|asked| matches!(asked, CommandKind::Test { tests, .. } if tests.len() == 1)),
-        "{asked:?}"
+        commands.iter().any(|command| matches!(command, CommandKind::Test { tests, .. } if tests.len() == 1)),
+        "{commands:?}"
     );
     let trail = bed.store.audit(1000, None).unwrap();
     let line = trail.iter().find(|line| line.what == "api-quarantine").unwrap();
@@ -62,7 +62,7 @@ fn each_order_is_shown_before_it_is_done_and_stands_in_the_trail_with_its_plan()
 }
 
 #[test]
-fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
+fn an_outdated_plan_is_returned_again_and_nothing_changes() {
     let (bed, mut session) = live(4, 1);
     bed.with_tokens();
     let mut body = json!({ "nodes": ["life=in-service"], "why": "x" });
@@ -83,9 +83,9 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
     };
     until("it is held", || held() == 1);
     body["confirm"] = planned["confirm"].clone();
-    let said = bed.act(OPERATOR, "hold", &body);
-    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
-    let now = said.json()["error"]["plan"].clone();
+    let response = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((response.status, response.code().as_str()), (409, "other-plan"));
+    let now = response.json()["error"]["plan"].clone();
     assert_eq!(now["nodes"].as_array().unwrap().len(), first.len() - 1, "{now}");
     assert_eq!(held(), 1, "nothing changed");
     body["confirm"] = now["confirm"].clone();
@@ -101,7 +101,7 @@ fn a_plan_that_would_be_another_by_now_is_shown_again_and_nothing_is_done() {
 }
 
 #[test]
-fn a_pause_can_be_confirmed_some_time_after_it_was_shown() {
+fn a_pause_can_be_confirmed_some_time_after_it_was_planned() {
     let (bed, mut session) = live(3, 1);
     bed.with_tokens();
     let mut body = json!({ "for": "4h", "why": "demo" });
@@ -130,9 +130,9 @@ fn a_node_held_in_the_meantime_requires_a_new_confirmation() {
     bed.store.hold(&node, &hold).unwrap();
     let before = bed.store.operator_changes().unwrap();
     body["confirm"] = planned["confirm"].clone();
-    let said = bed.act(OPERATOR, "hold", &body);
-    assert_eq!((said.status, said.code().as_str()), (409, "other-plan"));
-    let now = said.json()["error"]["plan"].clone();
+    let response = bed.act(OPERATOR, "hold", &body);
+    assert_eq!((response.status, response.code().as_str()), (409, "other-plan"));
+    let now = response.json()["error"]["plan"].clone();
     assert_eq!(now["changes"][1], "node002: already held by ann (noise); this hold replaces it", "{now}");
     assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing changed");
     body["confirm"] = now["confirm"].clone();

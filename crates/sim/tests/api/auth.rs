@@ -6,13 +6,13 @@ use doctor_api::api::openapi;
 
 use serde_json::json;
 
-use crate::testbed::{Bed, OPERATOR, Said, VIEWER, live};
+use crate::testbed::{Testbed, OPERATOR, Response, VIEWER, live};
 
 /// Returns the actions with a valid body for each.
 fn actions() -> Vec<(String, serde_json::Value)> {
     let description = openapi();
     let paths = description["paths"].as_object().unwrap().iter();
-    let posts = paths.filter(|(_, place)| place.get("post").is_some()).map(|(path, _)| path);
+    let posts = paths.filter(|(_, item)| item.get("post").is_some()).map(|(path, _)| path);
     let names: Vec<String> = posts.map(|path| path.rsplit('/').next().unwrap().to_owned()).collect();
     assert_eq!(names.len(), 7);
     let body = |name: &str| match name {
@@ -22,12 +22,12 @@ fn actions() -> Vec<(String, serde_json::Value)> {
     names.into_iter().map(|name| (name.clone(), body(&name))).collect()
 }
 
-fn refused_lines(bed: &Bed) -> usize {
+fn refused_lines(bed: &Testbed) -> usize {
     bed.store.audit(10_000, None).unwrap().iter().filter(|line| line.what == "api-refused").count()
 }
 
 #[test]
-fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_noted() {
+fn unauthenticated_viewer_and_forged_requests_are_rejected_and_audited_for_every_action() {
     let (bed, _session) = live(4, 1);
     bed.with_tokens();
     let before = bed.store.operator_changes().unwrap();
@@ -55,41 +55,41 @@ fn unauthenticated_viewers_and_forged_requests_for_every_action_are_refused_and_
         ),
         ("a form", vec![("content-type", "text/plain"), ("authorization", operator.as_str())], 415, "not-json"),
     ];
-    let mut asked = 0;
+    let mut refused = 0;
     for (name, body) in actions() {
         for (who, headers, status, code) in &forged {
-            let said = bed.say("POST", &format!("/actions/{name}"), headers, body.to_string().as_bytes());
-            assert_eq!((said.status, said.code().as_str()), (*status, *code), "{who} asks for {name}");
-            asked += 1;
+            let response = bed.send("POST", &format!("/actions/{name}"), headers, body.to_string().as_bytes());
+            assert_eq!((response.status, response.code().as_str()), (*status, *code), "{who} asks for {name}");
+            refused += 1;
         }
-        let got = bed.say("GET", &format!("/actions/{name}"), &[("authorization", operator.as_str())], b"");
+        let got = bed.send("GET", &format!("/actions/{name}"), &[("authorization", operator.as_str())], b"");
         assert_eq!(got.status, 405, "{name}");
     }
-    assert_eq!(refused_lines(&bed), asked, "each is in the audit log");
+    assert_eq!(refused_lines(&bed), refused, "each is in the audit log");
     let line = bed.store.audit(1, None).unwrap().remove(0);
     assert_eq!((line.origin.as_deref(), line.code.as_str()), (Some("127.0.0.1"), "not-json"));
     assert_eq!(bed.store.operator_changes().unwrap(), before, "nothing was done");
 }
 
 #[test]
-fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none() {
+fn every_path_requires_a_token_once_one_exists_and_a_revoked_token_is_invalid() {
     let (bed, _session) = live(3, 1);
-    let get = |path: &str, token: Option<&str>| -> Said {
+    let get = |path: &str, token: Option<&str>| -> Response {
         let authorization = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<(&str, &str)> = authorization.iter().map(|text| ("authorization", text.as_str())).collect();
-        bed.say("GET", path, &headers, b"")
+        bed.send("GET", path, &headers, b"")
     };
     assert_eq!(get("/status", None).status, 200, "until then this machine may read");
-    let evil = bed.say("GET", "/status", &[("host", "evil.example")], b"");
+    let evil = bed.send("GET", "/status", &[("host", "evil.example")], b"");
     assert_eq!((evil.status, evil.code().as_str()), (403, "wrong-host"), "but no page of a rebound name");
-    let act = bed.say("POST", "/actions/pause", &[("content-type", "application/json")], b"{\"why\":\"x\"}");
+    let act = bed.send("POST", "/actions/pause", &[("content-type", "application/json")], b"{\"why\":\"x\"}");
     assert_eq!((act.status, act.code().as_str()), (403, "read-only"));
     assert_eq!(refused_lines(&bed), 1);
 
     bed.with_tokens();
     let description = openapi();
-    for (path, place) in description["paths"].as_object().unwrap() {
-        if place.get("get").is_some() {
+    for (path, item) in description["paths"].as_object().unwrap() {
+        if item.get("get").is_some() {
             let path = path.strip_prefix("/api/v1").unwrap();
             assert_eq!(get(path, None).status, 401, "{path}");
             assert_eq!(get(path, Some("doctor_token_old")).status, 401, "{path}");
@@ -109,7 +109,7 @@ fn every_place_wants_a_token_as_soon_as_there_is_one_and_a_revoked_one_is_none()
 }
 
 #[test]
-fn bodies_that_are_too_long_or_no_orders_are_refused() {
+fn bodies_that_are_too_long_or_invalid_are_rejected() {
     let (bed, _session) = live(3, 1);
     bed.with_tokens();
     for (body, status, code) in [
@@ -121,8 +121,8 @@ fn bodies_that_are_too_long_or_no_orders_are_refused() {
         (json!({ "nodes": ["node001"], "why": "x", "until": "1999-01-01T00:00:00Z" }), 400, "bad-order"),
         (json!({ "nodes": ["n".repeat(70_000)], "why": "x" }), 413, "too-long"),
     ] {
-        let said = bed.act(OPERATOR, "hold", &body);
-        assert_eq!((said.status, said.code().as_str()), (status, code), "{}", String::from_utf8_lossy(&said.body));
+        let response = bed.act(OPERATOR, "hold", &body);
+        assert_eq!((response.status, response.code().as_str()), (status, code), "{}", String::from_utf8_lossy(&response.body));
     }
 }
 
@@ -132,19 +132,19 @@ fn a_stream_of_events_ends_when_its_token_is_revoked() {
     bed.with_tokens();
     let mut stream = std::net::TcpStream::connect(bed.address()).unwrap();
     stream.set_read_timeout(Some(std::time::Duration::from_secs(180))).unwrap();
-    let asked = format!(
+    let request = format!(
         "GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {VIEWER}\r\nconnection: close\r\n\r\n"
     );
-    stream.write_all(asked.as_bytes()).unwrap();
-    let mut said = Vec::new();
-    let mut some = [0; 512];
-    while !String::from_utf8_lossy(&said).contains(": listening") {
-        let read = stream.read(&mut some).unwrap();
-        assert!(read > 0, "{}", String::from_utf8_lossy(&said));
-        said.extend_from_slice(&some[..read]);
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut received = Vec::new();
+    let mut buffer = [0; 512];
+    while !String::from_utf8_lossy(&received).contains(": listening") {
+        let read = stream.read(&mut buffer).unwrap();
+        assert!(read > 0, "{}", String::from_utf8_lossy(&received));
+        received.extend_from_slice(&buffer[..read]);
     }
     bed.store.revoke_token("vi", "ann", "left", doctor_core::time::Timestamp::from_secs(1)).unwrap();
-    stream.read_to_end(&mut said).expect("it ends");
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("event: dropped") && said.contains("authorisation was revoked or changed"), "{said}");
+    stream.read_to_end(&mut received).expect("it ends");
+    let received = String::from_utf8_lossy(&received);
+    assert!(received.contains("event: dropped") && received.contains("authorisation was revoked or changed"), "{received}");
 }

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 /// Returns the violations with their positions; none if the value is valid.
-pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
+pub(crate) fn violations(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(forms) = schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array) {
-        let all: Vec<Vec<String>> = forms.iter().map(|form| troubles(value, form, at)).collect();
-        if all.iter().all(|troubles| !troubles.is_empty()) {
+        let all: Vec<Vec<String>> = forms.iter().map(|form| violations(value, form, at)).collect();
+        if all.iter().all(|violations| !violations.is_empty()) {
             found.push(format!("{at}: fits none of its forms: {all:?}"));
         }
         return found;
@@ -17,10 +17,10 @@ pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     {
         return vec![format!("{at}: {value} is no {kind}")];
     }
-    if let Some(words) = schema.get("enum").and_then(Value::as_array)
-        && !words.contains(value)
+    if let Some(values) = schema.get("enum").and_then(Value::as_array)
+        && !values.contains(value)
     {
-        found.push(format!("{at}: {value} is none of {words:?}"));
+        found.push(format!("{at}: {value} is none of {values:?}"));
     }
     if let Some(fields) = value.as_object() {
         let known = schema.get("properties").and_then(Value::as_object);
@@ -31,7 +31,7 @@ pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
         }
         for (name, value) in fields {
             match known.and_then(|known| known.get(name)) {
-                Some(form) => found.extend(troubles(value, form, &format!("{at}.{name}"))),
+                Some(form) => found.extend(violations(value, form, &format!("{at}.{name}"))),
                 None if schema.get("additionalProperties") == Some(&Value::Bool(false)) => {
                     found.push(format!("{at}: {name} is not described"));
                 }
@@ -41,10 +41,10 @@ pub(crate) fn troubles(value: &Value, schema: &Value, at: &str) -> Vec<String> {
     }
     if let Some(items) = value.as_array() {
         let of = schema.get("items");
-        let places = schema.get("prefixItems").and_then(Value::as_array);
+        let prefix = schema.get("prefixItems").and_then(Value::as_array);
         for (n, item) in items.iter().enumerate() {
-            if let Some(form) = places.and_then(|places| places.get(n)).or(of) {
-                found.extend(troubles(item, form, &format!("{at}[{n}]")));
+            if let Some(form) = prefix.and_then(|prefix| prefix.get(n)).or(of) {
+                found.extend(violations(item, form, &format!("{at}[{n}]")));
             }
         }
     }
@@ -65,12 +65,12 @@ fn is_a(value: &Value, kind: &str) -> bool {
 }
 
 #[test]
-fn what_is_missing_not_described_or_of_another_kind_is_found() {
+fn missing_undescribed_and_wrongly_typed_fields_are_violations() {
     let schema = serde_json::json!({
         "type": "object", "required": ["a"], "additionalProperties": false,
         "properties": { "a": { "anyOf": [{ "type": "integer" }, { "type": "null" }] } },
     });
-    let count = |text: &str| troubles(&serde_json::from_str(text).unwrap(), &schema, "").len();
+    let count = |text: &str| violations(&serde_json::from_str(text).unwrap(), &schema, "").len();
     assert_eq!((count("{\"a\": 3}"), count("{\"a\": null}")), (0, 0));
     assert_eq!((count("{}"), count("{\"a\": \"3\"}"), count("{\"a\": 3, \"b\": 4}")), (1, 1, 1));
 }

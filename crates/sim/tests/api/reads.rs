@@ -16,12 +16,12 @@ use doctor_engine::redact::REMOVED;
 use serde_json::Value;
 
 use crate::{
-    openapi_form::troubles,
-    testbed::{Bed, PATIENCE, live, shared, until},
+    openapi_form::violations,
+    testbed::{Testbed, PATIENCE, live, shared, until},
 };
 
 /// Returns a valid value for a path parameter.
-fn sample(bed: &Bed, part: &str) -> String {
+fn sample(bed: &Testbed, part: &str) -> String {
     let first = |path: &str, field: &str| {
         let page = bed.get(path).json();
         page["items"][0][field].as_str().unwrap_or_else(|| panic!("{path} is empty: {page}")).to_owned()
@@ -35,7 +35,7 @@ fn sample(bed: &Bed, part: &str) -> String {
     }
 }
 
-fn filled(bed: &Bed, path: &str) -> String {
+fn filled(bed: &Testbed, path: &str) -> String {
     let parts = path.split('/').map(|part| match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
         Some(name) => sample(bed, name),
         None => part.to_owned(),
@@ -44,25 +44,25 @@ fn filled(bed: &Bed, path: &str) -> String {
 }
 
 #[test]
-fn every_place_answers_in_the_form_that_is_described() {
+fn every_path_returns_its_described_schema() {
     let bed = shared();
     let description = openapi();
     assert_eq!(bed.get("/openapi.json").json(), description);
     let mut seen = 0;
-    for (path, place) in description["paths"].as_object().unwrap() {
-        let Some(get) = place.get("get").filter(|_| !path.ends_with("/events")) else { continue };
+    for (path, item) in description["paths"].as_object().unwrap() {
+        let Some(get) = item.get("get").filter(|_| !path.ends_with("/events")) else { continue };
         let path = filled(bed, path.strip_prefix("/api/v1").unwrap());
-        let said = bed.get(&path);
-        assert_eq!(said.status, 200, "{path}: {}", String::from_utf8_lossy(&said.body));
+        let response = bed.get(&path);
+        assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
         let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
-        let found = troubles(&said.json(), schema, &path);
+        let found = violations(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {
-            assert!(said.headers.contains_key(header), "{path}: {header}");
+            assert!(response.headers.contains_key(header), "{path}: {header}");
         }
-        let slip = bed.get(&format!("{path}{}limt=3", if path.contains('?') { '&' } else { '?' }));
-        assert_eq!((slip.status, slip.code()), (400, "unknown-parameter".to_owned()), "{path}");
-        assert!(troubles(&slip.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
+        let misspelled = bed.get(&format!("{path}{}limt=3", if path.contains('?') { '&' } else { '?' }));
+        assert_eq!((misspelled.status, misspelled.code()), (400, "unknown-parameter".to_owned()), "{path}");
+        assert!(violations(&misspelled.json(), &description["components"]["schemas"]["Error"], &path).is_empty());
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
@@ -70,7 +70,7 @@ fn every_place_answers_in_the_form_that_is_described() {
 }
 
 #[test]
-fn what_is_not_there_is_told_with_what_would_be_accepted() {
+fn unknown_paths_and_parameters_are_rejected_with_an_error_text() {
     let bed = shared();
     for (path, status, code) in [
         ("/nothing", 404, "no-such-place"),
@@ -87,19 +87,19 @@ fn what_is_not_there_is_told_with_what_would_be_accepted() {
         ("/history?cursor=x", 400, "bad-parameter"),
         ("/history?since=yesterday", 400, "bad-parameter"),
     ] {
-        let said = bed.get(path);
-        assert_eq!((said.status, said.code().as_str()), (status, code), "{path}");
-        assert!(!said.json()["error"]["text"].as_str().unwrap().is_empty());
+        let response = bed.get(path);
+        assert_eq!((response.status, response.code().as_str()), (status, code), "{path}");
+        assert!(!response.json()["error"]["text"].as_str().unwrap().is_empty());
     }
-    let said = bed.say("DELETE", "/nodes", &[], b"");
-    assert_eq!((said.status, said.code().as_str()), (405, "wrong-method"));
-    assert!(said.headers.get("allow").is_some_and(|allow| allow.contains("GET")), "{:?}", said.headers);
+    let response = bed.send("DELETE", "/nodes", &[], b"");
+    assert_eq!((response.status, response.code().as_str()), (405, "wrong-method"));
+    assert!(response.headers.get("allow").is_some_and(|allow| allow.contains("GET")), "{:?}", response.headers);
     let page = bed.get("/");
     assert!(page.status == 200 && page.headers["content-type"].starts_with("text/html"));
 }
 
 /// Returns all rows of a list, page by page, each as text.
-fn all_of(bed: &Bed, path: &str, limit: u32) -> Vec<String> {
+fn all_of(bed: &Testbed, path: &str, limit: u32) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     let mut cursor = String::new();
     for _ in 0..2000 {
@@ -115,7 +115,7 @@ fn all_of(bed: &Bed, path: &str, limit: u32) -> Vec<String> {
 }
 
 #[test]
-fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
+fn pages_of_a_list_add_up_to_the_list_without_duplicates() {
     let bed = shared();
     let node = sample(bed, "node");
     for path in [
@@ -132,9 +132,9 @@ fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
         format!("/runs?node={node}"),
         format!("/audit?node={node}"),
     ] {
-        let whole = all_of(bed, &path, 500);
-        assert_eq!(whole.iter().collect::<BTreeSet<_>>().len(), whole.len(), "{path} has a row twice");
-        assert_eq!(all_of(bed, &path, 7), whole, "{path}");
+        let all_rows = all_of(bed, &path, 500);
+        assert_eq!(all_rows.iter().collect::<BTreeSet<_>>().len(), all_rows.len(), "{path} has a row twice");
+        assert_eq!(all_of(bed, &path, 7), all_rows, "{path}");
     }
     let filter = |query: &str| all_of(bed, &format!("/history{query}"), 500).len();
     let verdicts =
@@ -144,22 +144,22 @@ fn pages_of_a_list_add_up_to_the_list_and_hold_nothing_twice() {
 }
 
 #[test]
-fn what_is_known_is_not_sent_again_and_gzip_is_what_it_says() {
+fn unchanged_content_is_not_sent_again_and_gzip_content_is_identical() {
     let bed = shared();
     let plain = bed.get("/map");
     let tag = &plain.headers["etag"];
-    let again = bed.say("GET", "/map", &[("if-none-match", tag)], b"");
+    let again = bed.send("GET", "/map", &[("if-none-match", tag)], b"");
     assert_eq!((again.status, again.body.len()), (304, 0));
-    let packed = bed.say("GET", "/map", &[("accept-encoding", "gzip")], b"");
+    let packed = bed.send("GET", "/map", &[("accept-encoding", "gzip")], b"");
     assert_eq!(packed.headers["content-encoding"], "gzip");
     let unpacked = miniz_oxide::inflate::decompress_to_vec(&packed.body[10..packed.body.len() - 8]).unwrap();
     assert_eq!(unpacked, plain.body);
-    let head = bed.say("HEAD", "/map", &[], b"");
+    let head = bed.send("HEAD", "/map", &[], b"");
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 
 #[test]
-fn the_map_says_of_each_node_what_the_list_says() {
+fn the_map_agrees_with_the_list_for_each_node() {
     let bed = shared();
     let map = bed.get("/map").json();
     let list = bed.get("/nodes?limit=500").json();
@@ -167,7 +167,7 @@ fn the_map_says_of_each_node_what_the_list_says() {
     assert_eq!(rows.len(), items.len());
     for (row, item) in rows.iter().zip(items) {
         assert_eq!(row[0], item["node"]);
-        let word = |list: &str, place: usize| map[list][row[place].as_u64().unwrap() as usize].clone();
+        let word = |list: &str, column: usize| map[list][row[column].as_u64().unwrap() as usize].clone();
         assert_eq!([word("lives", 5), word("uses", 6)], [item["life"].clone(), item["used"].clone()]);
     }
     let failing = bed.get("/nodes?health=fail&limit=500").json()["items"].as_array().unwrap().len();
@@ -176,13 +176,13 @@ fn the_map_says_of_each_node_what_the_list_says() {
 }
 
 #[test]
-fn logs_are_followed_by_their_offset_and_evidence_comes_without_its_signature() {
+fn logs_are_read_by_offset_and_evidence_omits_its_signature() {
     let bed = shared();
     let (run, node) = (sample(bed, "run"), sample(bed, "node"));
-    let whole = bed.get(&format!("/runs/{run}/log?node={node}")).json();
-    let text = whole["text"].as_str().unwrap();
-    assert!(!text.is_empty() && whole["ended"] == true, "{whole}");
-    let next = bed.get(&format!("/runs/{run}/log?node={node}&offset={}", whole["next_offset"])).json();
+    let log = bed.get(&format!("/runs/{run}/log?node={node}")).json();
+    let text = log["text"].as_str().unwrap();
+    assert!(!text.is_empty() && log["ended"] == true, "{log}");
+    let next = bed.get(&format!("/runs/{run}/log?node={node}&offset={}", log["next_offset"])).json();
     assert_eq!(next["text"], "");
     let evidence = bed.get(&format!("/runs/{run}/evidence/{node}"));
     assert!(evidence.headers["content-disposition"].starts_with("attachment"), "{:?}", evidence.headers);
@@ -193,7 +193,7 @@ fn logs_are_followed_by_their_offset_and_evidence_comes_without_its_signature() 
 }
 
 #[test]
-fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
+fn changes_are_streamed_as_they_happen_and_replayed_after_a_reconnect() {
     let (bed, mut session) = live(6, 1);
     let listen = |last: Option<&str>| {
         let mut stream = TcpStream::connect(bed.address()).unwrap();
@@ -251,7 +251,7 @@ fn changes_are_told_as_they_happen_and_again_to_who_comes_back() {
 }
 
 #[test]
-fn an_engine_that_hangs_is_not_shown_as_one_that_leads_and_what_it_saw_grows_old() {
+fn a_hung_engine_is_not_reported_as_leader_and_its_data_expires() {
     let (bed, session) = live(3, 24);
     let status = bed.get("/status").json();
     assert_eq!(status["leader"]["is"], "leads", "{status}");

@@ -34,7 +34,7 @@ pub(crate) const VIEWER: &str = "doctor_token_viewer";
 pub(crate) const OPERATOR: &str = "doctor_token_operator";
 
 /// The API of a simulated cluster.
-pub(crate) struct Bed {
+pub(crate) struct Testbed {
     pub(crate) web: ApiServer,
     pub(crate) store: Store,
     _share: TempDir,
@@ -42,13 +42,13 @@ pub(crate) struct Bed {
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Said {
+impl Response {
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         let text = String::from_utf8_lossy(&self.body);
@@ -70,12 +70,12 @@ pub(crate) fn until(what: &str, mut level: impl FnMut() -> bool) {
 }
 
 /// Returns the API of a cluster of this many nodes after this many hours, and its session.
-pub(crate) fn live(nodes: u32, hours: i64) -> (Bed, Session) {
+pub(crate) fn live(nodes: u32, hours: i64) -> (Testbed, Session) {
     played(nodes, hours, |_| {})
 }
 
 /// The same, with an action one hour before the end.
-fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Session) {
+fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Testbed, Session) {
     let share = tempfile::tempdir().unwrap();
     let mut config = SessionConfig::new(WorldConfig::of(nodes).with_seed(7));
     config.world.share = Some(share.path().to_owned());
@@ -85,19 +85,19 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Sessi
     session.run_until(end.minus(Span::hours(1)), |_, _| Ok(())).unwrap();
     happens(&session);
     session.run_until(end, |_, _| Ok(())).unwrap();
-    let audience = Arc::new(SnapshotFeed::default());
+    let snapshot_feed = Arc::new(SnapshotFeed::default());
     let parts = ApiDeps {
         store: session.store().clone(),
         clock: session.clock(),
         cycle_trigger: Arc::new(Trigger::default()),
-        snapshot_feed: Arc::clone(&audience),
+        snapshot_feed: Arc::clone(&snapshot_feed),
         share: Some(Share::open(share.path()).unwrap()),
         settings: session.settings().clone(),
     };
     let web = ApiServer::open(&WebConfig::listening_on("127.0.0.1:0".parse().unwrap()), parts).unwrap();
-    session.set_snapshot_feed(audience);
+    session.set_snapshot_feed(snapshot_feed);
     session.cycle().unwrap();
-    let bed = Bed { store: session.store().clone(), web, _share: share };
+    let bed = Testbed { store: session.store().clone(), web, _share: share };
     // Before the first cluster state, the API lists the store's nodes without pools. A test that continued from there
     // would miss the events between that list and the first state.
     let seen = |nodes: &[Value]| nodes.iter().any(|node| node["pool"].is_string());
@@ -106,21 +106,21 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Bed, Sessi
 }
 
 /// Returns a bed that many tests read.
-pub(crate) fn shared() -> &'static Bed {
-    static BED: OnceLock<Bed> = OnceLock::new();
+pub(crate) fn shared() -> &'static Testbed {
+    static BED: OnceLock<Testbed> = OnceLock::new();
     BED.get_or_init(|| {
         let (bed, _) = played(24, 48, |session| {
             let node = |name: &str| NodeName::new(name).unwrap();
             let fault = Incident::Fault { node: node("node004"), kind: FaultKind::GpuOffBus };
             assert!(session.backend().world().inject(&fault));
-            let asked = CommandKind::Quarantine { node: node("node005"), evict: false };
-            session.store().add_command(&asked, "ann", "it smells", session.now()).unwrap();
+            let command = CommandKind::Quarantine { node: node("node005"), evict: false };
+            session.store().add_command(&command, "ann", "it smells", session.now()).unwrap();
         });
         bed
     })
 }
 
-impl Bed {
+impl Testbed {
     pub(crate) fn address(&self) -> SocketAddr {
         self.web.address()
     }
@@ -141,11 +141,11 @@ impl Bed {
         until("tokens are needed", || self.get("/whoami").status == 401);
     }
 
-    pub(crate) fn get(&self, path: &str) -> Said {
-        self.say("GET", path, &[], b"")
+    pub(crate) fn get(&self, path: &str) -> Response {
+        self.send("GET", path, &[], b"")
     }
 
-    pub(crate) fn say(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Said {
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Response {
         let mut stream = TcpStream::connect(self.address()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut head = format!("{method} /api/v1{path} HTTP/1.1\r\nconnection: close\r\n");
@@ -158,26 +158,26 @@ impl Bed {
         head += &format!("content-length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).unwrap();
         // The server may close the connection of a rejected request before it is sent completely.
-        let _said = stream.write_all(body);
+        let _result = stream.write_all(body);
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         parsed(&answer)
     }
 
     /// Sends an action as a program with this token would.
-    pub(crate) fn act(&self, token: &str, action: &str, body: &Value) -> Said {
+    pub(crate) fn act(&self, token: &str, action: &str, body: &Value) -> Response {
         let authorization = format!("Bearer {token}");
         let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];
-        self.say("POST", &format!("/actions/{action}"), &headers, body.to_string().as_bytes())
+        self.send("POST", &format!("/actions/{action}"), &headers, body.to_string().as_bytes())
     }
 }
 
-fn parsed(answer: &[u8]) -> Said {
+fn parsed(answer: &[u8]) -> Response {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or_else(|| panic!("no head: {answer:?}"));
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let mut lines = head.lines();
     let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
     let headers =
         lines.filter_map(|line| line.split_once(": ")).map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Said { status, headers: headers.collect(), body: answer[end + 4..].to_vec() }
+    Response { status, headers: headers.collect(), body: answer[end + 4..].to_vec() }
 }

@@ -43,7 +43,7 @@ fn faults_and_user_jobs_do_not_depend_on_what_we_do() {
 }
 
 #[test]
-fn the_cluster_is_as_full_and_as_broken_as_assumed() {
+fn utilisation_and_fault_rates_match_the_assumptions() {
     let config = WorldConfig { tickets: true, ..WorldConfig::of(400) };
     let sim = SimBackend::new(config.clone()).unwrap();
     sim.world().advance_to(config.start.plus(Span::days(30)));
@@ -83,7 +83,7 @@ fn bad_nodes_are_more_often_free_than_good_ones() {
 }
 
 #[test]
-fn tests_catch_faults_about_as_often_as_stated() {
+fn tests_detect_faults_at_about_the_assumed_rate() {
     for (kind, tests, chance) in [
         (FaultKind::SlowNic, &["nccl"][..], 0.9),
         (FaultKind::SilentCorruption, &["dl"][..], 0.3),
@@ -97,7 +97,7 @@ fn tests_catch_faults_about_as_often_as_stated() {
             let name = format!("node{number:03}");
             bench.inject(Incident::Fault { node: node(&name), kind });
         }
-        let (mut shown, mut looks) = (0, 0);
+        let (mut detected, mut runs_done) = (0, 0);
         for _ in 0..10 {
             let runs: Vec<_> = (1..=60).map(|number| bench.submit(&format!("node{number:03}"), tests)).collect();
             bench.pass(Span::hours(2));
@@ -105,17 +105,17 @@ fn tests_catch_faults_about_as_often_as_stated() {
                 let document = Document::open(&bench.documents(run)[0], &key()).unwrap();
                 let healthy = if kind == FaultKind::SlowNic { "nic_bandwidth" } else { "wrong_values" };
                 let text = format!("{:?}", document.tests.last().unwrap().probes);
-                looks += 1;
-                shown += u32::from(is_shown(kind, &text, healthy));
+                runs_done += 1;
+                detected += u32::from(is_detected(kind, &text, healthy));
             }
         }
-        let rate = f64::from(shown) / f64::from(looks);
+        let rate = f64::from(detected) / f64::from(runs_done);
         assert!((rate - chance).abs() < 0.06, "{kind} by {tests:?}: {rate} instead of {chance}");
     }
 }
 
 /// Whether a test's output shows the fault, without our classification.
-fn is_shown(kind: FaultKind, text: &str, metric: &str) -> bool {
+fn is_detected(kind: FaultKind, text: &str, metric: &str) -> bool {
     let values = text.split(metric).skip(1).filter_map(|rest| {
         let value = rest.split("value\\\":").nth(1)?;
         value.split([',', '}']).next()?.parse::<f64>().ok()

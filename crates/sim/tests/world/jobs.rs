@@ -15,7 +15,7 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
     let document = Document::open(&bench.documents(run)[0], &key()).unwrap();
     assert_eq!((document.run, document.node.as_str(), document.tests.len()), (run, "node001", 2));
     assert_eq!(document.hardware.gpu_uuids.len(), 8);
-    assert_eq!(document.hardware.id(), bench.shown("node001").unwrap().hardware.unwrap().id());
+    assert_eq!(document.hardware.id(), bench.observed_node("node001").unwrap().hardware.unwrap().id());
     bench.pass(Span::days(3));
     let later = bench.submit("node002", &["dl"]);
     bench.pass(Span::hours(1));
@@ -27,7 +27,7 @@ fn a_job_starts_ends_and_leaves_one_signed_result() {
 }
 
 #[test]
-fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
+fn a_node_taken_by_a_user_is_busy_until_our_job_leaves() {
     let mut bench = Bench::quiet(2);
     let run = bench.submit("node001", &["dl"]);
     bench.pass(Span::minutes(1));
@@ -51,7 +51,7 @@ fn a_node_that_a_user_wants_is_busy_and_waits_for_our_job_to_leave() {
 }
 
 #[test]
-fn a_user_who_is_kept_waiting_too_long_counts_as_disturbed() {
+fn a_user_who_waits_too_long_counts_as_disturbed() {
     let mut bench = Bench::quiet(1);
     bench.submit("node001", &["dl"]);
     bench.pass(Span::minutes(1));
@@ -61,7 +61,7 @@ fn a_user_who_is_kept_waiting_too_long_counts_as_disturbed() {
 }
 
 #[test]
-fn what_cannot_start_stays_pending_until_it_can() {
+fn a_job_that_cannot_start_stays_pending_until_it_can() {
     let mut bench = Bench::quiet(2);
     let cordon = ForeignMark { by: "ops".into(), text: "cordon".into(), blocks: true };
     bench.inject(Incident::ForeignMark { node: node("node001"), mark: cordon });
@@ -74,8 +74,8 @@ fn what_cannot_start_stays_pending_until_it_can() {
 }
 
 #[test]
-fn each_trouble_of_jobs_shows_as_itself() {
-    for (trouble, ended, documents, opens) in [
+fn each_job_fault_has_its_effect() {
+    for (fault, ended, documents, opens) in [
         (JobFault::NeverStarts, None, 0, false),
         (JobFault::Lost, Some(JobEnd::Lost), 0, false),
         (JobFault::Hung, None, 0, false),
@@ -87,26 +87,26 @@ fn each_trouble_of_jobs_shows_as_itself() {
         (JobFault::OtherNode, Some(JobEnd::Exited), 1, true),
     ] {
         let mut bench = Bench::quiet(2);
-        bench.inject(Incident::Jobs { trouble, times: 1 });
+        bench.inject(Incident::Jobs { trouble: fault, times: 1 });
         let run = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(5));
         let how = match bench.seen(run) {
             ObservedJobState::Ended { how, .. } => Some(how),
             _ => None,
         };
-        assert_eq!(how, ended, "{trouble:?}");
+        assert_eq!(how, ended, "{fault:?}");
         let left = bench.documents(run);
-        assert_eq!(left.len(), documents, "{trouble:?}");
+        assert_eq!(left.len(), documents, "{fault:?}");
         for bytes in left {
             let opened = Document::open(&bytes, &key());
-            assert_eq!(opened.is_ok(), opens, "{trouble:?}");
-            if trouble == JobFault::OtherNode {
+            assert_eq!(opened.is_ok(), opens, "{fault:?}");
+            if fault == JobFault::OtherNode {
                 assert_eq!(opened.unwrap().node, node("node002"));
             }
         }
         bench.sim.cancel(run).unwrap();
         bench.pass(Span::minutes(1));
-        assert!(matches!(bench.seen(run), ObservedJobState::Ended { .. }), "{trouble:?}");
+        assert!(matches!(bench.seen(run), ObservedJobState::Ended { .. }), "{fault:?}");
         let next = bench.submit("node001", &["dl"]);
         bench.pass(Span::hours(1));
         assert!(
@@ -117,18 +117,18 @@ fn each_trouble_of_jobs_shows_as_itself() {
 }
 
 #[test]
-fn calls_go_wrong_with_and_without_effect() {
+fn calls_fail_with_and_without_effect() {
     let mut bench = Bench::quiet(1);
-    for (trouble, effect, jobs) in [
+    for (failure, effect, jobs) in [
         (CallFailure::Refused, Effect::NotAppliedRetry, 0),
         (CallFailure::RefusedForGood, Effect::NotAppliedPermanent, 0),
         (CallFailure::Unanswered, Effect::Unknown, 1),
     ] {
-        bench.inject(Incident::Calls { call: Call::Submit, trouble, times: 1 });
+        bench.inject(Incident::Calls { call: Call::Submit, trouble: failure, times: 1 });
         let run = bench.ids.run();
         assert_eq!(bench.sim.submit(&job(run, "node001", &["dl"])).unwrap_err().effect, effect);
         bench.pass(Span::minutes(1));
-        assert_eq!(bench.sim.world().jobs_started(run), jobs, "{trouble:?}");
+        assert_eq!(bench.sim.world().jobs_started(run), jobs, "{failure:?}");
         bench.sim.submit(&job(run, "node001", &["dl"])).unwrap();
         bench.pass(Span::minutes(1));
         assert_eq!(bench.sim.world().jobs_started(run), 1, "asking again gives the same job");
@@ -138,13 +138,13 @@ fn calls_go_wrong_with_and_without_effect() {
     bench.inject(Incident::Calls { call: Call::Change, trouble: CallFailure::Unanswered, times: 1 });
     let op = NodeOp { op: bench.ids.op(), what: UNHEALTHY };
     assert_eq!(bench.sim.apply(&node("node001"), &op).unwrap_err().effect, Effect::Unknown);
-    assert!(bench.shown("node001").unwrap().marks.has_ours(MarkKind::Unhealthy));
+    assert!(bench.observed_node("node001").unwrap().marks.has_ours(MarkKind::Unhealthy));
     bench.sim.apply(&node("node001"), &op).unwrap();
-    assert_eq!(bench.shown("node001").unwrap().marks.ours.len(), 1);
+    assert_eq!(bench.observed_node("node001").unwrap().marks.ours.len(), 1);
 }
 
 #[test]
-fn an_outage_answers_nothing_and_passes() {
+fn calls_fail_during_an_outage_and_succeed_after_it() {
     let mut bench = Bench::quiet(1);
     bench.inject(Incident::Outage { length: Span::minutes(10) });
     assert_eq!(bench.sim.snapshot().unwrap_err().effect, Effect::NotAppliedRetry);

@@ -3,9 +3,9 @@
 use super::*;
 
 #[test]
-fn resets_reboots_and_replacements_cure_what_they_cure_and_take_their_time() {
+fn resets_reboots_and_replacements_cure_their_faults_after_their_duration() {
     let mut bench = Bench::quiet(1);
-    let hardware = |bench: &Bench| bench.shown("node001").unwrap().hardware.unwrap();
+    let hardware = |bench: &Bench| bench.observed_node("node001").unwrap().hardware.unwrap();
     let before = hardware(&bench);
     bench.apply("node001", Change::Reset);
     assert!(matches!(bench.occupancy("node001"), Occupancy::Unknown { .. }));
@@ -31,7 +31,7 @@ fn resets_reboots_and_replacements_cure_what_they_cure_and_take_their_time() {
 }
 
 #[test]
-fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
+fn an_agent_reports_hard_faults_within_its_poll_interval_and_their_end_after_the_cure() {
     let bench = Bench::quiet(2);
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::HbmUncorrectable });
     bench.pass(Span::minutes(5));
@@ -54,36 +54,36 @@ fn an_agent_reports_hard_faults_within_its_poll_and_their_end_after_the_cure() {
 }
 
 #[test]
-fn a_silent_agent_is_not_heard_and_tells_when_it_speaks_again() {
+fn a_silent_agent_sends_no_heartbeat_and_reports_when_it_returns() {
     let bench = Bench::quiet(20);
-    let heard =
+    let oldest_heartbeat =
         |bench: &Bench| bench.sim.snapshot().unwrap().iter().map(|seen| seen.agent_last_seen.unwrap()).min().unwrap();
     bench.pass(Span::minutes(30));
     let before = bench.sim.clock().now();
-    assert!(before.since(heard(&bench)) <= Span::minutes(1));
+    assert!(before.since(oldest_heartbeat(&bench)) <= Span::minutes(1));
     bench.inject(Incident::AgentsSilent { percent: 100.0, length: Span::hours(1) });
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::GpuOffBus });
     bench.pass(Span::minutes(30));
-    assert!(heard(&bench) <= before);
+    assert!(oldest_heartbeat(&bench) <= before);
     assert!(bench.sim.agent_reports().is_empty());
     bench.pass(Span::minutes(31));
-    assert!(bench.sim.clock().now().since(heard(&bench)) <= Span::minutes(1));
+    assert!(bench.sim.clock().now().since(oldest_heartbeat(&bench)) <= Span::minutes(1));
     assert_eq!(bench.sim.agent_reports().len(), 1);
 }
 
 #[test]
-fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
+fn a_renamed_machine_keeps_its_faults_and_loses_its_marks() {
     let mut bench = Bench::quiet(3);
     bench.inject(Incident::Fault { node: node("node001"), kind: FaultKind::GpuOffBus });
     bench.apply("node001", UNHEALTHY);
-    let hardware = bench.shown("node001").unwrap().hardware.unwrap().id();
+    let hardware = bench.observed_node("node001").unwrap().hardware.unwrap().id();
     let run = bench.submit("node001", &["dl"]);
     let version = bench.sim.changed_since(0).unwrap().version;
     bench.inject(Incident::Vanish { node: node("node001") });
-    assert_eq!(bench.shown("node001"), None);
+    assert_eq!(bench.observed_node("node001"), None);
     assert!(matches!(bench.seen(run), ObservedJobState::Ended { started: None, how: JobEnd::Lost, .. }));
     bench.inject(Incident::Return { node: node("node001"), called: node("node077") });
-    let back = bench.shown("node077").unwrap();
+    let back = bench.observed_node("node077").unwrap();
     assert_eq!(back.hardware.unwrap().id(), hardware);
     assert!(back.marks.ours.is_empty());
     let changes = bench.sim.changed_since(version).unwrap();
@@ -95,7 +95,7 @@ fn a_machine_comes_back_under_another_name_with_its_faults_and_without_marks() {
 }
 
 #[test]
-fn clocks_that_are_wrong_are_wrong_where_they_are() {
+fn clock_skew_affects_only_its_own_machine() {
     let mut bench = Bench::quiet(1);
     bench.inject(Incident::NodeClock { node: node("node001"), ahead_secs: -3600 });
     let run = bench.submit("node001", &["dl"]);
@@ -111,7 +111,7 @@ fn clocks_that_are_wrong_are_wrong_where_they_are() {
 }
 
 #[test]
-fn operators_repair_what_is_marked_and_ask_for_it_back() {
+fn operators_repair_marked_nodes_and_request_their_release() {
     let mut config = WorldConfig::quiet(1);
     config.repairs = true;
     let mut bench = Bench::new(config);
@@ -138,14 +138,14 @@ fn operators_can_remove_our_marks_and_we_cannot_remove_theirs() {
     bench.apply("node001", UNHEALTHY);
     bench.apply("node001", Change::Drain);
     bench.apply("node001", Change::Undrain);
-    let marks = bench.shown("node001").unwrap().marks;
+    let marks = bench.observed_node("node001").unwrap().marks;
     assert_eq!((marks.ours.len(), &marks.foreign[..]), (1, &[theirs][..]));
     bench.inject(Incident::OurMarksRemoved { node: node("node001") });
-    assert!(bench.shown("node001").unwrap().marks.ours.is_empty());
+    assert!(bench.observed_node("node001").unwrap().marks.ours.is_empty());
 }
 
 #[test]
-fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
+fn logs_grow_on_the_share_during_a_test_and_the_result_is_written_last() {
     let folder = tempfile::tempdir().unwrap();
     let config = WorldConfig {
         share: Some(folder.path().to_owned()),
@@ -171,7 +171,7 @@ fn logs_grow_on_the_share_while_the_test_runs_and_the_result_comes_last() {
 }
 
 #[test]
-fn a_world_that_cannot_be_is_refused_with_what_is_accepted() {
+fn an_invalid_config_is_rejected_with_the_accepted_values() {
     let mut two = WorldConfig::of(3);
     two.pools.push(two.pools[0].clone());
     assert!(World::new(two).unwrap_err().to_string().contains("another prefix"));

@@ -78,16 +78,16 @@ impl Bench {
     }
 
     fn occupancy(&self, name: &str) -> Occupancy {
-        self.shown(name).unwrap().occupancy
+        self.observed_node(name).unwrap().occupancy
     }
 
-    fn shown(&self, name: &str) -> Option<doctor_core::node::Node> {
+    fn observed_node(&self, name: &str) -> Option<doctor_core::node::Node> {
         self.sim
             .snapshot()
             .unwrap()
             .into_iter()
             .map(|seen| std::sync::Arc::unwrap_or_clone(seen.node))
-            .find(|shown| shown.name == node(name))
+            .find(|observed| observed.name == node(name))
     }
 
     fn apply(&mut self, name: &str, what: Change) {

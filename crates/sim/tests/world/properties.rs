@@ -113,7 +113,7 @@ proptest! {
 
     /// No sequence of calls makes a world inconsistent.
     #[test]
-    fn the_world_stays_whole(steps in proptest::collection::vec(step(), 1..60), seed in 0..50_u64) {
+    fn random_operations_violate_no_invariant(steps in proptest::collection::vec(step(), 1..60), seed in 0..50_u64) {
         let sim = play(&steps, seed);
         sim.world().inject(&Incident::ForeignUnmark { node: node("node001"), by: "ops".into() });
         let world = sim.world();

@@ -76,17 +76,17 @@ impl Demo {
     ///
     /// # Errors If the directory cannot be used or the session fails.
     pub fn play(&self, screen: &mut dyn Write) -> Result<DemoSummary, DemoError> {
-        self.play_session(screen).map(|(shown, _)| shown)
+        self.play_session(screen).map(|(summary, _)| summary)
     }
 
     /// Plays the demo, and returns a session that continues on its store.
     ///
     /// # Errors If the directory cannot be used or the session fails.
     pub fn play_and_continue(&self, screen: &mut dyn Write) -> Result<(DemoSummary, RunningDemo), DemoError> {
-        let (shown, mut session) = self.play_session(screen)?;
-        let store = Store::open(&StoreUrl::Sqlite(shown.store.clone())).map_err(SessionError::from)?;
+        let (summary, mut session) = self.play_session(screen)?;
+        let store = Store::open(&StoreUrl::Sqlite(summary.store.clone())).map_err(SessionError::from)?;
         session.move_to(store)?;
-        Ok((shown, RunningDemo::new(session)))
+        Ok((summary, RunningDemo::new(session)))
     }
 
     fn play_session(&self, screen: &mut dyn Write) -> Result<(DemoSummary, Session), DemoError> {
@@ -101,27 +101,27 @@ impl Demo {
         let mut session = Session::new(config)?;
         let start = session.backend().world().now();
         let until = start.plus(Span::days(i64::from(self.days)));
-        let mut picture = self.live.then(|| TerminalView::new(self.days, self.min_duration));
+        let mut view = self.live.then(|| TerminalView::new(self.days, self.min_duration));
         let mut drawing = Ok(());
         session.run_until(until, |session, report| {
-            if let Some(picture) = &mut picture
+            if let Some(view) = &mut view
                 && drawing.is_ok()
             {
-                drawing = picture.update(session, report, start, screen);
+                drawing = view.update(session, report, start, screen);
             }
             Ok(())
         })?;
-        if let Some(picture) = &mut picture
+        if let Some(view) = &mut view
             && drawing.is_ok()
         {
-            drawing = picture.finish(&session, screen);
+            drawing = view.finish(&session, screen);
         }
         drawing.map_err(DemoError::Drawing)?;
         session.stop()?;
         session.store().backup(&store).map_err(SessionError::from)?;
         self.remove_earlier()?;
-        let shown = DemoSummary { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() };
-        Ok((shown, session))
+        let summary = DemoSummary { score: Score::of(&session)?, store, share, assumptions, took: began.elapsed() };
+        Ok((summary, session))
     }
 
     /// Returns the path to which an earlier demo is moved before its removal.

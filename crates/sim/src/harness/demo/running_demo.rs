@@ -50,18 +50,18 @@ impl RunningDemo {
     pub fn advance(
         &mut self,
         speed: f64,
-        audience: Arc<SnapshotFeed>,
-        wake: &Trigger,
+        snapshot_feed: Arc<SnapshotFeed>,
+        trigger: &Trigger,
         stop: &AtomicBool,
     ) -> Result<(), SessionError> {
-        self.session.set_snapshot_feed(audience);
+        self.session.set_snapshot_feed(snapshot_feed);
         let every = Span::minutes(5).to_std().div_f64(speed).clamp(TICK, MAX_STEP);
         let (began, start) = (Instant::now(), self.session.backend().world().now());
-        let mut looked: Option<Instant> = None;
+        let mut last_cycle: Option<Instant> = None;
         while !stop.load(Ordering::Relaxed) {
-            let rung = wake.wait(TICK);
-            if rung || looked.is_none_or(|looked| looked.elapsed() >= every) {
-                looked = Some(Instant::now());
+            let triggered = trigger.wait(TICK);
+            if triggered || last_cycle.is_none_or(|last_cycle| last_cycle.elapsed() >= every) {
+                last_cycle = Some(Instant::now());
                 let until = start.plus(scaled(Span::from_secs(1), began.elapsed().as_secs_f64() * speed));
                 self.session.run_until(until, |_, _| Ok(()))?;
                 // After the last step, so that viewers see the current state.

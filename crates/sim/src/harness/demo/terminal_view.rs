@@ -168,9 +168,9 @@ impl TerminalView {
         seen.chunks(PER_ROW)
             .map(|row| {
                 let cells = row.iter().map(|seen| {
-                    let life = self.states.get(&seen.node.name).unwrap_or(&NodeState::InService);
+                    let state = self.states.get(&seen.node.name).unwrap_or(&NodeState::InService);
                     let testing = self.testing.contains_key(&seen.node.name);
-                    match (life, testing, &seen.node.occupancy) {
+                    match (state, testing, &seen.node.occupancy) {
                         (NodeState::Proving { .. }, ..) => format!("{MAGENTA}◆ "),
                         (NodeState::Held { .. }, ..) => format!("{CYAN}■ "),
                         (NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Out, ..) => {
