@@ -283,13 +283,13 @@ mod tests {
             line in "(\\{|\\}|\"|:|,|number|said|done|failed|text|looked|7|8| |.){0,40}", number in 0..16_u64,
         ) {
             // Parsing may fail but not panic, and no line answers two requests.
-            let answers = (0..16).filter(|asked| parse_response(line.as_bytes(), *asked).is_ok()).count();
-            prop_assert!(answers <= 1);
-            let answer = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
-            let said = parse_response(&answer, number);
-            let is_same = matches!(said, Ok(HostResponse::Failed { text }) if text == line);
+            let accepted = (0..16).filter(|requested| parse_response(line.as_bytes(), *requested).is_ok()).count();
+            prop_assert!(accepted <= 1);
+            let response = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
+            let parsed = parse_response(&response, number);
+            let is_same = matches!(parsed, Ok(HostResponse::Failed { text }) if text == line);
             prop_assert!(is_same);
-            prop_assert!(!answer.contains(&b'\n'), "an answer is one line");
+            prop_assert!(!response.contains(&b'\n'), "an answer is one line");
         }
     }
 
@@ -312,8 +312,8 @@ mod tests {
                 "users": {}, "max_load_per_core": 0.7}"#,
         )
         .unwrap();
-        let shown = format!("{:?} {start:?}", start.together);
-        assert!(!shown.contains("feedface") && !shown.contains("cafebabe"), "{shown}");
+        let printed = format!("{:?} {start:?}", start.together);
+        assert!(!printed.contains("feedface") && !printed.contains("cafebabe"), "{printed}");
     }
 
     #[test]

@@ -23,14 +23,14 @@ pub(super) struct Packed {
 
 impl Packed {
     pub(super) fn new(document: &[u8]) -> Result<Self> {
-        let mut kept = document.len().min(MAX_DOCUMENT_BYTES);
+        let mut length = document.len().min(MAX_DOCUMENT_BYTES);
         loop {
-            let bytes = compress(&document[..kept])?;
+            let bytes = compress(&document[..length])?;
             if bytes.len() <= CAP {
-                return Ok(Self { bytes, truncated: kept < document.len() });
+                return Ok(Self { bytes, truncated: length < document.len() });
             }
             // Incompressible data shrinks in proportion: cut accordingly, and slightly more so that the loop ends.
-            kept = kept / 16 * (CAP * 15 / bytes.len()).clamp(1, 15);
+            length = length / 16 * (CAP * 15 / bytes.len()).clamp(1, 15);
         }
     }
 }

@@ -70,9 +70,9 @@ impl GroupCommit {
     /// # Errors
     /// If the batch could not be written or made durable. Submitting the result again is safe.
     pub fn submit(&self, result: ClassifiedResult) -> Result<Accepted, Arc<StoreError>> {
-        let alone = evidence_pack::compress_standalone(&result).map_err(Arc::new)?;
-        let (written, place) = self.queue.join(SubmittedResult { result, standalone: alone }).ok_or_else(stopped)?;
-        written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
+        let standalone = evidence_pack::compress_standalone(&result).map_err(Arc::new)?;
+        let (written, index) = self.queue.join(SubmittedResult { result, standalone }).ok_or_else(stopped)?;
+        written.wait().as_ref().map(|accepted| accepted[index]).map_err(Arc::clone)
     }
 }
 

@@ -191,26 +191,26 @@ impl Store {
         let _others_wait = self.ingest_queue().submit_lock.read().unwrap_or_else(PoisonError::into_inner);
         // Before the query: results entered meanwhile leave the inbox, and the database reports them.
         let known = self.are_queued(&batch);
-        let asked = BatchKeys::new(batch.iter().map(|one| &one.result).collect());
+        let keys = BatchKeys::new(batch.iter().map(|one| &one.result).collect());
         let (admitted, bundles) = self.write_concurrently(
             Access::EnqueueResults,
             lease,
-            |tx| asked.prefetch_runs(tx),
-            |tx| enqueue(tx, &asked, &batch, &known),
+            |tx| keys.prefetch_runs(tx),
+            |tx| enqueue(tx, &keys, &batch, &known),
         )?;
         let mut bundles = bundles.into_iter();
-        let mut kept = Vec::with_capacity(bundles.len());
+        let mut stored = Vec::with_capacity(bundles.len());
         let mut accepted = Vec::with_capacity(batch.len());
         for (SubmittedResult { mut result, .. }, admitted) in batch.into_iter().zip(admitted) {
             accepted.push(admitted.map_or_else(Accepted::from, |_| Accepted::Stored));
             let Ok(admitted) = admitted else { continue };
             if let Some(bundle) = bundles.next() {
                 result.evidence = Vec::new();
-                kept.push(AdmittedResult { result, bundle, info: Some(admitted) });
+                stored.push(AdmittedResult { result, bundle, info: Some(admitted) });
             }
         }
-        if !kept.is_empty() {
-            self.ingest_queue().add(lease, kept);
+        if !stored.is_empty() {
+            self.ingest_queue().add(lease, stored);
         }
         Ok(accepted)
     }
@@ -238,16 +238,16 @@ impl Store {
         let batches = self.ingest_queue().oldest();
         let Some(first) = batches.first() else { return Ok(0) };
         let results: Vec<&AdmittedResult> = batches.iter().flat_map(|batch| &batch.results).collect();
-        let asked = BatchKeys::for_apply(&results);
+        let keys = BatchKeys::for_apply(&results);
         let entered = self.write_concurrently(
             Access::ApplyResults,
             &first.lease,
-            |tx| asked.prefetch(tx),
+            |tx| keys.prefetch(tx),
             |tx| {
-                let there = remaining_packs(tx, &results)?;
-                let results: Vec<_> = results.iter().copied().filter(|one| there.contains(&one.bundle)).collect();
-                accept::apply_admitted(tx, &asked, &results)?;
-                remove_packs(tx, &there)
+                let packs = remaining_packs(tx, &results)?;
+                let results: Vec<_> = results.iter().copied().filter(|one| packs.contains(&one.bundle)).collect();
+                accept::apply_admitted(tx, &keys, &results)?;
+                remove_packs(tx, &packs)
             },
         );
         match entered {
@@ -274,8 +274,8 @@ fn identity(one: &AdmittedResult) -> Option<(RunId, i64)> {
 /// The outcome of each result in a batch, and the bundles of the admitted ones.
 type StoreOutcome = (Vec<std::result::Result<AdmissionInfo, RejectReason>>, Vec<i64>);
 
-fn enqueue(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, batch: &[SubmittedResult], known: &[bool]) -> Result<StoreOutcome> {
-    let mut expected = PendingRuns::load(tx, &asked.runs)?;
+fn enqueue(tx: &mut Tx<'_>, keys: &BatchKeys<'_>, batch: &[SubmittedResult], known: &[bool]) -> Result<StoreOutcome> {
+    let mut expected = PendingRuns::load(tx, &keys.runs)?;
     let admitted: Vec<_> = batch
         .iter()
         .zip(known)
@@ -284,9 +284,9 @@ fn enqueue(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, batch: &[SubmittedResult], kn
     let arrivals: Vec<IncomingResult<'_>> = batch
         .iter()
         .zip(&admitted)
-        .filter_map(|(SubmittedResult { result, standalone: alone }, admitted)| {
+        .filter_map(|(SubmittedResult { result, standalone }, admitted)| {
             let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
-            Some(IncomingResult { node, result, standalone: alone.as_ref(), case })
+            Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
         })
         .collect();
     let bundles = evidence_pack::store_results(tx, &arrivals)?;

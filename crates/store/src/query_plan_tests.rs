@@ -43,8 +43,8 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
             for verdict in [None, Some(Verdict::Fail)] {
                 for since in [None, Some(now.minus(Span::days(400)))] {
                     for run in [None, Some(None), Some(Some(run))] {
-                        let place = |run| HistoryCursor { at: now, run, node: node.clone(), test: test.clone() };
-                        let (node, test, after) = (of_node.cloned(), of_test.cloned(), run.map(place));
+                        let cursor = |run| HistoryCursor { at: now, run, node: node.clone(), test: test.clone() };
+                        let (node, test, after) = (of_node.cloned(), of_test.cloned(), run.map(cursor));
                         filters.push(HistoryFilter {
                             node,
                             test,
@@ -94,8 +94,8 @@ fn no_question_of_the_api_reads_a_whole_table_that_grows() {
     let steps = plan_steps_of_all_queries(&store);
     assert!(steps.len() > 50, "{steps:?}");
     for step in &steps {
-        let mut words = step.split(' ');
-        let scans = words.next() == Some("SCAN") && words.next().is_some_and(|table| GROWING_TABLES.contains(&table));
+        let mut tokens = step.split(' ');
+        let scans = tokens.next() == Some("SCAN") && tokens.next().is_some_and(|table| GROWING_TABLES.contains(&table));
         // This index contains open cases only.
         assert!(!scans || step.contains("USING INDEX case_record_open"), "{step}");
     }
