@@ -290,8 +290,8 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
 
     // A process of this host that has exited: no process has its start time.
     let us = doctor_store::this_process();
-    let (place, _) = us.rsplit_once(':').unwrap();
-    store.acquire(&format!("{place}:1"), now, Span::hours(1)).unwrap();
+    let (host_and_pid, _) = us.rsplit_once(':').unwrap();
+    store.acquire(&format!("{host_and_pid}:1"), now, Span::hours(1)).unwrap();
     store.acquire(&us, now, Span::hours(1)).unwrap();
     let busy = store.acquire("host-b:17:99", now, Span::hours(1)).unwrap_err();
     assert!(busy.to_string().contains("holds the lease until"), "{busy}");

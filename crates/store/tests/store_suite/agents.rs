@@ -63,8 +63,8 @@ fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
     assert!(bed.store.revoke_agent(&n1, "ann", "stolen", at).unwrap());
     assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Revoked);
     assert_eq!(bed.store.agents().unwrap()[0].revoked, Some(at));
-    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["revoke-agent", "enroll-agent", "enroll-agent"]);
+    let actions: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
+    assert_eq!(actions, ["revoke-agent", "enroll-agent", "enroll-agent"]);
 }
 
 fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
@@ -76,11 +76,11 @@ fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut
     }
     assert!(matches!(bed.store.agent_key(&n1).unwrap(), AgentKey::Enrolled { key: known, .. } if known == key));
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::ClusterToken { heard: None });
-    let by: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
-    assert_eq!(by, [AgentAuth::Key, AgentAuth::Token]);
+    let auth: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
+    assert_eq!(auth, [AgentAuth::Key, AgentAuth::Token]);
     assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator was involved");
-    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
+    let actions: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
+    assert_eq!(actions, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
 
     assert!(bed.store.revoke_agent(&n2, "ann", "taken over", bed.now).unwrap());
     bed.store.register_agents(&[(n2.clone(), bed.now)]).unwrap();
@@ -88,7 +88,7 @@ fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut
 }
 
 fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut StoreTestbed) {
-    let heard = |number: u64, at: Timestamp| AgentContact {
+    let contact = |number: u64, at: Timestamp| AgentContact {
         at,
         number,
         sent: at,
@@ -99,10 +99,10 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Store
     }
     bed.store.revoke_agent(&node("n2"), "ann", "x", bed.now).unwrap();
     let at = bed.wait(Span::minutes(1));
-    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
+    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), contact(5, at))).into();
     bed.store.record_agent_contacts(&bed.lease, &all).unwrap();
     let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
-    assert_eq!(known, [Some(heard(5, at)), None, None], "neither revoked nor unknown agents are recorded");
+    assert_eq!(known, [Some(contact(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
     let dropped = DroppedReports { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
     let report = AgentFindings {

@@ -71,8 +71,8 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
     let (prove, drain) = (bed.ids.op(), bed.ids.op());
     bed.commit(&[WithReason::new(step(StepKind::Requalify, prove), "proof", "prove it")]);
     bed.commit(&[WithReason::new(step(StepKind::Drain, drain), "case", "drain it")]);
-    let kept = bed.store.case(case.id).unwrap().unwrap();
-    let steps: Vec<_> = kept.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
+    let stored = bed.store.case(case.id).unwrap().unwrap();
+    let steps: Vec<_> = stored.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
     assert_eq!(
         steps,
         [
@@ -84,7 +84,7 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
             (StepKind::Drain, StepState::Intended, RepairStep::Reboot)
         ]
     );
-    assert_eq!(kept.steps[1].text, "driver is stuck");
+    assert_eq!(stored.steps[1].text, "driver is stuck");
     let unknown = bed.ids.op();
     assert!(bed.store.record_step(&bed.lease, case.id, unknown, Ok(()), bed.now).is_err());
 
@@ -194,10 +194,10 @@ fn what_operators_say_is_read_back_and_audited(bed: &mut StoreTestbed) {
     let requests = store.open_commands().unwrap();
     assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));
     assert_eq!(store.operator_changes().unwrap(), before + 6);
-    let who: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
+    let audited: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
     for (by, what) in
         [("ada", "hold"), ("bob", "pause"), ("bob", "resume"), ("ada", "close-breaker"), ("eve", "ask-test")]
     {
-        assert!(who.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {who:?}");
+        assert!(audited.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {audited:?}");
     }
 }

@@ -158,9 +158,9 @@ fn an_import_is_untrusted_history_and_is_added_once(bed: &mut StoreTestbed) {
     let history = bed.store.history(&HistoryFilter::default()).unwrap();
     assert_eq!(history.len(), 4);
     assert!(history.iter().all(|row| row.untrusted && row.run.is_none()));
-    let words: Vec<_> = history.iter().map(|row| (row.test.to_string(), row.verdict)).collect();
-    assert!(words.contains(&("DL-unit-test".to_owned(), Verdict::Pass)), "{words:?}");
-    assert!(words.contains(&("storage".to_owned(), Verdict::Inconclusive)), "{words:?}");
+    let verdicts: Vec<_> = history.iter().map(|row| (row.test.to_string(), row.verdict)).collect();
+    assert!(verdicts.contains(&("DL-unit-test".to_owned(), Verdict::Pass)), "{verdicts:?}");
+    assert!(verdicts.contains(&("storage".to_owned(), Verdict::Inconclusive)), "{verdicts:?}");
     assert!(bed.store.latest_all().unwrap().is_empty());
     assert!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap().is_empty());
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].records.is_empty());
@@ -183,9 +183,9 @@ fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mu
     let trusted = bed.store.import(&file, true, bed.now).unwrap();
     assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
     let latest = bed.store.latest_all().unwrap();
-    let words: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
+    let rows: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
     // Our own later result remains the newest.
-    assert_eq!(words, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
+    assert_eq!(rows, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
     assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].pass, 2);
     assert_eq!(bed.store.import(&file, true, bed.now).unwrap().trusted, 0);
     let copy = bed.path("validation.db");
@@ -214,7 +214,7 @@ fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut StoreTestbe
 }
 
 fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) {
-    let kept = bed.run_test("n1", "gpu", Verdict::Fail);
+    let failed_run = bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
     bed.run_test("n2", "disk", Verdict::Pass);
     let active = bed.plan("n3", &["disk"]);
@@ -233,7 +233,7 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) 
         assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
         assert_eq!(store.cases_all(9).unwrap(), std::slice::from_ref(&case));
         assert_eq!(store.active_runs().unwrap()[0].run.id, active);
-        assert_eq!(store.evidence(kept, &node("n1")).unwrap(), bed.store.evidence(kept, &node("n1")).unwrap());
+        assert_eq!(store.evidence(failed_run, &node("n1")).unwrap(), bed.store.evidence(failed_run, &node("n1")).unwrap());
         assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
         assert_eq!(store.leader().unwrap(), None);
         assert!(store.verify().unwrap().is_consistent());
@@ -472,6 +472,6 @@ fn verification_finds_what_does_not_fit() {
         let StoreUrl::Sqlite(path) = bed.url.clone().unwrap() else { panic!() };
         Connection::open(path).unwrap().execute_batch(damage).unwrap();
         let verified = bed.store.verify().unwrap();
-        assert!(verified.troubles.iter().any(|trouble| trouble.contains(finds)), "{damage}: {verified:?}");
+        assert!(verified.troubles.iter().any(|problem| problem.contains(finds)), "{damage}: {verified:?}");
     }
 }

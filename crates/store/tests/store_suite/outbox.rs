@@ -37,9 +37,9 @@ fn trial(receiver: &str, by: &str) -> RoutedNote {
 }
 
 /// Queues notes as the service alerts do.
-fn queue(bed: &StoreTestbed, told: &[RoutedNote]) {
+fn queue(bed: &StoreTestbed, notes: &[RoutedNote]) {
     let known = bed.store.alert_conditions().unwrap();
-    assert!(bed.store.replace_conditions(&known, &known, told).unwrap());
+    assert!(bed.store.replace_conditions(&known, &known, notes).unwrap());
 }
 
 fn by(notes: &[Notification]) -> Vec<&str> {
@@ -146,11 +146,11 @@ fn a_snooze_ends_once_and_a_closed_case_is_muted_no_more(bed: &mut StoreTestbed)
     let mute = Mute { by: "ann".to_owned(), why: "later".to_owned(), at: bed.now, until: Some(until) };
     store.mute(&case, &mute).unwrap();
     assert_eq!(store.mutes().unwrap().get(&case.id), Some(&mute));
-    let told = |_: &doctor_core::case::Case, _: &Mute| vec![trial("chat", "still open")];
-    store.end_mute(case.id, bed.now, &told).unwrap();
+    let notes_for = |_: &doctor_core::case::Case, _: &Mute| vec![trial("chat", "still open")];
+    store.end_mute(case.id, bed.now, &notes_for).unwrap();
     assert_eq!(store.mutes().unwrap().len(), 1, "its snooze has not ended");
-    store.end_mute(case.id, until, &told).unwrap();
-    store.end_mute(case.id, until, &told).unwrap();
+    store.end_mute(case.id, until, &notes_for).unwrap();
+    store.end_mute(case.id, until, &notes_for).unwrap();
     assert_eq!(store.pending_alerts().unwrap()["chat"].notes, 1);
     store.mute(&case, &Mute { until: None, ..mute }).unwrap();
     let close = Action::CloseCase { case: case.id, node: node("n1"), how: CaseOutcome::Returned };
