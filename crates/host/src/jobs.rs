@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_start_that_comes_after_its_cancel_begins_nothing() {
+    fn a_start_after_its_cancel_starts_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
         let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_free_only_if_everything_says_so() {
+    fn a_host_is_free_only_if_every_source_reports_it_free() {
         let train = || Ok(vec![Process { pid: 7, name: "train".to_owned() }]);
         let no = || Err("denied".to_owned());
         for (status, expected) in [
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_mark_keeps_us_off_a_host_that_is_free() {
+    fn an_operators_mark_blocks_a_free_host() {
         let mark = |blocks| ForeignMark { by: "ann".to_owned(), text: "mine today".to_owned(), blocks };
         let status = |mark| HostStatus { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
         assert_eq!(blocked_reason(&status(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));

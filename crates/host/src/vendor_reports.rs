@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_comes_over_the_line_as_it_was() {
+    fn a_vendor_file_survives_serialisation() {
         let file = VendorFile { name: "a.gz".to_owned(), bytes: (0..=255).collect() };
         let text = serde_json::to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<VendorFile>(&text).unwrap(), file);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_of_noise_is_cut_to_the_cap_and_says_so() {
+    fn an_incompressible_document_is_truncated_to_the_cap_and_marked() {
         let mut state = 1_u64;
         let noise: Vec<u8> = (0..3 << 20)
             .map(|_| {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_document_comes_back_whole() {
+    fn an_ordinary_document_is_not_truncated() {
         let document = b"{\"run\":\"r0\"}".repeat(100);
         let packed = Packed::new(&document).unwrap();
         assert!(!packed.truncated && packed.bytes.len() < document.len() / 10);

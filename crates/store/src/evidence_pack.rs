@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_document_comes_back_byte_for_byte_and_the_results_without_them() {
+    fn a_pack_returns_each_document_unchanged_and_results_without_evidence() {
         let results: Vec<_> = (0..9).map(|n| result(n, vec![u8::try_from(n).unwrap(); 100 * n as usize])).collect();
         let arrivals: Vec<_> = results.iter().map(arrival).collect();
         let body = pack(&arrivals).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_stays_small_whatever_comes_in() {
+    fn a_pack_stays_within_its_limits_for_any_input() {
         let small: Vec<_> = (0..200).map(|n| result(n, vec![1; 10])).collect();
         let sizes: Vec<_> =
             split_into_packs(&small.iter().map(arrival).collect::<Vec<_>>()).iter().map(|b| b.len()).collect();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_that_is_cut_or_not_one_is_refused() {
+    fn a_truncated_or_foreign_pack_is_rejected() {
         let one = result(1, vec![7; 50]);
         let body = pack(&[arrival(&one)]).unwrap();
         for bytes in [&body[..body.len() / 2], b"", b"nonsense"] {

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_search_add_up_to_all_whatever_each_may_look_at() {
+    fn partial_searches_add_up_to_the_full_history_for_any_budget() {
         let store = store();
         let all = store.history(&HistoryFilter::default()).unwrap();
         assert_eq!(all.len() as i64, HOURS * NODES * 2);

@@ -84,7 +84,7 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
 }
 
 #[test]
-fn no_question_of_the_api_reads_a_whole_table_that_grows() {
+fn no_api_query_scans_a_growing_table() {
     let store = Store::open_in_memory().unwrap();
     let names = |tx: &mut super::Tx<'_>| {
         tx.node_id(&NodeName::new("n1").unwrap(), Timestamp::from_secs(1))?;
@@ -106,7 +106,7 @@ fn no_question_of_the_api_reads_a_whole_table_that_grows() {
 }
 
 #[test]
-fn a_question_that_takes_too_long_is_given_up_and_the_next_one_is_answered() {
+fn a_query_over_its_deadline_is_aborted_and_the_next_one_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&super::StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
     let endless =

@@ -120,7 +120,7 @@ mod tests {
     use crate::db::Conn;
 
     #[test]
-    fn every_table_of_the_schema_is_in_the_list_that_backups_follow() {
+    fn every_table_of_the_schema_is_in_the_backup_list() {
         let all = MIGRATIONS.concat();
         let mut created: Vec<&str> = all
             .lines()
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_of_a_development_version_is_rejected_with_what_to_do() {
+    fn a_store_of_a_development_version_is_rejected_with_instructions() {
         for found in [1, 8] {
             let database = database(Some(found));
             let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_word_in_braces_is_left_for_a_database_to_stumble_over() {
+    fn no_placeholder_is_left_in_the_schema_text() {
         for text in MIGRATIONS {
             for sqlite in [true, false] {
                 assert!(!for_database(text, sqlite).contains(['{', '}']));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_results_come_makes_no_difference() {
+    fn the_order_of_results_makes_no_difference() {
         let miss = Verdict::Inconclusive;
         let in_order = StoredTestStatus::fold(vec![result(5, miss), result(6, Verdict::Pass), result(7, miss)]);
         let late_pass = StoredTestStatus::fold(vec![result(5, miss), result(7, miss), result(6, Verdict::Pass)]);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused_with_the_accepted_forms() {
+    fn an_invalid_store_url_is_rejected_with_the_accepted_forms() {
         for text in ["", "sqlite:", "mysql://root@h/x"] {
             let error = text.parse::<StoreUrl>().unwrap_err().to_string();
             assert!(error.contains("postgres://USER@HOST/DATABASE"), "{text}: {error}");

@@ -195,7 +195,7 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every bundle in the inbox exists.
+/// Checks that every bundle in the ingest queue exists.
 fn verify_ingest_queue(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT evidence_pack FROM ingest_queue i \
                WHERE NOT EXISTS (SELECT 1 FROM evidence_pack b WHERE b.id = i.evidence_pack)";

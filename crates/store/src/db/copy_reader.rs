@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_every_width_and_what_is_not_there_come_back_whatever_the_pieces() {
+    fn integers_of_every_width_and_nulls_are_read_across_chunk_boundaries() {
         let first = [&[0, 2][..], &[0, 0, 0, 2, 0xff, 0xfe], &[0, 0, 0, 4, 0, 0, 1, 0]].concat();
         let second = [&[0, 2][..], &[0, 0, 0, 8, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], &[0xff; 4]].concat();
         let copied = copy(&[&first[..], &second[..], &[0xff, 0xff]].concat());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_no_copy_is_refused() {
+    fn truncated_or_foreign_copy_data_is_rejected() {
         let full = copy(&[0, 2, 0, 0, 0, 2, 0, 7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
         read(&full, 5).unwrap();
         for length in 0..full.len() {

@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_for_tls_is_refused_and_not_ignored() {
+    fn a_url_that_requires_tls_is_rejected() {
         for mode in ["require", "verify-ca", "verify-full"] {
             let url = format!("postgres://doctor@db.example/doctor?sslmode={mode}");
             let error = config(&url, &url).unwrap_err();

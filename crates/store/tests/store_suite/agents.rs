@@ -11,9 +11,9 @@ use crate::{
 
 suite!(
     agents_open_and_clear_findings_without_history,
-    an_agent_speaks_with_its_key_until_it_is_revoked,
-    an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked,
-    what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told,
+    an_agent_key_is_valid_until_it_is_revoked,
+    an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked,
+    agent_contacts_are_stored_and_dropped_reports_are_audited,
 );
 
 fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
@@ -43,7 +43,7 @@ fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
 }
 
-fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
+fn an_agent_key_is_valid_until_it_is_revoked(bed: &mut StoreTestbed) {
     let (n1, first, second) = (node("n1"), RunKey::new([1; 32]), RunKey::new([2; 32]));
     assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Unknown);
     assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
@@ -67,7 +67,7 @@ fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
     assert_eq!(actions, ["revoke-agent", "enroll-agent", "enroll-agent"]);
 }
 
-fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
+fn an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
     let (n1, n2, key) = (node("n1"), node("n2"), RunKey::new([1; 32]));
     bed.store.enroll_agent(&n1, &key, "ann", "new node", bed.now).unwrap();
     let operators = bed.store.operator_changes().unwrap();
@@ -87,7 +87,7 @@ fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Revoked, "only an operator can enroll it again");
 }
 
-fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut StoreTestbed) {
+fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTestbed) {
     let contact = |number: u64, at: Timestamp| AgentContact {
         at,
         number,

@@ -18,14 +18,14 @@ use crate::{
 };
 
 suite!(
-    a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once,
-    what_was_asked_of_the_api_says_from_where_and_with_which_plan,
-    pages_of_history_add_up_whatever_is_asked_for,
+    a_token_is_stored_as_a_digest_and_its_name_is_used_once,
+    an_api_call_is_audited_with_its_origin_and_plan,
+    pages_of_history_add_up_for_every_filter,
     pages_of_runs_audit_and_days_add_up,
-    the_picture_of_the_cluster_is_replaced_as_a_whole,
+    the_cluster_state_is_replaced_completely,
 );
 
-fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut StoreTestbed) {
+fn a_token_is_stored_as_a_digest_and_its_name_is_used_once(bed: &mut StoreTestbed) {
     let digest = TokenDigest::of("doctor_token_x");
     let expires = Some(bed.now.plus(Span::days(1)));
     let (by, name) = ("ann".to_owned(), "ops".to_owned());
@@ -44,7 +44,7 @@ fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut 
     assert_eq!(trail, ["revoke-token", "add-token"]);
 }
 
-fn what_was_asked_of_the_api_says_from_where_and_with_which_plan(bed: &mut StoreTestbed) {
+fn an_api_call_is_audited_with_its_origin_and_plan(bed: &mut StoreTestbed) {
     let call = ApiCall {
         action: "api-hold",
         by: "ops".to_owned(),
@@ -76,7 +76,7 @@ fn fill_history(bed: &mut StoreTestbed) {
     }
 }
 
-fn pages_of_history_add_up_whatever_is_asked_for(bed: &mut StoreTestbed) {
+fn pages_of_history_add_up_for_every_filter(bed: &mut StoreTestbed) {
     fill_history(bed);
     for name in [None, Some(node("n1"))] {
         for of in [None, Some(test("disk"))] {
@@ -138,7 +138,7 @@ fn second_connection(bed: &StoreTestbed) -> (tokio::runtime::Runtime, tokio_post
     (runtime, client)
 }
 
-fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut StoreTestbed) {
+fn the_cluster_state_is_replaced_completely(bed: &mut StoreTestbed) {
     assert_eq!((bed.store.cluster_state().unwrap(), bed.store.cluster_state_time().unwrap()), (None, None));
     for nodes in [1_000, 1] {
         let state: Vec<String> = (0..nodes).map(|number| format!("é\u{0}\\{number} is free")).collect();
@@ -152,7 +152,7 @@ fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut StoreTestbed) {
 
 /// The same on SQLite is tested with the other files.
 #[test]
-fn a_store_of_another_version_in_postgresql_is_refused_and_left_as_it_is() {
+fn a_postgresql_store_of_another_version_is_rejected_unchanged() {
     let Some(bed) = StoreTestbed::postgres() else { return };
     let (runtime, client) = second_connection(&bed);
     let content = "SELECT MAX(version), COUNT(*), (SELECT COUNT(*) FROM pg_class) FROM schema_version";
@@ -174,7 +174,7 @@ fn a_store_of_another_version_in_postgresql_is_refused_and_left_as_it_is() {
 
 /// PostgreSQL consumes an id for each name that exists already.
 #[test]
-fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long() {
+fn latest_results_are_the_same_with_ids_above_sixteen_bits() {
     let Some(mut bed) = StoreTestbed::postgres() else { return };
     bed.run_test("n2", "disk", Verdict::Fail);
     bed.run_test("n1", "disk", Verdict::Pass);
@@ -194,7 +194,7 @@ fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long()
 
 /// Another session locks the table and does not release it.
 #[test]
-fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
+fn a_postgresql_query_over_its_deadline_is_aborted() {
     let Some(bed) = StoreTestbed::postgres() else { return };
     let (runtime, client) = second_connection(&bed);
     runtime.block_on(client.batch_execute("BEGIN; LOCK TABLE token IN ACCESS EXCLUSIVE MODE")).unwrap();

@@ -17,10 +17,10 @@ use crate::{
 };
 
 suite!(
-    a_case_is_kept_step_by_step_and_its_closing_frees_the_node,
-    a_case_follows_its_machine_to_another_name,
-    the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for,
-    what_operators_say_is_read_back_and_audited,
+    a_case_is_stored_step_by_step_and_closing_it_frees_the_node,
+    a_case_is_rebound_when_its_hardware_moves_to_another_name,
+    the_breaker_counts_our_quarantines_and_not_those_of_operators,
+    operator_commands_are_read_back_and_audited,
 );
 
 pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
@@ -51,7 +51,7 @@ pub(crate) fn open_case(bed: &mut StoreTestbed, name: &str) -> Case {
     case
 }
 
-fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTestbed) {
+fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTestbed) {
     bed.run_test("n1", "gpu", Verdict::Fail);
     let case = open_case(bed, "n1");
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
@@ -105,7 +105,7 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
     bed.assert_sound();
 }
 
-fn a_case_follows_its_machine_to_another_name(bed: &mut StoreTestbed) {
+fn a_case_is_rebound_when_its_hardware_moves_to_another_name(bed: &mut StoreTestbed) {
     let case = open_case(bed, "n1");
     bed.commit(&[WithReason::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
     let nodes = bed.store.load_nodes().unwrap();
@@ -117,7 +117,7 @@ fn a_case_follows_its_machine_to_another_name(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut StoreTestbed) {
+fn the_breaker_counts_our_quarantines_and_not_those_of_operators(bed: &mut StoreTestbed) {
     let since = bed.now;
     let request = bed
         .store
@@ -154,7 +154,7 @@ fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mu
     bed.assert_sound();
 }
 
-fn what_operators_say_is_read_back_and_audited(bed: &mut StoreTestbed) {
+fn operator_commands_are_read_back_and_audited(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     let before = store.operator_changes().unwrap();
     let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };

@@ -26,12 +26,12 @@ use crate::{
 };
 
 suite!(
-    a_result_is_read_as_soon_as_it_is_kept,
-    another_process_sees_what_was_kept_a_moment_later,
-    a_run_whose_result_was_kept_is_not_ended_without_it,
-    an_inbox_emptied_by_another_process_is_not_entered_again,
-    a_new_leader_enters_what_the_old_one_had_kept,
-    a_document_is_found_whatever_its_length_and_its_neighbours,
+    a_result_is_readable_as_soon_as_it_is_stored,
+    another_process_sees_stored_results_soon,
+    a_run_with_a_stored_result_is_not_concluded_without_it,
+    results_applied_by_another_process_are_not_applied_again,
+    a_new_leader_applies_the_results_that_the_old_one_stored,
+    a_document_of_any_length_is_found,
 );
 
 /// Plans `runs` runs on one node each, in one cycle.
@@ -60,7 +60,7 @@ fn results_seen(store: &Store) -> usize {
     store.history(&HistoryFilter::default()).unwrap().len()
 }
 
-fn a_result_is_read_as_soon_as_it_is_kept(bed: &mut StoreTestbed) {
+fn a_result_is_readable_as_soon_as_it_is_stored(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 40);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     for (index, (name, run)) in runs.iter().enumerate() {
@@ -72,12 +72,12 @@ fn a_result_is_read_as_soon_as_it_is_kept(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn another_process_sees_what_was_kept_a_moment_later(bed: &mut StoreTestbed) {
+fn another_process_sees_stored_results_soon(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let other = Store::open(&url).unwrap();
     let runs = plan(bed, "n", 30);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    // Also after a reader has found the inbox empty.
+    // Also after a reader has found the ingest queue empty.
     for (some, expected) in runs.chunks(10).zip([10, 20, 30]) {
         submit(bed, &group, some);
         let began = Instant::now();
@@ -89,7 +89,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut StoreTestbed) {
     }
 }
 
-fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut StoreTestbed) {
+fn a_run_with_a_stored_result_is_not_concluded_without_it(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 20);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     submit(bed, &group, &runs);
@@ -108,13 +108,13 @@ fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut StoreTestbed) {
+fn results_applied_by_another_process_are_not_applied_again(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let runs = plan(bed, "n", 50);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     for some in runs.chunks(5) {
         submit(bed, &group, some);
-        // Opening it enters the inbox, possibly concurrently with this process.
+        // Opening it enters the ingest queue, possibly concurrently with this process.
         drop(Store::open(&url).unwrap());
     }
     assert_eq!(results_seen(&Store::open(&url).unwrap()), 50);
@@ -123,7 +123,7 @@ fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut StoreTestb
     bed.assert_sound();
 }
 
-fn a_new_leader_enters_what_the_old_one_had_kept(bed: &mut StoreTestbed) {
+fn a_new_leader_applies_the_results_that_the_old_one_stored(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let other = Store::open(&url).unwrap();
     let runs = plan(bed, "n", 20);
@@ -141,7 +141,7 @@ fn a_new_leader_enters_what_the_old_one_had_kept(bed: &mut StoreTestbed) {
     assert!(other.verify().unwrap().is_consistent());
 }
 
-fn a_document_is_found_whatever_its_length_and_its_neighbours(bed: &mut StoreTestbed) {
+fn a_document_of_any_length_is_found(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 30);
     let document = |index: usize| {
         let lengths = [0, 1, 700, 15_000, 20_000, 300_000];
@@ -199,7 +199,7 @@ fn a_process_that_brings_results_until_it_is_killed() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
+fn acknowledged_results_survive_a_kill_at_any_instant() {
     let mut left_in_queue = 0;
     for mut bed in [Some(StoreTestbed::file()), StoreTestbed::postgres()].into_iter().flatten() {
         let url = bed.url.clone().unwrap();

@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn latest_is_what_history_says_whatever_happens(ops in prop::collection::vec(store_op(), 1..60)) {
+    fn latest_results_match_history_after_any_operations(ops in prop::collection::vec(store_op(), 1..60)) {
         apply_ops(StoreTestbed::memory(), &ops);
     }
 }
@@ -148,7 +148,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_deeds_leave_the_same_store_on_both_databases(ops in prop::collection::vec(store_op(), 20..60)) {
+    fn the_same_operations_leave_the_same_store_on_both_databases(ops in prop::collection::vec(store_op(), 20..60)) {
         if let Some(bed) = StoreTestbed::postgres() {
             let on_postgres = apply_ops(bed, &ops);
             let in_memory = apply_ops(StoreTestbed::memory(), &ops);
