@@ -191,10 +191,10 @@ impl Selector {
         if let Some(pool) = text.strip_prefix("pool=") {
             return Ok(Self::Pool(PoolName::new(pool)?));
         }
-        if let Some(life) = text.strip_prefix("life=") {
-            return match NODE_STATES.contains(&life) {
-                true => Ok(Self::State(life.to_owned())),
-                false => Err(HostlistError::Selector(format!("life={life} (known: {})", NODE_STATES.join(", ")))),
+        if let Some(state) = text.strip_prefix("life=") {
+            return match NODE_STATES.contains(&state) {
+                true => Ok(Self::State(state.to_owned())),
+                false => Err(HostlistError::Selector(format!("life={state} (known: {})", NODE_STATES.join(", ")))),
             };
         }
         if text.contains('=') {
@@ -223,11 +223,11 @@ impl Selector {
         }
     }
 
-    pub fn matches(&self, name: &NodeName, pool: &PoolName, life: &str) -> bool {
+    pub fn matches(&self, name: &NodeName, pool: &PoolName, state: &str) -> bool {
         match self {
             Self::Names(_) | Self::Pattern(_) => self.matches_name(name),
-            Self::Pool(wanted) => wanted == pool,
-            Self::State(wanted) => wanted == life,
+            Self::Pool(expected) => expected == pool,
+            Self::State(expected) => expected == state,
         }
     }
 }
@@ -244,7 +244,7 @@ impl fmt::Display for Selector {
         match self {
             Self::Names(names) => f.write_str(&fold(&names.iter().cloned().collect::<Vec<_>>())),
             Self::Pool(pool) => write!(f, "pool={pool}"),
-            Self::State(life) => write!(f, "life={life}"),
+            Self::State(state) => write!(f, "life={state}"),
             Self::Pattern(pattern) => f.write_str(pattern),
         }
     }

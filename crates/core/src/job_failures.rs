@@ -254,11 +254,11 @@ mod tests {
             (JobFailureKind::NodeFailed, "the node failed"),
             (JobFailureKind::Untold, "failed"),
         ];
-        for (how, words) in all {
+        for (how, display) in all {
             let text = serde_json::to_string(&how).unwrap();
             assert_eq!(
                 (serde_json::from_str::<JobFailureKind>(&text).unwrap(), how.to_string()),
-                (how, words.to_owned())
+                (how, display.to_owned())
             );
         }
     }

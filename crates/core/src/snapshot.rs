@@ -331,7 +331,7 @@ impl Trial {
     /// Derives the trial's result from a run. Outcomes with the reason [`ClassificationReason::FailedTogether`] are failures of
     /// the nodes together.
     pub fn of(run: &Run) -> Self {
-        let said = match &run.state {
+        let result = match &run.state {
             RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialResult::Pending,
             RunState::Ended(RunEnd::Completed(report)) => trial_result(&report.outcomes, None),
             RunState::Ended(RunEnd::Incomplete { why, partial }) => {
@@ -339,7 +339,7 @@ impl Trial {
             }
             RunState::Ended(RunEnd::NotStarted(why)) => TrialResult::Inconclusive(why.code().to_owned()),
         };
-        Self { run: run.id, nodes: run.nodes.clone(), result: said }
+        Self { run: run.id, nodes: run.nodes.clone(), result }
     }
 }
 

@@ -35,12 +35,12 @@ impl TomlError {
 
     /// Returns the line, counted from one.
     pub fn line(&self) -> Option<usize> {
-        self.location.as_ref().map(|place| place.line)
+        self.location.as_ref().map(|location| location.line)
     }
 
     /// Returns the column, counted from one, in characters.
     pub fn column(&self) -> Option<usize> {
-        self.location.as_ref().map(|place| place.column)
+        self.location.as_ref().map(|location| location.column)
     }
 
     fn from_toml(text: &str, error: &toml::de::Error) -> Self {
@@ -65,8 +65,8 @@ impl SourceLocation {
 
 impl fmt::Display for TomlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(place) = &self.location else { return f.write_str(&self.message) };
-        let SourceLocation { line, column, source, width } = place;
+        let Some(location) = &self.location else { return f.write_str(&self.message) };
+        let SourceLocation { line, column, source, width } = location;
         let gutter = line.to_string().len();
         writeln!(f, "line {line}, column {column}: {}", self.message)?;
         writeln!(f, "{:gutter$} |", "")?;

@@ -43,10 +43,10 @@ impl CoverageRow {
         }
     }
 
-    fn count(&mut self, standing: TestStatus, covered: bool) {
+    fn count(&mut self, status: TestStatus, covered: bool) {
         self.nodes += 1;
         self.covered += u32::from(covered);
-        *match standing {
+        *match status {
             TestStatus::Pass => &mut self.pass,
             TestStatus::Fail => &mut self.fail,
             TestStatus::Inconclusive => &mut self.inconclusive,

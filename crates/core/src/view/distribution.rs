@@ -85,8 +85,8 @@ impl Distribution {
 
 /// Returns the smallest value that at least `percent` percent of the values do not exceed.
 fn quantile(sorted: &[f64], percent: usize) -> f64 {
-    let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
-    sorted[place.min(sorted.len() - 1)]
+    let index = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+    sorted[index.min(sorted.len() - 1)]
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and the last bar")]
@@ -97,8 +97,8 @@ fn bars(sorted: &[f64], least: f64, most: f64) -> Vec<u32> {
     }
     let mut bars = vec![0; BARS];
     for value in sorted {
-        let place = (((value - least) / width) as usize).min(BARS - 1);
-        bars[place] += 1;
+        let index = (((value - least) / width) as usize).min(BARS - 1);
+        bars[index] += 1;
     }
     bars
 }

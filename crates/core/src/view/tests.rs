@@ -110,8 +110,8 @@ impl Facts {
 
     /// Adds a result to the node added last. Results are given oldest first.
     fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
-        let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
-        self.last().test_records[place].add(verdict, at);
+        let index = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
+        self.last().test_records[index].add(verdict, at);
         self
     }
 
@@ -158,7 +158,7 @@ fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
 #[test]
 fn six_standings_have_six_words() {
     use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
-    for (results, standing) in [
+    for (results, status) in [
         (vec![], TestStatus::NeverTested),
         (vec![(Pass, 2)], TestStatus::Pass),
         (vec![(Pass, 8)], TestStatus::Stale),
@@ -176,10 +176,10 @@ fn six_standings_have_six_words() {
         }
         let row = node_rows(&facts, &[name("a")]).remove(0);
         let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
-        assert_eq!(cell.standing, standing, "{results:?}");
+        assert_eq!(cell.standing, status, "{results:?}");
     }
-    let words: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|standing| standing.label()).collect();
-    assert_eq!(words.len(), 6);
+    let labels: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
+    assert_eq!(labels.len(), 6);
 }
 
 #[test]
