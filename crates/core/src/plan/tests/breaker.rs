@@ -49,7 +49,7 @@ fn no_more_than_three_nodes_an_hour_are_taken_out() {
 fn nodes_that_are_already_out_count_whatever_took_them_out() {
     let others = [
         busy("c1").fresh().cordoned_by("bob"),
-        busy("c1").fresh().out(Severity::Isolate, RepairStep::Replace).life(crate::lifecycle::NodeState::Out),
+        busy("c1").fresh().out(Severity::Isolate, RepairStep::Replace).state(crate::lifecycle::NodeState::Out),
     ];
     for other in others {
         let cluster = pool_of(19, 2).node(other.clone());

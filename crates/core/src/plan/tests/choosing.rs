@@ -20,7 +20,7 @@ fn only_free_nodes_are_chosen_and_every_other_says_why_not() {
         .node(unknown("c"))
         .node(free("d").cordoned_by("bob"))
         .node(free("e").backing_off(5.minutes()))
-        .node(free("f").held("ann", None).life(NodeState::Held { by: "ann".into() }))
+        .node(free("f").held("ann", None).state(NodeState::Held { by: "ann".into() }))
         .node(free("g").out(Severity::Isolate, crate::case::RepairStep::Reset));
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["a dl"]);
@@ -86,10 +86,10 @@ fn where_user_work_failed_is_tested_before_others_that_are_as_stale_and_more_own
         .node(free("d"));
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["c dl", "b dl"]);
-    let said: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
+    let reasons: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
     let three = "3 pieces of user work of 3 owners failed here recently; last result 8d ago";
     let one = "user work failed here recently; last result 8d ago";
-    assert_eq!(said, [("user-work-failed", three), ("user-work-failed", one)]);
+    assert_eq!(reasons, [("user-work-failed", three), ("user-work-failed", one)]);
 }
 
 #[test]

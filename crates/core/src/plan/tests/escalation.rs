@@ -72,7 +72,7 @@ fn what_no_restart_cures_is_handed_over_where_replacing_is_not_ours() {
 
 #[test]
 fn a_case_that_waits_for_a_person_waits() {
-    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     let mut cluster = lone(node.step(done(StepKind::HandOver, RepairStep::Replace, 1.hours())));
     for _ in 0..10 {
         assert!(cluster.cycle().is_empty());
@@ -100,7 +100,7 @@ fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
     let node = free("a")
         .fresh()
         .out(Severity::Reset, RepairStep::Reset)
-        .life(NodeState::Repairing { step: StepKind::Reset, tries: 1 });
+        .state(NodeState::Repairing { step: StepKind::Reset, tries: 1 });
     let intended = step(StepKind::Reset, RepairStep::Reset, StepState::Intended, 1.minutes());
     let cluster = lone(node.step(done(StepKind::SaveEvidence, RepairStep::Reset, 2.minutes())).step(intended.clone()));
     let plan = cluster.plan();
@@ -114,7 +114,7 @@ fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
 fn rebooting(node: super::cluster::NodeFixture, ago: i64) -> Cluster {
     let node = node
         .emptied(Severity::Reboot, RepairStep::Reboot)
-        .life(NodeState::Repairing { step: StepKind::Reboot, tries: 1 });
+        .state(NodeState::Repairing { step: StepKind::Reboot, tries: 1 });
     lone(node.step(done(StepKind::Reboot, RepairStep::Reboot, ago.minutes())))
 }
 
@@ -158,13 +158,13 @@ fn a_node_that_waits_for_its_proof_is_no_longer_repairing() {
 
 #[test]
 fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
-    for (severity, rung) in [
+    for (severity, repair_step) in [
         (Severity::Reset, RepairStep::Reset),
         (Severity::Reboot, RepairStep::Reboot),
         (Severity::Isolate, RepairStep::Replace),
     ] {
         let out = |node: super::cluster::NodeFixture| {
-            node.fresh().out(severity, rung).step(done(StepKind::SaveEvidence, rung, 1.minutes()))
+            node.fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()))
         };
         let no_drain = |policy: &mut crate::policy::Policy| {
             policy.allow.drain = false;
@@ -172,16 +172,16 @@ fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
                 steps.retain(|step| *step != StepKind::Drain);
             }
         };
-        assert!(lone(out(busy("a"))).policy(no_drain).lines().is_empty(), "{rung}");
+        assert!(lone(out(busy("a"))).policy(no_drain).lines().is_empty(), "{repair_step}");
         let run = super::cluster::run("a", &["dl"], super::cluster::running(1.minutes()));
-        assert!(lone(out(free("a"))).policy(no_drain).run(run).lines().is_empty(), "{rung}");
-        assert_eq!(lone(out(free("a"))).policy(no_drain).lines().len(), 2, "{rung}");
+        assert!(lone(out(free("a"))).policy(no_drain).run(run).lines().is_empty(), "{repair_step}");
+        assert_eq!(lone(out(free("a"))).policy(no_drain).lines().len(), 2, "{repair_step}");
     }
 }
 
 #[test]
 fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
-    let out = |severity, rung| lone(unknown("a").fresh().emptied(severity, rung));
+    let out = |severity, repair_step| lone(unknown("a").fresh().emptied(severity, repair_step));
     assert!(out(Severity::Reset, RepairStep::Reset).lines().is_empty());
     assert_eq!(out(Severity::Reboot, RepairStep::Reboot).lines(), ["step a reboot: case", "move a repairing: case"]);
 }
@@ -189,17 +189,17 @@ fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
 /// Found by the kill test: an unreachable node was drained and immediately rebooted while a user's job was on it.
 #[test]
 fn a_node_that_never_was_seen_empty_is_not_disturbed_while_it_does_not_answer() {
-    for (severity, rung) in [(Severity::Reboot, RepairStep::Reboot), (Severity::Isolate, RepairStep::Replace)] {
-        let mut cluster = lone(unknown("a").fresh().out(severity, rung));
-        assert_eq!(cluster.cycle(), ["step a drain: case"], "{rung}");
-        assert!(cluster.cycle().is_empty(), "{rung}");
+    for (severity, repair_step) in [(Severity::Reboot, RepairStep::Reboot), (Severity::Isolate, RepairStep::Replace)] {
+        let mut cluster = lone(unknown("a").fresh().out(severity, repair_step));
+        assert_eq!(cluster.cycle(), ["step a drain: case"], "{repair_step}");
+        assert!(cluster.cycle().is_empty(), "{repair_step}");
         cluster.wait(25.hours());
-        assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{rung}");
-        assert!(cluster.cycle().is_empty(), "{rung}");
+        assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{repair_step}");
+        assert!(cluster.cycle().is_empty(), "{repair_step}");
         cluster.record("a").node.occupancy = crate::node::Occupancy::Free;
-        assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{rung}");
+        assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{repair_step}");
         cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
-        assert_eq!(cluster.cycle().len(), 2, "{rung}: once seen empty, it may be rebooted or replaced");
+        assert_eq!(cluster.cycle().len(), 2, "{repair_step}: once seen empty, it may be rebooted or replaced");
     }
 }
 
@@ -213,15 +213,15 @@ fn steps_that_disturb_wait_for_the_maintenance_window() {
         to: TimeOfDay((from + 1) * 60),
         utc_offset_minutes: 0,
     };
-    for (severity, rung, first) in [
+    for (severity, repair_step, first) in [
         (Severity::Reset, RepairStep::Reset, "step a reset: case"),
         (Severity::Reboot, RepairStep::Reboot, "step a drain: case"),
         (Severity::Isolate, RepairStep::Replace, "step a drain: case"),
     ] {
-        let node = free("a").fresh().out(severity, rung).step(done(StepKind::SaveEvidence, rung, 1.minutes()));
+        let node = free("a").fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()));
         let at = |from: u16| lone(node.clone()).policy(|policy| policy.windows = vec![window(from)]).lines();
-        assert!(at(9).is_empty(), "{rung}");
-        assert_eq!(at(8)[0], first, "{rung}");
+        assert!(at(9).is_empty(), "{repair_step}");
+        assert_eq!(at(8)[0], first, "{repair_step}");
         let drained = |from: u16| {
             let policy = |policy: &mut crate::policy::Policy| {
                 policy.windows = vec![window(from)];
@@ -229,8 +229,8 @@ fn steps_that_disturb_wait_for_the_maintenance_window() {
             };
             lone(node.clone()).policy(policy).lines()
         };
-        assert!(drained(9).is_empty(), "{rung}");
-        assert_eq!(drained(8).len(), 2, "{rung}");
+        assert!(drained(9).is_empty(), "{repair_step}");
+        assert_eq!(drained(8).len(), 2, "{repair_step}");
     }
 }
 
@@ -306,7 +306,7 @@ fn replacing_that_fails_is_handed_over() {
 
 #[test]
 fn the_ladder_remembers_what_was_tried_on_the_machine_whatever_its_name() {
-    for (past, rung) in [
+    for (past, repair_step) in [
         (vec![], RepairStep::Reset),
         (vec![returned("J1", RepairStep::Reset, StepKind::Reset, 5.days())], RepairStep::Reboot),
         (vec![returned("J1", RepairStep::Reboot, StepKind::Reboot, 5.days())], RepairStep::Quarantine),
@@ -319,7 +319,7 @@ fn the_ladder_remembers_what_was_tried_on_the_machine_whatever_its_name() {
         for case in past.clone() {
             cluster = cluster.case(case);
         }
-        assert_eq!(cluster.lines()[0], format!("open a {rung}: confirmed"), "{past:?}");
+        assert_eq!(cluster.lines()[0], format!("open a {repair_step}: confirmed"), "{past:?}");
     }
 }
 

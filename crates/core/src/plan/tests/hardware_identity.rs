@@ -18,7 +18,7 @@ fn out(node: &str) -> NodeFixture {
         .machine("J1")
         .found(bad("dl", Severity::Isolate))
         .out(Severity::Isolate, RepairStep::Replace)
-        .life(NodeState::Out)
+        .state(NodeState::Out)
         .step(done(StepKind::HandOver, RepairStep::Replace, 1.hours()))
 }
 
@@ -159,7 +159,7 @@ fn unknown_occupancy() -> crate::node::Occupancy {
 
 #[test]
 fn a_held_name_gets_its_machines_case_and_stays_held() {
-    let held = free("b").fresh().life(NodeState::Held { by: "ann".into() }).held("ann", None).shows_machine("J1");
+    let held = free("b").fresh().state(NodeState::Held { by: "ann".into() }).held("ann", None).shows_machine("J1");
     let mut cluster = lone(held).case(out("a").case.unwrap());
     assert_eq!(cluster.cycle()[1], "follow b: machine-followed");
     assert_eq!(cluster.record("b").state.as_str(), "held");

@@ -21,17 +21,17 @@ fn held() -> NodeState {
 
 #[test]
 fn a_hold_binds_in_every_life_and_nothing_else_happens_to_the_node() {
-    for life in [NodeState::InService, NodeState::Suspect, NodeState::Quarantined, NodeState::Out] {
-        let out = life.is_out_of_service();
+    for state in [NodeState::InService, NodeState::Suspect, NodeState::Quarantined, NodeState::Out] {
+        let out = state.is_out_of_service();
         let mut node = free("a").found(bad("dl", Severity::Isolate));
         if out {
             node = node.out(Severity::Isolate, RepairStep::Replace);
         }
-        let mut cluster = lone(node.life(life.clone()).held("ann", None));
-        assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{life:?}");
+        let mut cluster = lone(node.state(state.clone()).held("ann", None));
+        assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{state:?}");
         assert_eq!(cluster.passed_over("a"), Some(SkipReason::Held { by: "ann".into() }));
         for _ in 0..5 {
-            assert!(cluster.cycle().is_empty(), "{life:?}");
+            assert!(cluster.cycle().is_empty(), "{state:?}");
             cluster.wait(3.days());
         }
     }
@@ -40,12 +40,12 @@ fn a_hold_binds_in_every_life_and_nothing_else_happens_to_the_node() {
 #[test]
 fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
     let until = Some(NOW.plus(1.hours()));
-    let mut cluster = lone(free("a").fresh().life(held()).held("ann", until));
+    let mut cluster = lone(free("a").fresh().state(held()).held("ann", until));
     assert!(cluster.lines().is_empty());
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a in-service: hold-over"]);
     assert!(cluster.cycle().is_empty());
-    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(held()).held("ann", until);
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).state(held()).held("ann", until);
     let mut cluster = lone(node);
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
@@ -54,7 +54,7 @@ fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
 
 #[test]
 fn a_hold_that_was_taken_back_ends() {
-    assert_eq!(lone(free("a").fresh().life(held())).lines(), ["move a in-service: hold-over"]);
+    assert_eq!(lone(free("a").fresh().state(held())).lines(), ["move a in-service: hold-over"]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
 fn a_mark_that_we_removed_was_not_removed_by_another_party() {
     let node =
         free("a").out(Severity::Reset, RepairStep::Reset).step(done(StepKind::Unmark, RepairStep::Reset, 10.minutes()));
-    let node = node.life(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).result(
+    let node = node.state(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).result(
         "dl",
         Verdict::Pass,
         5.minutes(),
@@ -200,12 +200,12 @@ fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
 
 #[test]
 fn a_node_out_of_service_whose_case_is_gone_gets_one_and_a_person() {
-    for life in [NodeState::Quarantined, NodeState::Out, NodeState::Repairing { step: StepKind::Reset, tries: 1 }] {
-        let mut cluster = lone(free("a").fresh().life(life.clone()));
+    for state in [NodeState::Quarantined, NodeState::Out, NodeState::Repairing { step: StepKind::Reset, tries: 1 }] {
+        let mut cluster = lone(free("a").fresh().state(state.clone()));
         let lines = cluster.cycle();
-        assert_eq!(lines[0], "open a replace: case-missing", "{life:?}");
-        assert!(cluster.record("a").state.is_out_of_service(), "{life:?}");
-        assert!(cluster.cycle().is_empty(), "{life:?}");
+        assert_eq!(lines[0], "open a replace: case-missing", "{state:?}");
+        assert!(cluster.record("a").state.is_out_of_service(), "{state:?}");
+        assert!(cluster.cycle().is_empty(), "{state:?}");
     }
-    assert!(lone(unknown("a").fresh().life(NodeState::Out)).lines().is_empty(), "the machine of that name is unknown");
+    assert!(lone(unknown("a").fresh().state(NodeState::Out)).lines().is_empty(), "the machine of that name is unknown");
 }

@@ -28,13 +28,13 @@ fn what_is_only_worth_watching_is_never_marked() {
 
 #[test]
 fn recommending_marks_and_proposes_the_rest() {
-    for (severity, rung, proposes) in [
+    for (severity, repair_step, proposes) in [
         (Severity::Reset, RepairStep::Reset, StepKind::Reset),
         (Severity::Reboot, RepairStep::Reboot, StepKind::Reboot),
     ] {
         let mut cluster = found(Mode::Recommend, severity);
         let taken_out = [
-            format!("open a {rung}: confirmed"),
+            format!("open a {repair_step}: confirmed"),
             "step a mark: confirmed".into(),
             "move a quarantined: confirmed".into(),
         ];

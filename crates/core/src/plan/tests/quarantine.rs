@@ -10,13 +10,13 @@ use crate::{
     snapshot::{Capabilities, CommandKind},
 };
 
-fn asked(evict: bool) -> CommandKind {
+fn quarantine_command(evict: bool) -> CommandKind {
     CommandKind::Quarantine { node: name("a"), evict }
 }
 
 /// A cluster that may only mark automatically, in which an operator wants `a` examined.
 fn examined(node: NodeFixture, evict: bool) -> Cluster {
-    let cluster = cluster().fillers(20).node(node).asks(asked(evict));
+    let cluster = cluster().fillers(20).node(node).asks(quarantine_command(evict));
     cluster.policy(|policy| policy.repair.examine = vec![test_id("dl")])
 }
 

@@ -95,7 +95,7 @@ fn a_proof_needs_at_least_one_pass_and_every_required_test() {
         ([Fail, Inconclusive, Pass], "escalate reboot: did-not-help"),
     ] {
         let mut cluster = cluster.clone();
-        super::model::finish(&mut cluster.snapshot, &name("a"), |place| verdicts[place]);
+        super::model::finish(&mut cluster.snapshot, &name("a"), |index| verdicts[index]);
         assert_eq!(cluster.lines()[0], line, "{verdicts:?}");
     }
 }
@@ -249,7 +249,7 @@ fn a_mark_of_ours_is_taken_away_even_where_marking_is_no_longer_allowed() {
 
 /// Handed over to an operator, who releases it.
 fn released() -> Cluster {
-    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     acting()
         .fillers(20)
         .node(node.step(done(StepKind::HandOver, RepairStep::Replace, 1.hours())))
@@ -298,7 +298,7 @@ fn releasing_what_serves_already_or_is_being_proved_changes_nothing() {
 
 #[test]
 fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
-    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(NodeState::Held { by: "ann".into() });
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).state(NodeState::Held { by: "ann".into() });
     let mut cluster = acting().fillers(20).node(node).asks(CommandKind::Release { node: name("a") });
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.cycle()[2], "move a quarantined: released");

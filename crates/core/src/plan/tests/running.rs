@@ -163,8 +163,8 @@ fn a_started_job_that_the_backend_forgot_is_lost_after_a_grace() {
 #[test]
 fn a_submitted_job_that_the_backend_forgot_may_have_run_between_two_looks() {
     assert!(absent(submitted(), None, 1.minutes()).lines().is_empty());
-    let gone = absent(submitted(), None, 2.minutes());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::Rejected)]);
+    let lost = absent(submitted(), None, 2.minutes());
+    assert_eq!(ends(&lost), [Conclusion::NotStarted(NotStartedReason::Rejected)]);
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn a_run_that_never_reached_the_backend_ends_when_its_node_is_no_longer_ours_to_
         let cluster = cluster().node(node.clone()).run(planned());
         assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::NodeTaken)], "{node:?}");
     }
-    let gone = cluster().node(free("b").fresh()).run(planned());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
+    let removed = cluster().node(free("b").fresh()).run(planned());
+    assert_eq!(ends(&removed), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
 }
 
 #[test]
@@ -239,8 +239,8 @@ fn a_maintenance_mark_is_removed_when_its_run_ends_or_a_user_wants_the_node() {
     let runs = || run("a", &["dl"], running(5.minutes()));
     assert!(marked(cluster().node(free("a").fresh()).run(runs())).lines().is_empty(), "its run goes on");
     assert_eq!(marked(cluster().node(free("a").fresh())).lines(), ["tidy a: tested"], "left by any controller");
-    let wanted = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
-    assert_eq!(wanted, ["cancel: node-taken", "tidy a: tested"]);
+    let taken = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
+    assert_eq!(taken, ["cancel: node-taken", "tidy a: tested"]);
     let watching = marked(cluster().node(free("a").fresh())).policy(|policy| policy.mode = Mode::Observe);
     assert_eq!(watching.lines(), ["tidy a: tested"], "our temporary mark keeps users out");
 }
