@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ladder_ends() {
+    fn repair_steps_end_with_replacement() {
         let mut step = RepairStep::Reset;
         let mut seen = vec![step];
         while let Some(next) = step.next() {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_on_a_mark_is_the_newest_step_that_was_done() {
+    fn the_newest_completed_step_decides_the_state_of_a_mark() {
         let step = |what, state, at| Step {
             op: OpId::from_number(1),
             what,

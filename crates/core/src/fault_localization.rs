@@ -440,7 +440,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_healthy_node_is_named_and_it_comes_to_an_end(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
+        fn no_healthy_node_is_named_and_the_search_terminates(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
             let nodes = nodes(count);
             let bad: Vec<NodeName> = nodes.iter().enumerate().filter(|(index, _)| bad.contains(index)).map(|(_, node)| node.clone()).collect();
             let (found, _) = run_trials(&nodes, |over| over.iter().any(|node| bad.contains(node)));

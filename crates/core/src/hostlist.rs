@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_accepted() {
+    fn an_invalid_list_is_rejected_with_the_accepted_form() {
         for (text, part) in [
             ("n[1-", "bracket"),
             ("n]1[", "bracket"),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_longer_than_wanted_is_refused() {
+    fn a_list_longer_than_the_limit_is_rejected() {
         for (text, most, fits) in [
             ("n[1-32]", 32, true),
             ("n[1-33]", 32, false),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn many_names_are_matched_with_many_nodes_and_too_many_are_refused() {
+    fn many_names_match_many_nodes_and_too_many_are_rejected() {
         let many: Selector = "n[00000-99999]".parse().unwrap();
         assert_eq!(many.name_count(), 100_000);
         // Compared name by name, that would be ten thousand million comparisons.
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_select() {
+    fn selectors_match_the_expected_nodes() {
         let (name, pool) = (NodeName::new("gpu-017").unwrap(), PoolName::new("a").unwrap());
         for (text, matches) in [
             ("gpu-*", true),
@@ -380,7 +380,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic_or_hang(text in ".{0,200}") {
+        fn no_input_makes_the_parser_panic_or_hang(text in ".{0,200}") {
             let _ = parse(&text);
             let _ = text.parse::<Selector>();
         }

@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_leave_its_directory_is_refused() {
+    fn a_name_that_could_escape_its_directory_is_rejected() {
         for text in ["", "..", "a/b", "../etc", "a..b", ".hidden", "-rf", "a b", "a\0", "ä"] {
             let error = NodeName::new(text).unwrap_err().to_string();
             assert!(error.contains("is not a node name"), "{text}: {error}");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_megabyte_of_name_is_not_quoted_back() {
+    fn an_error_does_not_quote_a_megabyte_of_name() {
         let error = NodeName::new(&"/".repeat(1 << 20)).unwrap_err().to_string();
         assert!(error.len() < 400, "{}", error.len());
     }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_can_be_put_on_every_state_and_nothing_else_moves_a_held_node() {
+    fn every_state_can_be_held_and_only_the_end_of_the_hold_moves_a_held_node() {
         for state in states() {
             let held = state.apply(&NodeEvent::Held { by: "bob".into() });
             assert_eq!(held.is_some(), !matches!(state, NodeState::Held { .. }), "{state:?}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_a_selector_and_reads_back_from_json() {
+    fn every_state_name_is_a_selector_and_reads_back_from_json() {
         for state in states() {
             assert!(crate::hostlist::NODE_STATES.contains(&state.as_str()));
             let json = serde_json::to_string(&state).unwrap();

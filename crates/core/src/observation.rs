@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_had_its_answer_is_taken_out_and_a_newer_one_or_one_of_another_boot_is_not() {
+    fn acknowledged_events_are_removed_and_newer_ones_or_those_of_another_boot_are_not() {
         let check = crate::ids::CheckId::new("gpu-xid").unwrap();
         let gpu = |id: &str| Entity::new(EntityKind::Gpu, id);
         let acknowledged = [AcknowledgedEvents {

@@ -20,7 +20,7 @@ fn toml_blocks(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_piece_of_policy_in_the_guide_is_accepted() {
+fn every_policy_excerpt_in_the_guide_is_accepted() {
     let commands = toml_blocks(CONFIGURATION).into_iter().filter(|text| text.contains("[tests."));
     let all: Vec<&str> = toml_blocks(POLICY).into_iter().chain(commands).collect();
     assert!(all.len() >= 3, "the guide has examples");
@@ -44,7 +44,7 @@ fn every_profile_in_the_guide_is_accepted() {
 }
 
 #[test]
-fn every_word_for_a_state_a_mode_a_verdict_and_a_severity_is_explained() {
+fn the_guide_explains_every_state_mode_verdict_and_severity() {
     let explains = |page: &str, codes: &[&str]| {
         for code in codes {
             assert!(page.contains(&format!("`{code}`")), "`{code}` is not in the guide");

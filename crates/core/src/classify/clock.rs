@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_off_only_when_no_honest_delay_explains_it() {
+    fn a_clock_is_reported_wrong_only_if_no_delay_explains_it() {
         let at = |minutes: i64| Timestamp::from_secs(1_000_000 + minutes * 60);
         let judge = |started, ended, received| {
             check_clock(&CheckId::new("disk").unwrap(), at(0), at(started), at(ended), at(received))

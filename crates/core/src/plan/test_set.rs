@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_of_tests_is_a_set_of_numbers_of_any_size(
+        fn a_test_set_behaves_like_a_set_of_integers(
             a in btree_set(0_usize..400, 0..20),
             b in btree_set(0_usize..400, 0..20),
         ) {

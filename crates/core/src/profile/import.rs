@@ -260,7 +260,7 @@ nonsense
 ";
 
     #[test]
-    fn a_file_of_aznhc_becomes_a_profile_and_what_is_strange_is_named_by_its_line() {
+    fn an_aznhc_file_becomes_a_profile_and_unknown_lines_are_reported() {
         let imported = import("nd96isr_h100_v5", ND);
         let file = &imported.files[0];
         assert_eq!(file.sku.as_str(), "nd96isr_h100_v5");
@@ -296,7 +296,7 @@ nonsense
     }
 
     #[test]
-    fn machines_of_others_are_not_made_into_ours() {
+    fn unsupported_hardware_is_not_imported() {
         let imported = import("nd96isr_mi300x_v5", " * || check_gpu_count 8 rocm\n");
         assert!(imported.files.is_empty() && imported.skipped[0].why.contains("AMD"));
         assert_eq!(import("empty", "# nothing\n"), Imported::default());

@@ -135,7 +135,7 @@ mod tests {
     use crate::{ids::PoolName, ids::TestId, lifecycle::NodeState};
 
     #[test]
-    fn every_reason_for_passing_over_has_its_meaning_and_the_code_that_json_has() {
+    fn every_skip_reason_has_a_text_and_the_code_used_in_json() {
         let reasons = [
             SkipReason::Busy { by: "job 7".into() },
             SkipReason::OccupancyUnknown { why: "no answer".into() },

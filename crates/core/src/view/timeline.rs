@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_a_run_are_one_line_with_its_worst_verdict_and_a_boot_is_told_once() {
+    fn results_of_a_run_are_one_entry_with_the_worst_verdict_and_a_boot_is_listed_once() {
         let at = Timestamp::from_secs;
         let result = |run: u64, secs: i64, test: &str, verdict| ResultFacts {
             at: at(secs),

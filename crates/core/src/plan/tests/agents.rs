@@ -26,7 +26,7 @@ fn two_silent_agents_of_two_are_no_incident() {
 }
 
 #[test]
-fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
+fn many_silent_agents_are_one_incident_and_make_no_node_suspect() {
     let mut cluster = agents(4, 20);
     assert_eq!(cluster.cycle(), ["notice 4 of 20 silent: agents-silent"]);
     for _ in 0..5 {
@@ -40,7 +40,7 @@ fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
 }
 
 #[test]
-fn the_share_that_makes_an_incident_is_the_policys() {
+fn the_policy_sets_the_share_of_silent_agents_that_is_an_incident() {
     assert_eq!(agents(3, 20).lines().len(), 3);
     assert_eq!(agents(3, 20).policy(|policy| policy.agents.incident_percent = 15.0).lines().len(), 1);
 }
@@ -78,7 +78,7 @@ fn a_silent_node_moves_only_once_in_a_plan() {
 }
 
 #[test]
-fn a_silent_node_with_an_old_finding_is_suspect_all_the_same() {
+fn a_silent_node_with_an_old_finding_is_suspect() {
     let mut open = bad("dl", Severity::Monitor);
     open.last_seen = NOW.minus(30.days());
     let cluster = cluster().node(busy("a").fresh().reported(1.hours()).found(open));

@@ -62,7 +62,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_any_sequence_of_changes_it_plans_as_if_from_scratch(
+    fn after_any_changes_the_incremental_plan_equals_one_from_scratch(
         mut cluster in a_cluster(),
         story in vec(vec(an_event(), 0..4), 1..25),
     ) {
@@ -80,7 +80,7 @@ proptest! {
 }
 
 #[test]
-fn only_reasons_that_changed_are_told() {
+fn only_changed_skip_reasons_are_returned() {
     let cluster = cluster().node(free("a").stale(3.days())).node(free("b").stale(6.days()));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut ids = cluster.ids.clone();
@@ -102,7 +102,7 @@ fn time_alone_makes_a_node_due() {
 }
 
 #[test]
-fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
+fn a_clock_that_jumps_back_makes_a_due_node_fresh_again() {
     let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
     let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     planner.plan(NOW, &mut ids);
@@ -112,7 +112,7 @@ fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
 }
 
 #[test]
-fn a_node_that_is_not_there_or_changed_its_pool_needs_a_new_planner() {
+fn an_unknown_node_or_a_changed_pool_needs_a_new_planner() {
     let cluster = cluster().node(free("a"));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut record = cluster.snapshot.nodes[0].clone();

@@ -76,7 +76,7 @@ fn fails_between(one: &str, other: &str, over: &[NodeName]) -> TrialResult {
 }
 
 #[test]
-fn one_run_over_all_of_them_is_enough_if_it_passes() {
+fn one_run_on_all_nodes_is_enough_if_it_passes() {
     let cluster = eight();
     assert_eq!(cluster.lines(), ["submit a+b+c+d ring: operator", "try 1: operator"]);
     assert_eq!(run_until_answered(cluster, |_| TrialResult::Passed), (vec!["all nodes pass together".to_owned()], 1));
@@ -91,7 +91,7 @@ fn a_node_that_fails_with_two_good_nodes_is_named_and_no_other() {
 }
 
 #[test]
-fn a_bad_way_between_two_nodes_is_named_as_such() {
+fn a_bad_path_between_two_nodes_is_named_as_a_pair() {
     let (messages, _) = run_until_answered(eight(), |over| fails_between("b", "c", over));
     assert_eq!(messages.last().unwrap(), "at fault: the path between b and c");
     assert_eq!(messages[0], "name b with c: pair: fails together with c, and passes with others");
@@ -102,13 +102,13 @@ fn a_bad_way_between_two_nodes_is_named_as_such() {
 }
 
 #[test]
-fn what_only_all_of_them_show_is_said_so() {
+fn a_failure_only_of_all_nodes_together_is_reported_as_such() {
     let (messages, _) = run_until_answered(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
     assert_eq!(messages, ["the nodes fail only all together: every pair passes"]);
 }
 
 #[test]
-fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
+fn a_supposedly_good_node_at_fault_is_named_itself() {
     // All nodes together fail, and so does every pair with `g1`, which is among the first partners.
     let (messages, _) = run_until_answered(eight(), |over| {
         let has = |name: &str| over.iter().any(|node| node.as_str() == name);
@@ -119,13 +119,13 @@ fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
 }
 
 #[test]
-fn what_a_node_measured_of_itself_needs_no_pairs() {
+fn a_fault_that_a_node_measured_itself_needs_no_pairs() {
     let (messages, trials) = run_until_answered(eight(), |_| TrialResult::AtFault(vec![name("d")]));
     assert_eq!((messages, trials), (vec!["at fault: d".to_owned()], 1), "its finding is open already");
 }
 
 #[test]
-fn no_result_names_no_node() {
+fn inconclusive_trials_name_no_node() {
     let (messages, trials) = run_until_answered(eight(), |_| TrialResult::Inconclusive("no-result".to_owned()));
     assert_eq!((messages, trials), (vec!["the fault is not located: no-result".to_owned()], 3));
     let (messages, _) = run_until_answered(eight(), |_| TrialResult::Inconclusive("withdrawn".to_owned()));
@@ -150,7 +150,7 @@ fn without_known_good_nodes_no_node_is_named() {
 }
 
 #[test]
-fn what_fails_in_every_pair_names_no_node() {
+fn a_failure_in_every_pair_names_no_node() {
     let (messages, _) = run_until_answered(eight(), |_| TrialResult::Failed);
     assert_eq!(messages.len(), 1, "{messages:?}");
     assert!(messages[0].starts_with("the fault is not located: every pair fails, also g1 with g2"), "{messages:?}");
@@ -170,7 +170,7 @@ fn a_node_at_fault_is_named_although_no_partner_is_left_for_another_node() {
 }
 
 #[test]
-fn all_nodes_must_be_free_at_once_and_a_busy_good_one_is_waited_for() {
+fn a_trial_waits_until_all_its_nodes_are_free() {
     let two = |b, g| {
         cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(b).node(g).asks(command(&["a", "b"]))
     };
@@ -184,7 +184,7 @@ fn all_nodes_must_be_free_at_once_and_a_busy_good_one_is_waited_for() {
 }
 
 #[test]
-fn a_test_over_several_nodes_is_never_run_on_one() {
+fn a_multi_node_test_never_runs_on_one_node() {
     let alone = || cluster().tests(vec![ring()]).node(free("a").stale(40.days()));
     assert!(alone().lines().is_empty());
     let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)] });
@@ -202,7 +202,7 @@ fn a_test_over_several_nodes_is_never_run_on_one() {
 
 proptest! {
     #[test]
-    fn exactly_the_bad_ones_are_named_while_two_good_ones_are_good(bad in proptest::collection::btree_set(0_usize..4, 1..=4)) {
+    fn exactly_the_bad_nodes_are_named_with_two_known_good_nodes(bad in proptest::collection::btree_set(0_usize..4, 1..=4)) {
         let names = ["a", "b", "c", "d"];
         let bad: BTreeSet<&str> = bad.into_iter().map(|index| names[index]).collect();
         let list: Vec<&str> = bad.iter().copied().collect();

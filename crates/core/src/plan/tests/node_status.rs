@@ -15,7 +15,7 @@ fn status_of(node: NodeFixture) -> NodeStatus {
 }
 
 #[test]
-fn a_node_passes_only_if_every_test_that_should_be_fresh_has_passed() {
+fn node_health_is_pass_only_if_every_routine_test_passed_recently() {
     use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
     let of = |dl: Verdict, nccl: Verdict| free("a").result("dl", dl, 1.hours()).result("nccl", nccl, 1.hours());
     for (node, status) in [
@@ -39,7 +39,7 @@ fn a_node_passes_only_if_every_test_that_should_be_fresh_has_passed() {
 }
 
 #[test]
-fn it_says_what_is_wrong_and_what_is_not_known_and_changes_only_when_they_do() {
+fn node_status_lists_findings_and_unknown_tests_and_changes_only_with_them() {
     let node = || free("a").result("dl", Verdict::Fail, 1.hours()).found(bad("dl", Severity::Isolate));
     let first = status_of(node());
     assert_eq!((first.severity, first.findings.len(), first.passed), (Some(Severity::Isolate), 1, 0));

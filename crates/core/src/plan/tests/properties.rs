@@ -398,7 +398,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_plan_of_every_cluster_keeps_the_rules(cluster in a_cluster()) {
+    fn every_plan_of_a_random_cluster_obeys_the_rules(cluster in a_cluster()) {
         check(&cluster.snapshot, &cluster.plan());
     }
 
@@ -417,7 +417,7 @@ proptest! {
     }
 
     #[test]
-    fn planning_again_and_again_without_anything_new_comes_to_rest(mut cluster in a_cluster()) {
+    fn repeated_planning_without_events_converges(mut cluster in a_cluster()) {
         let mut seen = BTreeSet::new();
         for round in 0..30 {
             let plan = cycle(&mut cluster);
@@ -434,7 +434,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_happens_every_plan_keeps_the_rules(
+    fn every_plan_obeys_the_rules_after_any_events(
         mut cluster in a_young_cluster(),
         story in vec(vec(an_event(), 0..4), 1..40),
     ) {
@@ -448,7 +448,7 @@ proptest! {
     }
 
     #[test]
-    fn results_that_say_nothing_neither_isolate_a_node_nor_bring_one_back(
+    fn inconclusive_results_neither_isolate_nor_return_a_node(
         mut cluster in a_cluster(),
         story in vec((0_usize..9, 0_u8..5), 1..30),
     ) {
@@ -476,7 +476,7 @@ proptest! {
     }
 
     #[test]
-    fn in_a_world_that_heals_every_node_serves_again_or_waits_for_a_person(
+    fn after_all_faults_clear_every_node_is_in_service_or_waits_for_an_operator(
         mut cluster in a_young_cluster(),
         story in vec(an_event(), 1..30),
     ) {
