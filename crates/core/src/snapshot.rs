@@ -47,7 +47,7 @@ pub struct Snapshot {
 pub struct NodeRecord {
     pub node: Node,
     pub state: NodeState,
-    /// When `life` last changed.
+    /// When `state` last changed.
     pub since: Timestamp,
     /// One for each of `Snapshot::tests`.
     pub test_records: TestRecords,

@@ -269,7 +269,7 @@ fn move_foreign_aside(dest: &Path) -> Result<()> {
     std::fs::rename(dest, &aside).map_err(file_error("moving aside", dest))
 }
 
-/// SQLite VFS without locks: a draft has one writer and no reader, and locks on a share may hang.
+/// SQLite VFS without locks: a temporary file has one writer and no reader, and locks on a share may hang.
 pub(super) const UNLOCKED_VFS: &str = "unix-none";
 
 /// A temporary file beside the one it will replace. Dropping it deletes the file.
@@ -290,7 +290,7 @@ impl TemporaryFile {
         Ok(temporary)
     }
 
-    /// Opens the draft, created with default permissions; a caller that needs it private restricts it before writing.
+    /// Opens the temporary file, created with default permissions; a caller that needs it private restricts it before writing.
     pub(super) fn open(&self) -> Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED_VFS).map_err(|error| {

@@ -64,7 +64,7 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
     }
 }
 
-/// Removes a maintenance mark that outlived its run, or whose run is being cancelled because the node is wanted,
+/// Removes a maintenance mark that outlived its run, or whose run is being cancelled because a user needs the node,
 /// regardless of which controller set it.
 fn remove_stale_maintenance_mark(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord) {
     // The mark is temporary and ours, so it goes whatever the policy allows by now.

@@ -1,8 +1,8 @@
-//! The index that makes planning incremental: the standing of every node, the due nodes in order, and the times at
-//! which standings change.
+//! The index that makes planning incremental: the eligibility of every node, the due nodes in order, and the times at
+//! which eligibilities change.
 //!
-//! A node's standing depends on its own record, the policy and the time, and on no other node. So a changed record
-//! means one recomputed standing, and the passage of time means only the nodes whose timer has expired. What depends on
+//! A node's eligibility depends on its own record, the policy and the time, and on no other node. So a changed record
+//! means one recomputed eligibility, and the passage of time means only the nodes whose timer has expired. What depends on
 //! other nodes (slots, shared mounts, budgets) is decided for whole groups of due nodes in `candidates`: all nodes of
 //! one pool with the same tests due get the same answer, except for the few that are chosen.
 
@@ -56,7 +56,7 @@ pub(super) struct PoolCount {
 pub(super) struct Index {
     pub eligibilities: Vec<Eligibility>,
     pub groups: BTreeMap<Group, BTreeSet<Rank>>,
-    /// When each node's standing changes without a new record.
+    /// When each node's eligibility changes without a new record.
     timers: BTreeSet<(Timestamp, u32)>,
     next: Vec<Timestamp>,
     /// Nodes that the remedies must consider.
@@ -74,7 +74,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's standing and the time at
+    /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's eligibility and the time at
     /// which it changes, in order; the index itself does not store them.
     pub(super) fn build(snapshot: &Snapshot, keep: impl FnMut(&NodeRecord, Eligibility, Timestamp)) -> Self {
         let nodes = snapshot.nodes.len();
@@ -96,7 +96,7 @@ impl Index {
         index
     }
 
-    /// Builds an index that stores every standing and can be updated.
+    /// Builds an index that stores every eligibility and can be updated.
     pub(super) fn build_incremental(snapshot: &Snapshot) -> Self {
         let mut eligibilities = Vec::with_capacity(snapshot.nodes.len());
         let mut next_changes = Vec::with_capacity(snapshot.nodes.len());
@@ -161,7 +161,7 @@ impl Index {
         u16::try_from(known).expect("a cluster has fewer than 65,536 pools")
     }
 
-    /// Recomputes one node. Returns whether its standing changed.
+    /// Recomputes one node. Returns whether its eligibility changed.
     pub(super) fn refresh(&mut self, snapshot: &Snapshot, node: u32) -> bool {
         let i = node as usize;
         let record = &snapshot.nodes[i];
@@ -203,7 +203,7 @@ impl Index {
         true
     }
 
-    /// Returns the nodes whose standing changes at or before `at`, and clears their timers.
+    /// Returns the nodes whose eligibility changes at or before `at`, and clears their timers.
     pub(super) fn due_timers(&mut self, at: Timestamp) -> Vec<u32> {
         let mut due = Vec::new();
         while let Some(&(moment, node)) = self.timers.first()
@@ -286,7 +286,7 @@ impl Index {
 /// Number of nodes whose data is prefetched together.
 const PREFETCH_BATCH: usize = 32;
 
-/// Prefetches the data that these nodes' standings need, which is scattered over memory. Independent reads let the
+/// Prefetches the data that these nodes' eligibilities need, which is scattered over memory. Independent reads let the
 /// processor fetch many cache lines in parallel; updating one reference count after the other waits for each.
 fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     let first = |text: &str| text.as_bytes().first().copied().unwrap_or(0);

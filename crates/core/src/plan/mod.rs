@@ -293,7 +293,7 @@ pub struct Planner {
     snapshot: Snapshot,
     index: Index,
     last: Decision,
-    /// Nodes whose standing changed since the last plan.
+    /// Nodes whose eligibility changed since the last plan.
     dirty: BTreeSet<u32>,
 }
 

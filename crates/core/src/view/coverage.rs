@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
 
-/// One test over all nodes of its pools. The counts by standing add up to `nodes`.
+/// One test over all nodes of its pools. The counts by status add up to `nodes`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoverageRow {
     pub test: TestId,

@@ -103,7 +103,7 @@ fn requalification_needs_at_least_one_pass_and_every_required_test() {
 #[test]
 fn results_from_before_requalification_do_not_count() {
     let mut cluster = proving();
-    // The run is gone without a row; the pass of an hour ago is still on record.
+    // The run ended without a row; the pass of an hour ago is still on record.
     cluster.snapshot.runs.clear();
     cluster.record("a").findings.clear();
     assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
