@@ -172,8 +172,8 @@ impl Case {
 
     /// Returns whether an operator released the case and it has not escalated since.
     pub fn is_released(&self) -> bool {
-        let given = self.steps.iter().rposition(|step| step.what == StepKind::Release);
-        given.is_some_and(|place| self.steps[place].rung == self.rung && !self.waits_for_operator())
+        let release = self.steps.iter().rposition(|step| step.what == StepKind::Release);
+        release.is_some_and(|index| self.steps[index].rung == self.rung && !self.waits_for_operator())
     }
 
     /// Returns whether an examination requested by an operator is still in progress.
@@ -188,14 +188,14 @@ impl Case {
             (MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark),
             (MarkKind::Cordon, StepKind::Drain, StepKind::Undrain),
         ];
-        let said = kinds.into_iter().filter_map(|(kind, set, unset)| {
-            let is_word = |step: &&Step| {
+        let changes = kinds.into_iter().filter_map(|(kind, set, unset)| {
+            let changes_mark = |step: &&Step| {
                 step.state == StepState::Done && step.at >= since && (step.what == set || step.what == unset)
             };
-            let last = self.steps.iter().rev().find(is_word)?;
+            let last = self.steps.iter().rev().find(changes_mark)?;
             Some((OurMark { kind, case: Some(self.id) }, last.what == set))
         });
-        said.collect()
+        changes.collect()
     }
 
     /// Returns whether a step of this kind was ever completed in this case.
@@ -209,18 +209,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ladder_ends() {
-        let mut rung = RepairStep::Reset;
-        let mut seen = vec![rung];
-        while let Some(next) = rung.next() {
-            rung = next;
-            seen.push(rung);
+    fn repair_steps_end_with_replacement() {
+        let mut step = RepairStep::Reset;
+        let mut seen = vec![step];
+        while let Some(next) = step.next() {
+            step = next;
+            seen.push(step);
         }
         assert_eq!(seen, RepairStep::ALL);
     }
 
     #[test]
-    fn the_last_word_on_a_mark_is_the_newest_step_that_was_done() {
+    fn the_newest_completed_step_decides_the_state_of_a_mark() {
         let step = |what, state, at| Step {
             op: OpId::from_number(1),
             what,
@@ -245,15 +245,15 @@ mod tests {
             advice: None,
             failed_work: Vec::new(),
         };
-        let said = |case: &Case, since| {
-            let said = case.mark_changes_since(Timestamp::from_secs(since));
-            said.into_iter().map(|(mark, set)| (mark.kind, set)).collect::<Vec<_>>()
+        let changes_since = |case: &Case, since| {
+            let changes = case.mark_changes_since(Timestamp::from_secs(since));
+            changes.into_iter().map(|(mark, set)| (mark.kind, set)).collect::<Vec<_>>()
         };
-        assert_eq!(said(&case, 0), [(MarkKind::Unhealthy, true), (MarkKind::Cordon, true)]);
-        assert_eq!(said(&case, 15), [(MarkKind::Cordon, true)]);
+        assert_eq!(changes_since(&case, 0), [(MarkKind::Unhealthy, true), (MarkKind::Cordon, true)]);
+        assert_eq!(changes_since(&case, 15), [(MarkKind::Cordon, true)]);
         case.steps.extend([step(StepKind::Undrain, Done, 30), step(StepKind::Unmark, Intended, 40)]);
         assert_eq!(
-            said(&case, 0),
+            changes_since(&case, 0),
             [(MarkKind::Unhealthy, true), (MarkKind::Cordon, false)],
             "what is only intended is not done"
         );

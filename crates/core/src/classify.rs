@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_as_people_read_them() {
+    fn numbers_are_formatted_for_people() {
         for (value, text) in
             [(99.0, "99"), (0.5, "0.5"), (4096.0, "4096"), (21_379_052_162.0, "21.38 G"), (6.38e14, "638 T")]
         {
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_than_others_of_its_type_fails_and_too_few_others_say_nothing() {
+    fn slower_than_its_peers_fails_and_too_few_peers_are_inconclusive() {
         let slow = measured(vec![metric("rate", 89.0)], vec![]);
         let fine = measured(vec![metric("rate", 90.0)], vec![]);
         let peers =
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_than_it_was_itself_fails() {
+    fn slower_than_its_own_baseline_fails() {
         let slow = measured(vec![metric("rate", 80.0)], vec![]);
         let condition = "metric = \"rate\"\nbelow_percent_of_own = 90.0\nown_at_least = 3";
         assert_eq!(with(condition, &before(&[100.0, 101.0, 99.0]), &slow).0, Verdict::Fail);
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn three_of_the_last_five_fails_whichever_three_and_no_sooner() {
+    fn any_three_of_the_last_five_failures_fail_and_fewer_do_not() {
         let condition = "metric = \"rate\"\nbelow = 90.0\nn_of_last_m = [3, 5]";
         let now = |value| measured(vec![metric("rate", value)], vec![]);
         assert_eq!(with(condition, &before(&[100.0, 1.0, 1.0, 100.0]), &now(1.0)).0, Verdict::Fail);
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn events_count_within_their_time_once_each_and_by_part() {
+    fn events_count_once_within_their_window_per_entity() {
         let at = Timestamp::from_secs(100_000);
         let event = |ago: i64, key: &str, gpu: &str| Event {
             at: Some(at.minus(Span::minutes(ago))),
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn right_after_a_boot_what_is_measured_waits_and_what_was_recorded_stands() {
+    fn measurements_wait_during_boot_grace_and_recorded_events_count() {
         let grace = Span::minutes(5);
         let recorded = Event { at: Some(Timestamp::from_secs(5)), ..dead() };
         let judged = |events: Vec<Event>, used: f64, up: Option<Span>| {
@@ -698,7 +698,7 @@ mod tests {
     proptest! {
         /// More known results never turn a fail into a pass or a pass into a fail.
         #[test]
-        fn knowing_more_of_the_past_settles_doubt_and_changes_no_verdict(
+        fn a_longer_history_resolves_inconclusive_results_and_changes_no_verdict(
             values in proptest::collection::vec(0.0_f64..100.0, 1..12), known in 0_usize..12, times in 1_u32..6, more in 0_u32..6,
         ) {
             let condition = format!("metric = \"rate\"\nbelow = 50.0\nn_of_last_m = [{times}, {}]", times + more);
@@ -709,7 +709,7 @@ mod tests {
         }
 
         #[test]
-        fn a_median_lies_between_its_numbers_and_no_order_changes_it(values in proptest::collection::vec(-1e6_f64..1e6, 1..20)) {
+        fn the_median_lies_within_its_values_in_any_order(values in proptest::collection::vec(-1e6_f64..1e6, 1..20)) {
             let middle = median(&values).unwrap();
             let below = values.iter().filter(|value| **value <= middle).count();
             let above = values.iter().filter(|value| **value >= middle).count();
@@ -721,7 +721,7 @@ mod tests {
 
         /// Earlier results do not affect a rule that does not refer to them.
         #[test]
-        fn the_past_changes_nothing_for_rules_that_do_not_ask(
+        fn history_changes_nothing_for_rules_that_do_not_use_it(
             used in 0.0_f64..200.0, rate in 0.0_f64..200.0, own in proptest::collection::vec(0.0_f64..200.0, 0..6),
         ) {
             let observation = measured(vec![metric("used", used), metric("rate", rate)], vec![]);

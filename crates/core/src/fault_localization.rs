@@ -84,7 +84,7 @@ impl TrialHistory {
                     last.clone_from(why);
                 }
                 (TrialResult::Inconclusive(_), _) => {}
-                (said, _) => known = Self::Concluded(said.clone()),
+                (result, _) => known = Self::Concluded(result.clone()),
             }
         }
         known
@@ -147,8 +147,8 @@ fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
     let suspects: Vec<NodeName> = round.failed.into_iter().filter(|node| !round.good.contains(node)).collect();
     let suspects: Vec<NodeName> = nodes.iter().filter(|node| suspects.contains(node)).cloned().collect();
     match round.inconclusive {
-        _ if !round.wanted.is_empty() => {
-            NextStep::Try(round.wanted, fault_location(round.bad, Vec::new()).unwrap_or_else(undetermined))
+        _ if !round.requests.is_empty() => {
+            NextStep::Try(round.requests, fault_location(round.bad, Vec::new()).unwrap_or_else(undetermined))
         }
         _ if round.underway => NextStep::Wait,
         _ if !round.bad.is_empty() => NextStep::Done(FaultLocation::Nodes(round.bad.into_iter().collect())),
@@ -164,9 +164,9 @@ fn in_pairs(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
 /// Keeps suspects from being partners of each other: one that was cleared meanwhile is still not a known-good node, and
 /// a trial of two suspects is evidence about neither.
 fn exclude_suspects(mut next: NextStep, suspects: &[NodeName]) -> NextStep {
-    if let NextStep::Try(wanted, _) = &mut next {
-        for wanted in wanted {
-            if let TrialRequest::WithKnownGood { not, .. } = wanted {
+    if let NextStep::Try(requests, _) = &mut next {
+        for request in requests {
+            if let TrialRequest::WithKnownGood { not, .. } = request {
                 not.extend(suspects.iter().cloned());
             }
         }
@@ -186,7 +186,7 @@ fn paired(nodes: &[NodeName]) -> Vec<Vec<NodeName>> {
 /// Results of one round of pairs.
 #[derive(Default)]
 struct Round {
-    wanted: Vec<TrialRequest>,
+    requests: Vec<TrialRequest>,
     underway: bool,
     inconclusive: Option<String>,
     good: BTreeSet<NodeName>,
@@ -201,7 +201,7 @@ impl Round {
             match TrialHistory::of(trials.iter().filter(|trial| is_over(trial, pair))) {
                 TrialHistory::Underway => round.underway = true,
                 TrialHistory::Inconclusive(times, _) if times < MAX_INCONCLUSIVE_TRIALS => {
-                    round.wanted.push(TrialRequest::Nodes(pair.clone()));
+                    round.requests.push(TrialRequest::Nodes(pair.clone()));
                 }
                 TrialHistory::Inconclusive(_, why) => {
                     round.inconclusive = Some(format!("{} with {}: {why}", pair[0], pair[1]));
@@ -215,7 +215,7 @@ impl Round {
     }
 
     const fn is_complete(&self) -> bool {
-        self.wanted.is_empty() && !self.underway
+        self.requests.is_empty() && !self.underway
     }
 }
 
@@ -258,7 +258,7 @@ impl PartnerTrials {
 }
 
 fn with_known_good(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
-    let (mut wanted, mut underway, mut silent) = (Vec::new(), false, None);
+    let (mut requests, mut underway, mut inconclusive) = (Vec::new(), false, None);
     let (mut bad, mut pairs) = (BTreeSet::new(), Vec::new());
     for node in nodes {
         let known = PartnerTrials::of(node, nodes, trials);
@@ -272,9 +272,9 @@ fn with_known_good(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
         } else if known.underway {
             underway = true;
         } else if known.inconclusive.len() >= MAX_INCONCLUSIVE_TRIALS {
-            silent = known.inconclusive.last().map(|why| format!("{node} with another: {why}"));
+            inconclusive = known.inconclusive.last().map(|why| format!("{node} with another: {why}"));
         } else {
-            wanted.push(TrialRequest::WithKnownGood { node: node.clone(), not: known.partners });
+            requests.push(TrialRequest::WithKnownGood { node: node.clone(), not: known.partners });
         }
     }
     // A supposedly good node that fails with several nodes that pass with others is itself at fault.
@@ -282,11 +282,11 @@ fn with_known_good(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
     bad.extend(
         partners.iter().filter(|one| partners.iter().filter(|other| other == one).count() > 1).copied().cloned(),
     );
-    match silent {
-        _ if !wanted.is_empty() => NextStep::Try(wanted, fault_location(bad, pairs).unwrap_or_else(undetermined)),
+    match inconclusive {
+        _ if !requests.is_empty() => NextStep::Try(requests, fault_location(bad, pairs).unwrap_or_else(undetermined)),
         _ if underway => NextStep::Wait,
         _ if nodes.iter().all(|node| bad.contains(node)) => rule_out_common_cause(nodes, trials, bad),
-        silent => match (fault_location(bad, pairs), silent) {
+        inconclusive => match (fault_location(bad, pairs), inconclusive) {
             (Some(found), _) => NextStep::Done(found),
             (None, Some(why)) => NextStep::Done(FaultLocation::Undetermined(why)),
             (None, None) => neighbours(nodes, trials),
@@ -335,24 +335,24 @@ fn rule_out_common_cause(nodes: &[NodeName], trials: &[Trial], bad: BTreeSet<Nod
 
 /// Every node passes with other partners: tests neighbours with each other.
 fn neighbours(nodes: &[NodeName], trials: &[Trial]) -> NextStep {
-    let (mut wanted, mut underway, mut silent) = (Vec::new(), false, None);
+    let (mut requests, mut underway, mut inconclusive) = (Vec::new(), false, None);
     let (mut bad, mut pairs) = (BTreeSet::new(), Vec::new());
     for pair in nodes.windows(2) {
         match TrialHistory::of(trials.iter().filter(|trial| is_over(trial, pair))) {
             TrialHistory::Underway => underway = true,
             TrialHistory::Inconclusive(times, _) if times < MAX_INCONCLUSIVE_TRIALS => {
-                wanted.push(TrialRequest::Nodes(pair.to_vec()));
+                requests.push(TrialRequest::Nodes(pair.to_vec()));
             }
-            TrialHistory::Inconclusive(_, why) => silent = Some(format!("{} with {}: {why}", pair[0], pair[1])),
+            TrialHistory::Inconclusive(_, why) => inconclusive = Some(format!("{} with {}: {why}", pair[0], pair[1])),
             TrialHistory::Concluded(TrialResult::Failed) => pairs.push((pair[0].clone(), pair[1].clone())),
             TrialHistory::Concluded(TrialResult::AtFault(named)) => bad.extend(named),
             TrialHistory::Concluded(_) => {}
         }
     }
-    match silent {
-        _ if !wanted.is_empty() => NextStep::Try(wanted, fault_location(bad, pairs).unwrap_or_else(undetermined)),
+    match inconclusive {
+        _ if !requests.is_empty() => NextStep::Try(requests, fault_location(bad, pairs).unwrap_or_else(undetermined)),
         _ if underway => NextStep::Wait,
-        silent => NextStep::Done(match (fault_location(bad, pairs), silent) {
+        inconclusive => NextStep::Done(match (fault_location(bad, pairs), inconclusive) {
             (Some(found), _) => found,
             (None, Some(why)) => FaultLocation::Undetermined(why),
             (None, None) => FaultLocation::OnlyTogether,
@@ -371,17 +371,17 @@ mod tests {
     }
 
     /// Runs the requested trials until there is a conclusion. `fails` decides which nodes fail together.
-    fn played(nodes: &[NodeName], fails: impl Fn(&[NodeName]) -> bool) -> (FaultLocation, Vec<Trial>) {
+    fn run_trials(nodes: &[NodeName], fails: impl Fn(&[NodeName]) -> bool) -> (FaultLocation, Vec<Trial>) {
         let mut trials: Vec<Trial> = Vec::new();
         for _ in 0..200 {
-            let wanted = match next_without_known_good(nodes, &trials) {
+            let (requests, otherwise) = match next_without_known_good(nodes, &trials) {
                 NextStep::Done(found) => return (found, trials),
                 NextStep::Wait => panic!("no trial is in progress"),
-                NextStep::Try(wanted, otherwise) => (wanted, otherwise),
+                NextStep::Try(requests, otherwise) => (requests, otherwise),
             };
             let mut tried = false;
-            for wanted in wanted.0 {
-                let over = match wanted {
+            for request in requests {
+                let over = match request {
                     TrialRequest::Nodes(nodes) => nodes,
                     TrialRequest::WithKnownGood { node, not } => {
                         let good = cleared(&trials).into_iter().find(|good| *good != node && !not.contains(good));
@@ -390,11 +390,11 @@ mod tests {
                     }
                 };
                 tried = true;
-                let said = if fails(&over) { TrialResult::Failed } else { TrialResult::Passed };
-                trials.push(Trial { run: RunId::from_number(0), nodes: NonEmpty::new(over).unwrap(), result: said });
+                let result = if fails(&over) { TrialResult::Failed } else { TrialResult::Passed };
+                trials.push(Trial { run: RunId::from_number(0), nodes: NonEmpty::new(over).unwrap(), result });
             }
             if !tried {
-                return (wanted.1, trials);
+                return (otherwise, trials);
             }
         }
         panic!("the search does not end");
@@ -409,7 +409,7 @@ mod tests {
         for count in 3..9 {
             let nodes = nodes(count);
             for bad in &nodes {
-                let (found, trials) = played(&nodes, |over| over.contains(bad));
+                let (found, trials) = run_trials(&nodes, |over| over.contains(bad));
                 assert_eq!(found, FaultLocation::Nodes(vec![bad.clone()]), "{bad} of {count}");
                 assert!(trials.len() <= 1 + count + 4, "{} trials for {count}", trials.len());
             }
@@ -420,30 +420,30 @@ mod tests {
     fn a_path_between_two_is_named_as_a_pair() {
         let nodes = nodes(6);
         let (one, other) = (&nodes[2], &nodes[3]);
-        let (found, _) = played(&nodes, |over| over.contains(one) && over.contains(other));
+        let (found, _) = run_trials(&nodes, |over| over.contains(one) && over.contains(other));
         assert_eq!(found, FaultLocation::Pairs(vec![(one.clone(), other.clone())]));
         // Neighbours that are not in one pair in the first round.
         let (one, other) = (&nodes[1], &nodes[2]);
-        let (found, _) = played(&nodes, |over| over.contains(one) && over.contains(other));
+        let (found, _) = run_trials(&nodes, |over| over.contains(one) && over.contains(other));
         assert_eq!(found, FaultLocation::Pairs(vec![(one.clone(), other.clone())]));
     }
 
     #[test]
     fn what_fails_in_every_pair_or_only_for_all_names_no_node() {
         let nodes = nodes(5);
-        assert!(matches!(played(&nodes, |_| true).0, FaultLocation::Undetermined(why) if why.contains("every pair")));
-        assert_eq!(played(&nodes, |over| over.len() > 2).0, FaultLocation::OnlyTogether);
-        assert_eq!(played(&nodes, |_| false).0, FaultLocation::NoFault);
-        assert_eq!(played(&nodes[..1], |_| true).0, FaultLocation::Nodes(vec![name("n1")]));
-        assert_eq!(played(&nodes[..2], |_| true).0, FaultLocation::Pairs(vec![(name("n1"), name("n2"))]));
+        assert!(matches!(run_trials(&nodes, |_| true).0, FaultLocation::Undetermined(why) if why.contains("every pair")));
+        assert_eq!(run_trials(&nodes, |over| over.len() > 2).0, FaultLocation::OnlyTogether);
+        assert_eq!(run_trials(&nodes, |_| false).0, FaultLocation::NoFault);
+        assert_eq!(run_trials(&nodes[..1], |_| true).0, FaultLocation::Nodes(vec![name("n1")]));
+        assert_eq!(run_trials(&nodes[..2], |_| true).0, FaultLocation::Pairs(vec![(name("n1"), name("n2"))]));
     }
 
     proptest! {
         #[test]
-        fn no_healthy_node_is_named_and_it_comes_to_an_end(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
+        fn no_healthy_node_is_named_and_the_search_terminates(count in 3..10usize, bad in proptest::collection::btree_set(0..10usize, 0..3)) {
             let nodes = nodes(count);
-            let bad: Vec<NodeName> = nodes.iter().enumerate().filter(|(place, _)| bad.contains(place)).map(|(_, node)| node.clone()).collect();
-            let (found, _) = played(&nodes, |over| over.iter().any(|node| bad.contains(node)));
+            let bad: Vec<NodeName> = nodes.iter().enumerate().filter(|(index, _)| bad.contains(index)).map(|(_, node)| node.clone()).collect();
+            let (found, _) = run_trials(&nodes, |over| over.iter().any(|node| bad.contains(node)));
             match found {
                 FaultLocation::NoFault => prop_assert!(bad.is_empty()),
                 FaultLocation::Nodes(named) => prop_assert!(named.iter().all(|node| bad.contains(node)), "{:?} of {:?}", named, bad),

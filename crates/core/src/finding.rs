@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn each_severity_has_a_meaning_and_a_legend_describes_each_once_the_worst_first() {
+    fn each_severity_has_a_meaning_and_the_legend_lists_each_once_worst_first() {
         let table = [
             (Severity::Monitor, "monitor: keep the node in service and watch it"),
             (Severity::Reset, "reset: GPU reset needed"),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn not_applicable_is_no_pass_in_the_published_copy() {
+    fn not_applicable_is_not_a_pass_in_the_published_copy() {
         assert_eq!(Verdict::NotApplicable.seed_word(), None);
         assert_eq!(Verdict::Inconclusive.seed_word(), Some("incomplete"));
     }

@@ -23,7 +23,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_byte_is_refused() {
+    fn text_that_is_not_hexadecimal_is_rejected() {
         assert_eq!(decode("00fFa0"), Some(vec![0, 255, 160]));
         for bad in ["0", "0g", "+1", "0x", " 1", "é"] {
             assert_eq!(decode(bad), None, "{bad}");

@@ -191,10 +191,10 @@ impl Selector {
         if let Some(pool) = text.strip_prefix("pool=") {
             return Ok(Self::Pool(PoolName::new(pool)?));
         }
-        if let Some(life) = text.strip_prefix("life=") {
-            return match NODE_STATES.contains(&life) {
-                true => Ok(Self::State(life.to_owned())),
-                false => Err(HostlistError::Selector(format!("life={life} (known: {})", NODE_STATES.join(", ")))),
+        if let Some(state) = text.strip_prefix("life=") {
+            return match NODE_STATES.contains(&state) {
+                true => Ok(Self::State(state.to_owned())),
+                false => Err(HostlistError::Selector(format!("life={state} (known: {})", NODE_STATES.join(", ")))),
             };
         }
         if text.contains('=') {
@@ -223,11 +223,11 @@ impl Selector {
         }
     }
 
-    pub fn matches(&self, name: &NodeName, pool: &PoolName, life: &str) -> bool {
+    pub fn matches(&self, name: &NodeName, pool: &PoolName, state: &str) -> bool {
         match self {
             Self::Names(_) | Self::Pattern(_) => self.matches_name(name),
-            Self::Pool(wanted) => wanted == pool,
-            Self::State(wanted) => wanted == life,
+            Self::Pool(expected) => expected == pool,
+            Self::State(expected) => expected == state,
         }
     }
 }
@@ -244,7 +244,7 @@ impl fmt::Display for Selector {
         match self {
             Self::Names(names) => f.write_str(&fold(&names.iter().cloned().collect::<Vec<_>>())),
             Self::Pool(pool) => write!(f, "pool={pool}"),
-            Self::State(life) => write!(f, "life={life}"),
+            Self::State(state) => write!(f, "life={state}"),
             Self::Pattern(pattern) => f.write_str(pattern),
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_accepted() {
+    fn an_invalid_list_is_rejected_with_the_accepted_form() {
         for (text, part) in [
             ("n[1-", "bracket"),
             ("n]1[", "bracket"),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_longer_than_wanted_is_refused() {
+    fn a_list_longer_than_the_limit_is_rejected() {
         for (text, most, fits) in [
             ("n[1-32]", 32, true),
             ("n[1-33]", 32, false),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn many_names_are_matched_with_many_nodes_and_too_many_are_refused() {
+    fn many_names_match_many_nodes_and_too_many_are_rejected() {
         let many: Selector = "n[00000-99999]".parse().unwrap();
         assert_eq!(many.name_count(), 100_000);
         // Compared name by name, that would be ten thousand million comparisons.
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_select() {
+    fn selectors_match_the_expected_nodes() {
         let (name, pool) = (NodeName::new("gpu-017").unwrap(), PoolName::new("a").unwrap());
         for (text, matches) in [
             ("gpu-*", true),
@@ -380,7 +380,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic_or_hang(text in ".{0,200}") {
+        fn no_input_makes_the_parser_panic_or_hang(text in ".{0,200}") {
             let _ = parse(&text);
             let _ = text.parse::<Selector>();
         }

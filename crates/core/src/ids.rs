@@ -144,7 +144,7 @@ pub struct JobId(pub String);
 /// that differ between ids of the same millisecond. It is written as one letter and thirteen characters that are safe
 /// in file, job and Kubernetes names.
 macro_rules! number_type {
-    ($(#[$doc:meta])* $type:ident, $letter:literal, $what:literal) => {
+    ($(#[$doc:meta])* $type:ident, $prefix:literal, $what:literal) => {
         $(#[$doc])*
         #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $type(u64);
@@ -171,7 +171,7 @@ macro_rules! number_type {
 
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(&format!("{}{}", $letter, base32(self.0)))
+                f.pad(&format!("{}{}", $prefix, base32(self.0)))
             }
         }
 
@@ -184,10 +184,10 @@ macro_rules! number_type {
         impl FromStr for $type {
             type Err = InvalidName;
             fn from_str(text: &str) -> Result<Self, InvalidName> {
-                text.strip_prefix($letter).and_then(from_base32).map(Self).ok_or_else(|| InvalidName {
+                text.strip_prefix($prefix).and_then(from_base32).map(Self).ok_or_else(|| InvalidName {
                     what: $what,
                     text: text.to_owned(),
-                    accepted: concat!("`", $letter, "` and 13 characters, as `doctor history` prints them"),
+                    accepted: concat!("`", $prefix, "` and 13 characters, as `doctor history` prints them"),
                 })
             }
         }
@@ -227,7 +227,7 @@ number_type!(
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
 fn base32(number: u64) -> String {
-    (0..13).rev().map(|place| char::from(DIGITS[(number >> (place * 5)) as usize & 31])).collect()
+    (0..13).rev().map(|digit| char::from(DIGITS[(number >> (digit * 5)) as usize & 31])).collect()
 }
 
 fn from_base32(text: &str) -> Option<u64> {
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_leave_its_directory_is_refused() {
+    fn a_name_that_could_escape_its_directory_is_rejected() {
         for text in ["", "..", "a/b", "../etc", "a..b", ".hidden", "-rf", "a b", "a\0", "ä"] {
             let error = NodeName::new(text).unwrap_err().to_string();
             assert!(error.contains("is not a node name"), "{text}: {error}");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_megabyte_of_name_is_not_quoted_back() {
+    fn an_error_does_not_quote_a_megabyte_of_name() {
         let error = NodeName::new(&"/".repeat(1 << 20)).unwrap_err().to_string();
         assert!(error.len() < 400, "{}", error.len());
     }

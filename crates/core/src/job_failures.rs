@@ -200,21 +200,21 @@ mod tests {
     }
 
     #[test]
-    fn owners_add_up_and_one_owner_counts_once_however_often_he_fails_here() {
+    fn weights_of_owners_add_up_and_each_owner_counts_once() {
         assert_eq!(weights(&[failed("a", "ann", "1")]), [is("a", 1000)]);
         assert_eq!(weights(&[failed("a", "ann", "1"), failed("a", "ann", "2")]), [is("a", 1000)]);
         assert_eq!(weights(&[failed("a", "ann", "1"), failed("a", "bob", "2")]), [is("a", 2000)]);
     }
 
     #[test]
-    fn work_over_many_nodes_says_little_about_each() {
+    fn a_job_on_many_nodes_has_little_weight_for_each() {
         let over = |nodes: usize| (0..nodes).map(|node| failed(&format!("n{node}"), "ann", "1")).collect::<Vec<_>>();
         assert_eq!(weights(&over(2)), [is("n0", 500), is("n1", 500)]);
         assert_eq!(weights(&over(6))[0], is("n0", 0));
     }
 
     #[test]
-    fn an_owner_whose_work_fails_everywhere_is_no_sign_and_one_whose_work_fails_mostly_here_is() {
+    fn an_owner_whose_jobs_fail_everywhere_has_no_weight_and_mostly_here_has() {
         let everywhere: Vec<_> =
             (0..20).map(|node| failed(&format!("n{node:02}"), "ann", &format!("job-{node}"))).collect();
         assert!(weights(&everywhere).iter().all(|(_, weight)| *weight == 0));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_bounded_and_the_newest_first() {
+    fn stored_failures_are_bounded_newest_first() {
         let mut all = Vec::new();
         for number in 0..40_i64 {
             let (node, mut work) = failed("a", "ann", &format!("{number:02}"));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_is_cut_and_made_harmless() {
+    fn a_hostile_job_name_is_truncated_and_sanitised() {
         let label = Label::new(&format!("\u{1b}[2Jx{}", "y".repeat(500)));
         assert_eq!(label.as_str().chars().count(), Label::MAX_CHARS);
         assert!(label.as_str().starts_with("?[2Jx"));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn how_it_failed_reads_back() {
+    fn every_failure_kind_reads_back() {
         let all = [
             (JobFailureKind::Exit { code: 3 }, "exit code 3"),
             (JobFailureKind::Signal { number: 11 }, "signal 11"),
@@ -254,11 +254,11 @@ mod tests {
             (JobFailureKind::NodeFailed, "the node failed"),
             (JobFailureKind::Untold, "failed"),
         ];
-        for (how, words) in all {
+        for (how, display) in all {
             let text = serde_json::to_string(&how).unwrap();
             assert_eq!(
                 (serde_json::from_str::<JobFailureKind>(&text).unwrap(), how.to_string()),
-                (how, words.to_owned())
+                (how, display.to_owned())
             );
         }
     }

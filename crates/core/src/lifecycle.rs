@@ -111,7 +111,7 @@ impl NodeState {
 mod tests {
     use super::*;
 
-    fn lives() -> Vec<NodeState> {
+    fn states() -> Vec<NodeState> {
         let run = RunId::from_number(1);
         vec![
             NodeState::InService,
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn a_node_that_is_out_returns_only_through_a_proof_or_an_operator() {
-        for life in lives().iter().filter(|life| life.is_out_of_service()) {
+        for state in states().iter().filter(|state| state.is_out_of_service()) {
             for event in events() {
-                if let Some(next) = life.apply(&event)
+                if let Some(next) = state.apply(&event)
                     && matches!(next, NodeState::InService | NodeState::Suspect)
                 {
                     assert!(
-                        matches!(life, NodeState::Proving { .. }) && event == NodeEvent::Returned,
-                        "{life:?} {event:?}"
+                        matches!(state, NodeState::Proving { .. }) && event == NodeEvent::Returned,
+                        "{state:?} {event:?}"
                     );
                 }
             }
@@ -159,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_can_be_put_on_every_state_and_nothing_else_moves_a_held_node() {
-        for life in lives() {
-            let held = life.apply(&NodeEvent::Held { by: "bob".into() });
-            assert_eq!(held.is_some(), !matches!(life, NodeState::Held { .. }), "{life:?}");
+    fn every_state_can_be_held_and_only_the_end_of_the_hold_moves_a_held_node() {
+        for state in states() {
+            let held = state.apply(&NodeEvent::Held { by: "bob".into() });
+            assert_eq!(held.is_some(), !matches!(state, NodeState::Held { .. }), "{state:?}");
         }
         let held = NodeState::Held { by: "ann".into() };
         let moved: Vec<_> = events().into_iter().filter(|event| held.apply(event).is_some()).collect();
@@ -171,17 +171,17 @@ mod tests {
 
     #[test]
     fn every_state_can_be_left() {
-        for life in lives() {
-            assert!(events().iter().any(|event| life.apply(event).is_some_and(|next| next != life)), "{life:?}");
+        for state in states() {
+            assert!(events().iter().any(|event| state.apply(event).is_some_and(|next| next != state)), "{state:?}");
         }
     }
 
     #[test]
-    fn every_word_is_a_selector_and_reads_back_from_json() {
-        for life in lives() {
-            assert!(crate::hostlist::NODE_STATES.contains(&life.as_str()));
-            let json = serde_json::to_string(&life).unwrap();
-            assert_eq!(serde_json::from_str::<NodeState>(&json).unwrap(), life);
+    fn every_state_name_is_a_selector_and_reads_back_from_json() {
+        for state in states() {
+            assert!(crate::hostlist::NODE_STATES.contains(&state.as_str()));
+            let json = serde_json::to_string(&state).unwrap();
+            assert_eq!(serde_json::from_str::<NodeState>(&json).unwrap(), state);
         }
     }
 }

@@ -109,13 +109,13 @@ impl Assessment {
                 _ => {}
             }
         }
-        let silent = record.last_report.is_some_and(|heard| at.since(heard) > snapshot.policy.agents.silent_after);
+        let silent = record.last_report.is_some_and(|last_report| at.since(last_report) > snapshot.policy.agents.silent_after);
         let failing =
             record.state.is_out_of_service() || record.findings.iter().any(crate::finding::OpenFinding::is_confirmed);
         // A failure that is not confirmed is neither a pass nor a fail.
-        let unseen = matches!(record.node.occupancy, Occupancy::Unknown { .. });
+        let unreachable = matches!(record.node.occupancy, Occupancy::Unknown { .. });
         let doubtful =
-            failed || unseen || !record.findings.is_empty() || matches!(record.state, NodeState::Held { .. });
+            failed || unreachable || !record.findings.is_empty() || matches!(record.state, NodeState::Held { .. });
         let status = match failing {
             true => NodeHealth::Fail,
             false if doubtful || silent || !not_known.is_empty() || passed == 0 => NodeHealth::Unknown,

@@ -319,30 +319,30 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_had_its_answer_is_taken_out_and_a_newer_one_or_one_of_another_boot_is_not() {
+    fn acknowledged_events_are_removed_and_newer_ones_or_those_of_another_boot_are_not() {
         let check = crate::ids::CheckId::new("gpu-xid").unwrap();
         let gpu = |id: &str| Entity::new(EntityKind::Gpu, id);
-        let settled = [AcknowledgedEvents {
+        let acknowledged = [AcknowledgedEvents {
             check: check.clone(),
             code: ReasonCode::fixed("xid-48"),
             entity: gpu("0"),
             up_to: "boot-a:500".parse().unwrap(),
         }];
-        let told = |code: &'static str, id: &str, key: Option<&str>| {
+        let remaining = |code: &'static str, id: &str, key: Option<&str>| {
             let event = Event { key: key.map(str::to_owned), ..Event::seen(code, gpu(id), "") };
-            match Observation::measured(Vec::new(), vec![event]).without_acknowledged(&check, &settled) {
+            match Observation::measured(Vec::new(), vec![event]).without_acknowledged(&check, &acknowledged) {
                 Observation::Measured { events, .. } => events.len(),
                 other => panic!("{other:?}"),
             }
         };
         for old in ["boot-a:500", "boot-a:499", "boot-a:1"] {
-            assert_eq!(told("xid-48", "0", Some(old)), 0, "{old}");
+            assert_eq!(remaining("xid-48", "0", Some(old)), 0, "{old}");
         }
         for new in [Some("boot-a:501"), Some("boot-b:1"), Some("nonsense"), None] {
-            assert_eq!(told("xid-48", "0", new), 1, "{new:?}");
+            assert_eq!(remaining("xid-48", "0", new), 1, "{new:?}");
         }
-        assert_eq!(told("xid-79", "0", Some("boot-a:499")), 1, "another kind");
-        assert_eq!(told("xid-48", "1", Some("boot-a:499")), 1, "another part");
+        assert_eq!(remaining("xid-79", "0", Some("boot-a:499")), 1, "another kind");
+        assert_eq!(remaining("xid-48", "1", Some("boot-a:499")), 1, "another part");
     }
 
     #[test]

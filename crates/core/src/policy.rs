@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_what_the_documents_say() {
+    fn the_defaults_match_the_documentation() {
         let policy = Policy::built_in();
         assert_eq!(policy.mode, Mode::Recommend);
         assert_eq!(policy.limits.jobs, 5);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_may_go_past_midnight() {
+    fn a_window_may_span_midnight() {
         let window = Window {
             kind: WindowKind::Quiet,
             pool: None,
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_or_a_negative_number_is_an_error_that_names_the_place() {
+    fn an_unknown_key_or_a_negative_number_is_an_error_with_its_location() {
         let text = Policy::DEFAULT_TEXT.replacen("jobs = 5", "jobs = -5", 1);
         let error = toml::from_str::<Policy>(&text).unwrap_err().to_string();
         assert!(error.contains("line ") && error.contains("jobs = -5"), "{error}");

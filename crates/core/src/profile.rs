@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sites_file_is_laid_over_key_by_key_and_may_build_on_another() {
+    fn a_site_profile_overrides_key_by_key_and_may_extend_another() {
         let base = "sku = \"hgx\"\nversion = 1\n[expect]\ngpu_count = 8\nnvlink_count = 18\n[detect]\ngpus = 8\n";
         let mut types = MachineTypes::new([file(base)]);
         types.merge(file("sku = \"hgx\"\nversion = 7\n[expect]\nnvme_disks = 4\n")).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_right_is_refused_and_a_good_one_reads_back() {
+    fn an_invalid_profile_is_rejected_and_a_valid_one_reads_back() {
         for bad in [
             "sku = \"a b\"\nversion = 1\n",
             "sku = \"a\"\nversion = 1\nexpects = {}\n",

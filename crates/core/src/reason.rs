@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_code_is_a_word_and_not_a_sentence() {
+    fn a_reason_code_is_one_word() {
         for text in ["", "Disk Full", "disk_full", "x".repeat(65).as_str(), "ä"] {
             assert!(ReasonCode::new(text).is_err(), "{text}");
         }

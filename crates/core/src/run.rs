@@ -75,7 +75,7 @@ coded! {
         Confirmation => "confirmation",
         /// Requalifies a repaired node before it returns to service.
         Requalification => "proving",
-        /// An operator asked for it.
+        /// An operator requested it.
         Requested => "requested",
     }
 }

@@ -43,7 +43,7 @@ const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 impl MachineFacts {
     /// Returns the cloud that the firmware names. No metadata service is queried before its cloud is known.
     pub fn cloud(&self) -> Option<Cloud> {
-        let is = |field: &Option<String>, word: &str| field.as_deref().is_some_and(|text| text.trim() == word);
+        let is = |field: &Option<String>, expected: &str| field.as_deref().is_some_and(|text| text.trim() == expected);
         if is(&self.vendor, "Amazon EC2") {
             Some(Cloud::Aws)
         } else if is(&self.asset_tag, AZURE_TAG) {
@@ -97,12 +97,12 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
         }
         None => detection.steps.push("metadata: no cloud reports an instance type".to_owned()),
     }
-    if let Some(told) = &facts.told {
-        let fits = types.get(told).map(|file| file.sku.clone());
+    if let Some(label) = &facts.told {
+        let fits = types.get(label).map(|file| file.sku.clone());
         // A label may also be the cloud's instance type (`node.kubernetes.io/instance-type`).
-        let by_cloud = || fitting(&|signs| Signs::contains_ignoring_case(&signs.instance_types, told.as_str()));
+        let by_cloud = || fitting(&|signs| Signs::contains_ignoring_case(&signs.instance_types, label.as_str()));
         let fits = fits.map_or_else(by_cloud, |sku| vec![sku]);
-        detection.record_step(DetectionSource::Label, &format!("the label or the setting is `{told}`"), fits);
+        detection.record_step(DetectionSource::Label, &format!("the label or the setting is `{label}`"), fits);
     }
     match &facts.product {
         Some(name) => {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_surest_word_comes_first_and_each_step_says_what_it_saw() {
+    fn the_most_reliable_source_comes_first_and_each_step_is_explained() {
         let mut facts = h100s(8);
         assert_eq!(found(&facts), Some(("hgx".to_owned(), DetectionSource::Gpus)));
         facts.product = Some("DGXH100\n".to_owned());
@@ -206,15 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn a_label_may_be_the_clouds_name_and_so_may_the_firmwares() {
-        let told = MachineFacts { told: Some(Sku::new("p5.48xlarge").unwrap()), ..MachineFacts::default() };
-        assert_eq!(found(&told), Some(("p5".to_owned(), DetectionSource::Label)));
+    fn a_label_or_a_product_name_may_be_a_cloud_instance_type() {
+        let label = MachineFacts { told: Some(Sku::new("p5.48xlarge").unwrap()), ..MachineFacts::default() };
+        assert_eq!(found(&label), Some(("p5".to_owned(), DetectionSource::Label)));
         let firmware = MachineFacts { product: Some("p5.48xlarge".to_owned()), ..MachineFacts::default() };
         assert_eq!(found(&firmware), Some(("p5".to_owned(), DetectionSource::Product)));
     }
 
     #[test]
-    fn a_lost_gpu_does_not_hide_the_type_and_one_of_eight_is_no_hgx() {
+    fn a_lost_gpu_does_not_hide_the_type_and_one_of_eight_is_not_an_hgx() {
         for (count, fits) in [(0, false), (1, false), (4, false), (5, true), (7, true), (8, true), (9, false)] {
             assert_eq!(found(&h100s(count)).is_some(), fits, "{count}");
         }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn where_several_types_fit_none_is_taken_and_the_step_says_so() {
+    fn if_several_types_match_none_is_chosen_and_the_step_explains_it() {
         let mut types = types();
         let twin = "sku = \"twin\"\nversion = 1\n[detect]\ngpu_ids = [\"10de:2330\"]\ngpus = 8\n";
         types.merge(ProfileFile::read(twin).unwrap()).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cloud_is_known_by_its_firmware_only() {
+    fn a_cloud_is_detected_by_its_firmware_only() {
         let facts = |vendor: &str, product: &str, tag: &str| MachineFacts {
             vendor: Some(vendor.to_owned()),
             product: Some(product.to_owned()),
@@ -258,14 +258,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_machine_says_the_answer_is_a_known_type_or_none(
+        fn for_any_facts_detection_returns_a_known_type_or_none(
             instance in proptest::option::of("[a-z0-9.]{0,14}"), product in proptest::option::of(".{0,20}"),
-            count in 0_usize..20, told in proptest::option::of("[a-z0-9]{1,5}"),
+            count in 0_usize..20, label in proptest::option::of("[a-z0-9]{1,5}"),
         ) {
             let facts = MachineFacts {
                 instance_type: instance,
                 product,
-                told: told.and_then(|name| Sku::new(&name).ok()),
+                told: label.and_then(|name| Sku::new(&name).ok()),
                 ..h100s(count)
             };
             let detection = detect(&types(), &facts);

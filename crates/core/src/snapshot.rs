@@ -47,7 +47,7 @@ pub struct Snapshot {
 pub struct NodeRecord {
     pub node: Node,
     pub state: NodeState,
-    /// When `life` last changed.
+    /// When `state` last changed.
     pub since: Timestamp,
     /// One for each of `Snapshot::tests`.
     pub test_records: TestRecords,
@@ -331,7 +331,7 @@ impl Trial {
     /// Derives the trial's result from a run. Outcomes with the reason [`ClassificationReason::FailedTogether`] are failures of
     /// the nodes together.
     pub fn of(run: &Run) -> Self {
-        let said = match &run.state {
+        let result = match &run.state {
             RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => TrialResult::Pending,
             RunState::Ended(RunEnd::Completed(report)) => trial_result(&report.outcomes, None),
             RunState::Ended(RunEnd::Incomplete { why, partial }) => {
@@ -339,7 +339,7 @@ impl Trial {
             }
             RunState::Ended(RunEnd::NotStarted(why)) => TrialResult::Inconclusive(why.code().to_owned()),
         };
-        Self { run: run.id, nodes: run.nodes.clone(), result: said }
+        Self { run: run.id, nodes: run.nodes.clone(), result }
     }
 }
 
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_something_settles_a_test_for_one_cut_off_and_what_does_not_waits_longer_each_time() {
+    fn a_conclusive_result_is_valid_until_the_cutoff_and_inconclusive_ones_back_off() {
         use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
         let minutes = |hours: i64, minutes| at(hours).plus(Span::minutes(minutes));
         for (results, due) in [
@@ -421,14 +421,14 @@ mod tests {
     }
 
     #[test]
-    fn a_late_result_counts_by_its_time() {
+    fn a_late_result_counts_by_its_timestamp() {
         let record = after(&[(Verdict::Pass, 5), (Verdict::Inconclusive, 3)]);
         assert_eq!((record.verdict(), record.misses()), (Some(Verdict::Pass), 0));
         assert_eq!((record.settled(), record.attempt()), (Some(at(5)), Some(at(5))));
     }
 
     #[test]
-    fn a_test_that_keeps_saying_nothing_queues_by_its_last_try() {
+    fn a_test_that_stays_inconclusive_is_queued_by_its_last_attempt() {
         assert_eq!(after(&[]).age_key(), Timestamp::MIN);
         assert_eq!(after(&[(Verdict::Pass, 1)]).age_key(), at(1));
         assert_eq!(after(&[(Verdict::Pass, 1), (Verdict::Inconclusive, 9)]).age_key(), at(9));

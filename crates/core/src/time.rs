@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_people_write_them() {
+    fn durations_parse_in_the_usual_notation() {
         for (text, span) in [
             ("5m", Span::minutes(5)),
             ("90s", Span::from_secs(90)),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_without_unit_or_below_zero_is_refused_with_the_accepted_form() {
+    fn a_duration_without_unit_or_below_zero_is_rejected_with_the_accepted_form() {
         for text in ["5", "-5m", "5 parsecs", "", "1 month"] {
             let error = text.parse::<Span>().unwrap_err().to_string();
             assert!(error.contains("such as \"90s\""), "{text}: {error}");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_reads_back() {
+    fn printed_durations_and_timestamps_read_back() {
         for span in [Span::ZERO, Span::minutes(5), Span::days(7), Span::hours(36), Span::from_millis(1500)] {
             assert_eq!(span.to_string().parse::<Span>().unwrap(), span, "{span}");
         }
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_that_could_not_be_written_again_is_not_read() {
+    fn a_duration_that_cannot_be_printed_is_rejected() {
         let longest: Span = "3652500d".parse().unwrap();
         assert_eq!(longest.to_string().parse::<Span>().unwrap(), longest);
         for text in ["3652500d 1ms", "2:30:0001611494565230", "7304484d 7304484d"] {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn backing_off_doubles_up_to_its_cap() {
+    fn backoff_doubles_up_to_its_cap() {
         let steps: Vec<_> = (0..5).map(|n| Span::minutes(30).doubled(n, Span::hours(3))).collect();
         let minutes = [30, 60, 120, 180, 180].map(Span::minutes);
         assert_eq!(steps, minutes);

@@ -35,12 +35,12 @@ impl TomlError {
 
     /// Returns the line, counted from one.
     pub fn line(&self) -> Option<usize> {
-        self.location.as_ref().map(|place| place.line)
+        self.location.as_ref().map(|location| location.line)
     }
 
     /// Returns the column, counted from one, in characters.
     pub fn column(&self) -> Option<usize> {
-        self.location.as_ref().map(|place| place.column)
+        self.location.as_ref().map(|location| location.column)
     }
 
     fn from_toml(text: &str, error: &toml::de::Error) -> Self {
@@ -65,8 +65,8 @@ impl SourceLocation {
 
 impl fmt::Display for TomlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(place) = &self.location else { return f.write_str(&self.message) };
-        let SourceLocation { line, column, source, width } = place;
+        let Some(location) = &self.location else { return f.write_str(&self.message) };
+        let SourceLocation { line, column, source, width } = location;
         let gutter = line.to_string().len();
         writeln!(f, "line {line}, column {column}: {}", self.message)?;
         writeln!(f, "{:gutter$} |", "")?;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_says_only_what_it_changes_and_lists_replace_lists() {
+    fn a_site_file_overrides_only_its_keys_and_lists_replace_lists() {
         let shop = over("shelves = [7]\n[open]\ndoors = 3\n").unwrap();
         assert_eq!(shop.shelves, [7]);
         assert_eq!(shop.open, Hours { per_day: 8.0, visit: Span::minutes(5), doors: 3 });
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_shown_at_its_place_in_the_sites_own_text_with_what_is_accepted() {
+    fn an_error_has_the_location_in_the_site_file_and_the_accepted_values() {
         for (site, line, column, part) in [
             ("\n\nshop = 1\n", 3, 1, "unknown field `shop`, expected one of `name`, `open`, `shelves`"),
             ("[open]\n  door = 3\n", 2, 3, "expected one of `per_day`, `visit`, `doors`"),
@@ -232,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_shown_with_a_pointer_under_the_mistake() {
+    fn the_error_shows_the_line_with_a_pointer() {
         let error = over("name = \"ä\"\n[open]\ndoors = -3 # none\n").unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();
         assert_eq!(lines[2..], ["3 | doors = -3 # none", "  |         ^^"], "{error}");
     }
 
     #[test]
-    fn a_place_at_the_end_of_the_text_or_beyond_is_no_trouble() {
+    fn an_error_location_beyond_the_text_does_not_panic() {
         for text in ["", "x", "ä\nö", "a\n"] {
             for start in 0..text.len() + 3 {
                 let _ = TomlError::at(text, Some(start..start + 2), "wrong").to_string();

@@ -96,18 +96,18 @@ impl Facts {
     pub fn node(&self, name: &NodeName) -> Option<(&NodeRecord, bool)> {
         // Both lists are sorted by name: this is called for many names.
         let find = |all: &[NodeRecord]| all.binary_search_by(|record| record.node.name.cmp(name)).ok();
-        let here = find(&self.snapshot.nodes).map(|place| (&self.snapshot.nodes[place], true));
-        here.or_else(|| find(&self.gone).map(|place| (&self.gone[place], false)))
+        let here = find(&self.snapshot.nodes).map(|index| (&self.snapshot.nodes[index], true));
+        here.or_else(|| find(&self.gone).map(|index| (&self.gone[index], false)))
     }
 
     /// Returns the nodes that match any of these selectors; all nodes if there are none.
     pub fn select(&self, selectors: &[Selector]) -> Vec<NodeName> {
-        let wanted = |record: &NodeRecord| {
+        let is_selected = |record: &NodeRecord| {
             let matches =
                 |selector: &Selector| selector.matches(&record.node.name, &record.node.pool, record.state.as_str());
             selectors.is_empty() || selectors.iter().any(matches)
         };
-        self.nodes().filter(|(record, _)| wanted(record)).map(|(record, _)| record.node.name.clone()).collect()
+        self.nodes().filter(|(record, _)| is_selected(record)).map(|(record, _)| record.node.name.clone()).collect()
     }
 
     /// Returns the routine tests of this node's pool and others that have run on the node, with their records.

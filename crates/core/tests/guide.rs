@@ -20,7 +20,7 @@ fn toml_blocks(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_piece_of_policy_in_the_guide_is_accepted() {
+fn every_policy_excerpt_in_the_guide_is_accepted() {
     let commands = toml_blocks(CONFIGURATION).into_iter().filter(|text| text.contains("[tests."));
     let all: Vec<&str> = toml_blocks(POLICY).into_iter().chain(commands).collect();
     assert!(all.len() >= 3, "the guide has examples");
@@ -44,18 +44,18 @@ fn every_profile_in_the_guide_is_accepted() {
 }
 
 #[test]
-fn every_word_for_a_state_a_mode_a_verdict_and_a_severity_is_explained() {
-    let words = |page: &str, codes: &[&str]| {
+fn the_guide_explains_every_state_mode_verdict_and_severity() {
+    let explains = |page: &str, codes: &[&str]| {
         for code in codes {
             assert!(page.contains(&format!("`{code}`")), "`{code}` is not in the guide");
         }
     };
-    words(LIFE, &NODE_STATES);
-    words(LIFE, &Mode::ALL.iter().map(|mode| mode.code()).collect::<Vec<_>>());
-    words(POLICY, &Verdict::ALL.iter().map(|verdict| verdict.code()).collect::<Vec<_>>());
-    words(POLICY, &Severity::ALL.iter().map(|severity| severity.code()).collect::<Vec<_>>());
-    words(PLANNING, &IncompleteReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
-    words(PLANNING, &NotStartedReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+    explains(LIFE, &NODE_STATES);
+    explains(LIFE, &Mode::ALL.iter().map(|mode| mode.code()).collect::<Vec<_>>());
+    explains(POLICY, &Verdict::ALL.iter().map(|verdict| verdict.code()).collect::<Vec<_>>());
+    explains(POLICY, &Severity::ALL.iter().map(|severity| severity.code()).collect::<Vec<_>>());
+    explains(PLANNING, &IncompleteReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
+    explains(PLANNING, &NotStartedReason::ALL.iter().map(|why| why.code()).collect::<Vec<_>>());
 }
 
 #[test]

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_machines_have_one_place_and_no_name_leads_out_of_it() {
+    fn host_paths_are_unique_and_stay_inside_the_folder() {
         assert_eq!(host_path("gpu01", "4c4c454400000000aaaaaaaaaaaaaaaa\n"), PathBuf::from("hosts/gpu01-4c4c4544"));
         assert_ne!(host_path("gpu01", "4c4c4544\n"), host_path("gpu02", "4c4c4544\n"));
         assert_ne!(host_path("gpu01", "4c4c4544\n"), host_path("gpu01", "5c4c4544\n"));

@@ -82,15 +82,15 @@ impl Jobs {
     pub fn start(&self, run: RunId, mut command: Command, now: Timestamp) -> io::Result<()> {
         // Serialises callers: two threads with the same run must not both conclude that it has not been started.
         let mut children = self.children();
-        let place = self.run_directory(run);
-        fs::create_dir_all(&place)?;
-        files::create(&place.join("intent.json"), &DecisionTime { at: now })?;
+        let directory = self.run_directory(run);
+        fs::create_dir_all(&directory)?;
+        files::create(&directory.join("intent.json"), &DecisionTime { at: now })?;
         if files::read::<JobFile>(&self.job_file(run))?.is_some()
             || matches!(child_state(&mut children, run)?, ChildState::Running)
         {
             return Ok(());
         }
-        let output = File::options().append(true).create(true).open(place.join("output.txt"))?;
+        let output = File::options().append(true).create(true).open(directory.join("output.txt"))?;
         let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
         children.retain(|(started, _)| *started != run);
         children.push((run, child));
@@ -99,8 +99,8 @@ impl Jobs {
 
     /// Returns the state of a job.
     pub fn state(&self, run: RunId, now: Timestamp) -> io::Result<ObservedJobState> {
-        let place = self.run_directory(run);
-        let Some(intent) = files::read::<DecisionTime>(&place.join("intent.json"))? else {
+        let directory = self.run_directory(run);
+        let Some(intent) = files::read::<DecisionTime>(&directory.join("intent.json"))? else {
             return Ok(ObservedJobState::Absent);
         };
         // Read before the claim: a child that has ended by now has written everything it will ever write.
@@ -152,8 +152,8 @@ impl Jobs {
     fn record_end(&self, run: RunId, process: Option<&JobProcess>, now: Timestamp) -> io::Result<JobEnded> {
         let path = self.job_file(run);
         // The job may have recorded its end between the read of the claim and the check of its process.
-        let told = files::read::<JobFile>(&path)?.and_then(|file| file.ended);
-        if let Some(ended) = told {
+        let recorded = files::read::<JobFile>(&path)?.and_then(|file| file.ended);
+        if let Some(ended) = recorded {
             return Ok(ended);
         }
         if let Some(process) = process.filter(|_| !self.is_unkillable(run)) {
@@ -177,9 +177,9 @@ impl Jobs {
     ///
     /// A start request that arrives later, for example one that was delayed on the network, finds the run claimed.
     pub fn cancel(&self, run: RunId, grace: Span, now: Timestamp) -> io::Result<()> {
-        let place = self.run_directory(run);
-        fs::create_dir_all(&place)?;
-        files::create(&place.join("cancel.json"), &DecisionTime { at: now })?;
+        let directory = self.run_directory(run);
+        fs::create_dir_all(&directory)?;
+        files::create(&directory.join("cancel.json"), &DecisionTime { at: now })?;
         let Some(process) = self.claim_unstarted(run, now, None)?.process else { return Ok(()) };
         process::terminate(&process);
         if !process::wait_gone(&process, grace.to_std()) {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_start_that_comes_after_its_cancel_begins_nothing() {
+    fn a_start_after_its_cancel_starts_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
         let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_that_is_no_number_is_none() {
+    fn a_load_that_is_not_a_number_is_rejected() {
         assert_eq!(parse_load_average("0.02 0.17 0.09 1/84 7182\n"), Some(0.02));
         for text in ["", "x", "-1 0 0", "nan 0 0"] {
             assert_eq!(parse_load_average(text), None, "{text}");

@@ -8,46 +8,46 @@ use doctor_core::node::Occupancy;
 use crate::protocol::{HostStatus, Process};
 
 /// Returns why no work may start on a host: it is in use, its use is unknown, or an operator's mark blocks it.
-pub fn blocked_reason(look: &HostStatus, max_load_per_core: f64) -> Option<String> {
-    if let Some(mark) = look.marks.foreign.iter().find(|mark| mark.blocks) {
+pub fn blocked_reason(status: &HostStatus, max_load_per_core: f64) -> Option<String> {
+    if let Some(mark) = status.marks.foreign.iter().find(|mark| mark.blocks) {
         return Some(format!("{} blocks new work: {}", mark.by, mark.text));
     }
-    match occupancy(look, max_load_per_core) {
+    match occupancy(status, max_load_per_core) {
         Occupancy::Free => None,
         Occupancy::Busy { by } => Some(by.to_string()),
         Occupancy::Unknown { why } => Some(why.to_string()),
     }
 }
 
-pub fn occupancy(look: &HostStatus, max_load_per_core: f64) -> Occupancy {
-    let busy = busy_reason(look, max_load_per_core).map(|by| Occupancy::Busy { by: by.into() });
-    let unknown = || unknown_reason(look).map(|why| Occupancy::Unknown { why: why.into() });
+pub fn occupancy(status: &HostStatus, max_load_per_core: f64) -> Occupancy {
+    let busy = busy_reason(status, max_load_per_core).map(|by| Occupancy::Busy { by: by.into() });
+    let unknown = || unknown_reason(status).map(|why| Occupancy::Unknown { why: why.into() });
     busy.or_else(unknown).unwrap_or(Occupancy::Free)
 }
 
-fn busy_reason(look: &HostStatus, max_load_per_core: f64) -> Option<String> {
-    if let Some(lock) = look.locks.first() {
+fn busy_reason(status: &HostStatus, max_load_per_core: f64) -> Option<String> {
+    if let Some(lock) = status.locks.first() {
         return Some(format!("{} exists", lock.display()));
     }
     let some = |found: &Result<Vec<Process>, String>| found.as_deref().ok().and_then(<[_]>::first).cloned();
-    if let Some(process) = some(&look.gpus) {
+    if let Some(process) = some(&status.gpus) {
         return Some(format!("process {} ({}) holds a GPU", process.pid, process.name));
     }
-    if let Some(process) = some(&look.terminals) {
+    if let Some(process) = some(&status.terminals) {
         return Some(format!("process {} ({}) uses the CPU at a terminal", process.pid, process.name));
     }
     // The load of our own run cannot be separated from that of other processes. Terminals and GPUs can.
-    let load = look.load.as_ref().ok().filter(|_| look.under_way.is_empty())?;
+    let load = status.load.as_ref().ok().filter(|_| status.under_way.is_empty())?;
     #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
-    let per_core = load / look.cores.max(1) as f64;
+    let per_core = load / status.cores.max(1) as f64;
     (per_core > max_load_per_core).then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
 }
 
-fn unknown_reason(look: &HostStatus) -> Option<String> {
-    if let Some(pid) = look.abandoned {
+fn unknown_reason(status: &HostStatus) -> Option<String> {
+    if let Some(pid) = status.abandoned {
         return Some(format!("process {pid} of an earlier job hangs and cannot be killed"));
     }
-    let errors = [look.gpus.as_ref().err(), look.terminals.as_ref().err(), look.load.as_ref().err()];
+    let errors = [status.gpus.as_ref().err(), status.terminals.as_ref().err(), status.load.as_ref().err()];
     errors.into_iter().flatten().next().cloned()
 }
 
@@ -76,8 +76,8 @@ mod tests {
         }
     }
 
-    fn words(look: &HostStatus) -> String {
-        match occupancy(look, 0.7) {
+    fn describe(status: &HostStatus) -> String {
+        match occupancy(status, 0.7) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
             Occupancy::Unknown { why } => format!("unknown: {why}"),
@@ -85,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_free_only_if_everything_says_so() {
+    fn a_host_is_free_only_if_every_source_reports_it_free() {
         let train = || Ok(vec![Process { pid: 7, name: "train".to_owned() }]);
         let no = || Err("denied".to_owned());
-        for (look, expected) in [
+        for (status, expected) in [
             (quiet(), "free"),
             (HostStatus { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
             (
@@ -105,16 +105,16 @@ mod tests {
                 "unknown: process 9 of an earlier job hangs and cannot be killed",
             ),
         ] {
-            assert_eq!(words(&look), expected);
+            assert_eq!(describe(&status), expected);
         }
     }
 
     #[test]
-    fn an_operators_mark_keeps_us_off_a_host_that_is_free() {
+    fn an_operators_mark_blocks_a_free_host() {
         let mark = |blocks| ForeignMark { by: "ann".to_owned(), text: "mine today".to_owned(), blocks };
-        let look = |mark| HostStatus { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
-        assert_eq!(blocked_reason(&look(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
-        assert_eq!(blocked_reason(&look(mark(false)), 0.7), None);
+        let status = |mark| HostStatus { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
+        assert_eq!(blocked_reason(&status(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
+        assert_eq!(blocked_reason(&status(mark(false)), 0.7), None);
         let unsure = HostStatus { gpus: Err("denied".to_owned()), ..quiet() };
         assert_eq!(blocked_reason(&unsure, 0.7).as_deref(), Some("denied"));
     }

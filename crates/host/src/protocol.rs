@@ -279,22 +279,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_host_prints_is_an_answer_only_with_its_number(
+        fn a_line_is_a_response_only_with_the_number_of_its_request(
             line in "(\\{|\\}|\"|:|,|number|said|done|failed|text|looked|7|8| |.){0,40}", number in 0..16_u64,
         ) {
             // Parsing may fail but not panic, and no line answers two requests.
-            let answers = (0..16).filter(|asked| parse_response(line.as_bytes(), *asked).is_ok()).count();
-            prop_assert!(answers <= 1);
-            let answer = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
-            let said = parse_response(&answer, number);
-            let is_same = matches!(said, Ok(HostResponse::Failed { text }) if text == line);
+            let accepted = (0..16).filter(|requested| parse_response(line.as_bytes(), *requested).is_ok()).count();
+            prop_assert!(accepted <= 1);
+            let response = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
+            let parsed = parse_response(&response, number);
+            let is_same = matches!(parsed, Ok(HostResponse::Failed { text }) if text == line);
             prop_assert!(is_same);
-            prop_assert!(!answer.contains(&b'\n'), "an answer is one line");
+            prop_assert!(!response.contains(&b'\n'), "an answer is one line");
         }
     }
 
     #[test]
-    fn an_answer_to_another_question_is_none() {
+    fn a_response_to_another_request_is_rejected() {
         assert!(matches!(parse_response(br#"{"number": 7, "said": "done"}"#, 7), Ok(HostResponse::Done)));
         let error = parse_response(br#"{"number": 6, "said": "done"}"#, 7).unwrap_err();
         assert!(error.contains("request 6"), "{error}");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secrets_of_a_run_are_not_shown() {
+    fn debug_output_contains_no_secrets_of_a_run() {
         let start: StartRun = serde_json::from_str(
             r#"{"run": "r0000000000000", "node": "n", "tests": ["memory"], "limit": "1m", "key": "feedface",
                 "outputs": null, "policy": null,
@@ -312,8 +312,8 @@ mod tests {
                 "users": {}, "max_load_per_core": 0.7}"#,
         )
         .unwrap();
-        let shown = format!("{:?} {start:?}", start.together);
-        assert!(!shown.contains("feedface") && !shown.contains("cafebabe"), "{shown}");
+        let printed = format!("{:?} {start:?}", start.together);
+        assert!(!printed.contains("feedface") && !printed.contains("cafebabe"), "{printed}");
     }
 
     #[test]

@@ -94,10 +94,10 @@ pub fn report(
         }
     }
     jobs.prune(now)?;
-    let mut words: Vec<OsString> = vec!["report".into(), "--out".into(), folder.into()];
-    words.extend(["--limit".into(), TOOL_TIMEOUT.to_string().into()]);
-    words.extend(["--job-file".into(), jobs.job_file(id).into(), "--run".into(), id.to_string().into()]);
-    jobs.start(id, start(&words, id)?, now)?;
+    let mut args: Vec<OsString> = vec!["report".into(), "--out".into(), folder.into()];
+    args.extend(["--limit".into(), TOOL_TIMEOUT.to_string().into()]);
+    args.extend(["--job-file".into(), jobs.job_file(id).into(), "--run".into(), id.to_string().into()]);
+    jobs.start(id, start(&args, id)?, now)?;
     Ok(ReportProgress::UnderWay)
 }
 
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_comes_over_the_line_as_it_was() {
+    fn a_vendor_file_survives_serialisation() {
         let file = VendorFile { name: "a.gz".to_owned(), bytes: (0..=255).collect() };
         let text = serde_json::to_string(&file).unwrap();
         assert_eq!(serde_json::from_str::<VendorFile>(&text).unwrap(), file);

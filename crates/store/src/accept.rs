@@ -34,32 +34,32 @@ use super::{
 impl Store {
     /// Stores results. They are durable when this returns. A result that is already stored changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[ClassifiedResult]) -> Result<Vec<Accepted>> {
-        let alone: Vec<Option<Packed>> =
+        let standalone: Vec<Option<Packed>> =
             results.iter().map(evidence_pack::compress_standalone).collect::<Result<_>>()?;
-        let asked = BatchKeys::new(results.iter().collect());
+        let batch = BatchKeys::new(results.iter().collect());
         self.write_with_prefetch(
             Access::Write,
             lease,
-            |tx| asked.prefetch(tx),
+            |tx| batch.prefetch(tx),
             |tx| {
-                let mut expected = PendingRuns::load(tx, &asked.runs)?;
+                let mut expected = PendingRuns::load(tx, &batch.runs)?;
                 let admitted: Vec<_> = results.iter().map(|result| expected.admit(tx, result)).collect();
                 let arrivals: Vec<IncomingResult<'_>> = results
                     .iter()
-                    .zip(&alone)
+                    .zip(&standalone)
                     .zip(&admitted)
-                    .filter_map(|((result, alone), admitted)| {
+                    .filter_map(|((result, standalone), admitted)| {
                         let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
-                        Some(IncomingResult { node, result, standalone: alone.as_ref(), case })
+                        Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
                     })
                     .collect();
                 let bundles = evidence_pack::store_results(tx, &arrivals)?;
-                let kept: Vec<PendingHistoryEntry<'_>> = arrivals
+                let stored: Vec<PendingHistoryEntry<'_>> = arrivals
                     .iter()
                     .zip(bundles)
                     .map(|(arrival, bundle)| PendingHistoryEntry { node: arrival.node, result: arrival.result, bundle })
                     .collect();
-                write_results(tx, &expected.conclusions, &asked, &kept)?;
+                write_results(tx, &expected.conclusions, &batch, &stored)?;
                 count_rejected_results(tx, &admitted)?;
                 Ok(admitted.into_iter().map(|one| one.map_or_else(Accepted::from, |_| Accepted::Stored)).collect())
             },
@@ -77,9 +77,9 @@ pub(super) struct AdmittedResult {
 }
 
 /// Enters admitted results in history. A result that has been entered since changes nothing.
-pub(super) fn apply_admitted(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, results: &[&AdmittedResult]) -> Result<()> {
-    let mut expected = PendingRuns::load(tx, &asked.runs)?;
-    let mut kept = Vec::with_capacity(results.len());
+pub(super) fn apply_admitted(tx: &mut Tx<'_>, batch: &BatchKeys<'_>, results: &[&AdmittedResult]) -> Result<()> {
+    let mut expected = PendingRuns::load(tx, &batch.runs)?;
+    let mut entries = Vec::with_capacity(results.len());
     for AdmittedResult { result, bundle, info: admitted } in results {
         let admitted = match *admitted {
             Some(admitted) if admitted.is_single_node => {
@@ -89,10 +89,10 @@ pub(super) fn apply_admitted(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, results: &[
             _ => expected.admit(tx, result),
         };
         if let Ok(AdmissionInfo { node, .. }) = admitted {
-            kept.push(PendingHistoryEntry { node, result, bundle: *bundle });
+            entries.push(PendingHistoryEntry { node, result, bundle: *bundle });
         }
     }
-    write_results(tx, &expected.conclusions, asked, &kept)
+    write_results(tx, &expected.conclusions, batch, &entries)
 }
 
 /// A result that is not in history yet.
@@ -276,8 +276,8 @@ impl PendingRun {
     /// Returns the time span of a run that ends with this result.
     fn run_span(&self, last: &ClassifiedResult) -> RunSpan {
         // Measured by the node's clock, which may be wrong; hence the cap of one day.
-        let took = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
-        let began = self.started.unwrap_or_else(|| last.received.minus(took));
+        let duration = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
+        let began = self.started.unwrap_or_else(|| last.received.minus(duration));
         RunSpan { started: began, ended: last.received, nodes: self.node_count }
     }
 }
@@ -285,20 +285,20 @@ impl PendingRun {
 fn write_results(
     tx: &mut Tx<'_>,
     conclusions: &RunConclusions,
-    asked: &BatchKeys<'_>,
-    kept: &[PendingHistoryEntry<'_>],
+    batch: &BatchKeys<'_>,
+    stored: &[PendingHistoryEntry<'_>],
 ) -> Result<()> {
-    if kept.is_empty() {
+    if stored.is_empty() {
         return Ok(());
     }
-    let before = &result_writer::load_state_before(tx, &asked.nodes(tx))?;
-    let entries = entries(tx, kept)?;
+    let before = &result_writer::load_state_before(tx, &batch.nodes(tx))?;
+    let entries = entries(tx, stored)?;
     result_writer::write_results(tx, before, &entries)?;
-    update_findings(tx, before, kept, &conclusions.requalification_runs)?;
-    remove_pending(tx, &conclusions.ended, kept)?;
-    let spells: Vec<RunSpan> = conclusions.ended.values().copied().collect();
-    node_hours::add(tx, &spells)?;
-    let spoke: Vec<HardwareReport<'_>> = kept
+    update_findings(tx, before, stored, &conclusions.requalification_runs)?;
+    remove_pending(tx, &conclusions.ended, stored)?;
+    let spans: Vec<RunSpan> = conclusions.ended.values().copied().collect();
+    node_hours::add(tx, &spans)?;
+    let reports: Vec<HardwareReport<'_>> = stored
         .iter()
         .map(|PendingHistoryEntry { node, result, .. }| HardwareReport {
             node: *node,
@@ -306,22 +306,22 @@ fn write_results(
             at: result.received,
         })
         .collect();
-    nodes::record_hardware(tx, |node| before.hardware(node), &spoke)?;
+    nodes::record_hardware(tx, |node| before.hardware(node), &reports)?;
     // A result proves that the job started.
-    let spoken_for: BTreeSet<i64> = kept.iter().map(|entry| entry.node).collect();
+    let reporting: BTreeSet<i64> = stored.iter().map(|entry| entry.node).collect();
     let backing_off: Vec<i64> =
-        before.nodes_with_backoff().into_iter().filter(|node| spoken_for.contains(node)).collect();
+        before.nodes_with_backoff().into_iter().filter(|node| reporting.contains(node)).collect();
     nodes::clear_back_off(tx, &backing_off)?;
-    let (kept, ended) = (kept.len() as u64, conclusions.ended.len() as u64);
+    let (stored, ended) = (stored.len() as u64, conclusions.ended.len() as u64);
     audit::add_counts(
         tx,
-        &[(Counter::ResultsStored, kept), (Counter::HistoryChanges, kept), (Counter::RunsEnded, ended)],
+        &[(Counter::ResultsStored, stored), (Counter::HistoryChanges, stored), (Counter::RunsEnded, ended)],
     )
 }
 
-fn entries(tx: &mut Tx<'_>, kept: &[PendingHistoryEntry<'_>]) -> Result<Vec<NewHistoryRow>> {
-    let mut entries = Vec::with_capacity(kept.len());
-    for PendingHistoryEntry { node, result, bundle } in kept {
+fn entries(tx: &mut Tx<'_>, stored: &[PendingHistoryEntry<'_>]) -> Result<Vec<NewHistoryRow>> {
+    let mut entries = Vec::with_capacity(stored.len());
+    for PendingHistoryEntry { node, result, bundle } in stored {
         let first = entries.len();
         for outcome in &result.outcomes {
             let test = tx.test_id(&outcome.test)?;
@@ -330,8 +330,8 @@ fn entries(tx: &mut Tx<'_>, kept: &[PendingHistoryEntry<'_>]) -> Result<Vec<NewH
                 continue;
             }
             let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
-            let (run, at, took) = (result.run, outcome.at, outcome.took);
-            entries.push(NewHistoryRow { node: *node, run, test, kind, at, took, bundle: Some(*bundle) });
+            let (run, at, duration) = (result.run, outcome.at, outcome.took);
+            entries.push(NewHistoryRow { node: *node, run, test, kind, at, took: duration, bundle: Some(*bundle) });
         }
     }
     Ok(entries)
@@ -346,13 +346,13 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
 fn update_findings(
     tx: &mut Tx<'_>,
     before: &StateBefore,
-    kept: &[PendingHistoryEntry<'_>],
+    stored: &[PendingHistoryEntry<'_>],
     proofs: &BTreeSet<RunId>,
 ) -> Result<()> {
     let mut open = OpenFindings::load(tx, &before.nodes_with_findings())?;
     let mut changes = FindingChanges::default();
     let mut newest: HashMap<(i64, i64), Timestamp> = HashMap::new();
-    let mut in_order: Vec<(i64, RunId, &Outcome, &Hardware)> = kept
+    let mut in_order: Vec<(i64, RunId, &Outcome, &Hardware)> = stored
         .iter()
         .flat_map(|PendingHistoryEntry { node, result, .. }| {
             result.outcomes.iter().map(|outcome| (*node, result.run, outcome, &result.hardware))
@@ -362,14 +362,14 @@ fn update_findings(
     in_order.sort_by_key(|(_, run, outcome, _)| (outcome.at, *run));
     for (node, run, outcome, hardware) in in_order {
         let check = tx.test_id(&outcome.test)?;
-        let known = before.test_statuses.get(&(node, check)).and_then(|standing| standing.conclusive).map(|(_, at)| at);
+        let known = before.test_statuses.get(&(node, check)).and_then(|status| status.conclusive).map(|(_, at)| at);
         let known = newest.get(&(node, check)).copied().max(known);
         if known.is_some_and(|known| outcome.at < known) || !before.is_current_machine(node, outcome.at) {
             continue;
         }
         newest.insert((node, check), outcome.at);
         let (findings, boot) = (&*outcome.findings, hardware.boot_id.as_deref());
-        let shown = CheckFindings {
+        let reported = CheckFindings {
             node,
             check,
             run: Some(run),
@@ -378,23 +378,23 @@ fn update_findings(
             is_requalification: proofs.contains(&run),
             boot,
         };
-        open.apply(&shown, &mut changes);
+        open.apply(&reported, &mut changes);
     }
     changes.write(tx)?;
-    let at = kept.first().map_or(Timestamp::MIN, |entry| entry.result.received);
+    let at = stored.first().map_or(Timestamp::MIN, |entry| entry.result.received);
     audit::append(tx, at, None, &changes.audit_lines)
 }
 
 /// Removes completed runs from `pending_results`. A node that answers before the other nodes of its run stays occupied
 /// until the run ends.
-fn remove_pending(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, RunSpan>, kept: &[PendingHistoryEntry<'_>]) -> Result<()> {
+fn remove_pending(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, RunSpan>, stored: &[PendingHistoryEntry<'_>]) -> Result<()> {
     let operation = "recording answers";
-    let over: Vec<SqlValue<'_>> = ended.keys().map(|run| (*run).into()).collect();
+    let ended_runs: Vec<SqlValue<'_>> = ended.keys().map(|run| (*run).into()).collect();
     let sqlite = "DELETE FROM pending_results WHERE run = $1";
     let postgres = "DELETE FROM pending_results WHERE run = ANY ($1::int8[])";
-    tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int], &over)?;
+    tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int], &ended_runs)?;
     let mut rows: Vec<SqlValue<'_>> = Vec::new();
-    for PendingHistoryEntry { node, result, .. } in kept.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
+    for PendingHistoryEntry { node, result, .. } in stored.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
     let sqlite = "UPDATE pending_results SET received_at = $3, complete = $4 WHERE run = $1 AND node = $2";
@@ -409,6 +409,6 @@ pub(super) fn count_rejected_results(
     admitted: &[std::result::Result<AdmissionInfo, RejectReason>],
 ) -> Result<()> {
     let of = |kind| admitted.iter().filter(|one| one.as_ref().err() == Some(&kind)).count() as u64;
-    let (again, unknown) = (of(RejectReason::Duplicate), of(RejectReason::UnknownRun));
-    audit::add_counts(tx, &[(Counter::ResultsDuplicate, again), (Counter::ResultsOfUnknownRuns, unknown)])
+    let (duplicate, unknown) = (of(RejectReason::Duplicate), of(RejectReason::UnknownRun));
+    audit::add_counts(tx, &[(Counter::ResultsDuplicate, duplicate), (Counter::ResultsOfUnknownRuns, unknown)])
 }

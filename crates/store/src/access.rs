@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_token_reads_back_and_is_not_the_token() {
+    fn a_stored_token_digest_reads_back_and_is_not_the_token() {
         let secret = new_token().unwrap();
         assert_eq!(secret.len(), TOKEN_PREFIX.len() + 64);
         let digest = TokenDigest::of(&secret);

@@ -56,14 +56,14 @@ pub(super) fn acknowledge(tx: &mut Tx<'_>, node: i64, at: Timestamp) -> Result<(
     let mut open = findings::open_findings(tx, node)?;
     // Two rules may match one kind of event; the one seen last reaches furthest.
     open.sort_by_key(|open| open.last_seen);
-    let mut told = BTreeMap::new();
+    let mut acknowledged = BTreeMap::new();
     for open in &open {
         let Some((code, key)) = event_of(open) else { continue };
         let check = tx.test_id(&open.finding.check)?;
-        told.insert((check, code.to_string(), open.finding.entity.to_string()), key.to_string());
+        acknowledged.insert((check, code.to_string(), open.finding.entity.to_string()), key.to_string());
     }
-    let mut rows = Vec::with_capacity(told.len() * 6);
-    for ((check, code, entity), key) in &told {
+    let mut rows = Vec::with_capacity(acknowledged.len() * 6);
+    for ((check, code, entity), key) in &acknowledged {
         rows.extend_from_slice(vals![node, *check, code, entity, key, at]);
     }
     let into = "acknowledged_event (node, test, reason_code, entity, event_key, at)";

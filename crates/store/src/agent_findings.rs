@@ -31,7 +31,7 @@ impl Store {
             for (check, findings) in &report.by_check {
                 let check = tx.test_id(check)?;
                 let boot = report.hardware.boot_id.as_deref();
-                let shown = CheckFindings {
+                let reported = CheckFindings {
                     node,
                     check,
                     run: None,
@@ -40,15 +40,15 @@ impl Store {
                     is_requalification: false,
                     boot,
                 };
-                open.apply(&shown, &mut changes);
+                open.apply(&reported, &mut changes);
             }
             if let Some(dropped) = &report.dropped {
                 changes.audit_lines.push(dropped_reports_line(node, dropped));
             }
             changes.write(tx)?;
             audit::append(tx, report.received, None, &changes.audit_lines)?;
-            let spoke = [HardwareReport { node, hardware: &report.hardware, at: report.received }];
-            nodes::record_hardware(tx, |node| before.hardware(node), &spoke)?;
+            let hardware_reports = [HardwareReport { node, hardware: &report.hardware, at: report.received }];
+            nodes::record_hardware(tx, |node| before.hardware(node), &hardware_reports)?;
             Ok(Accepted::Stored)
         })
     }

@@ -28,8 +28,8 @@ impl Store {
                        last_contact_at = NULL, last_message_number = NULL, last_message_sent_at = NULL, \
                        program_version = NULL, report_schema = NULL, policy_version = NULL";
             tx.execute("enrolling an agent", sql, vals![node.as_str(), &key.to_hex(), at])?;
-            let (id, words) = (tx.ids.node_id(node), format!("{node}: {why}"));
-            audit_operator(tx, "enroll-agent", id, (by, &words), at)
+            let (id, text) = (tx.ids.node_id(node), format!("{node}: {why}"));
+            audit_operator(tx, "enroll-agent", id, (by, &text), at)
         })
     }
 
@@ -41,8 +41,8 @@ impl Store {
             if tx.execute("revoking an agent", sql, vals![node.as_str(), at])? == 0 {
                 return Ok(false);
             }
-            let (id, words) = (tx.ids.node_id(node), format!("{node}: {why}"));
-            audit_operator(tx, "revoke-agent", id, (by, &words), at)?;
+            let (id, text) = (tx.ids.node_id(node), format!("{node}: {why}"));
+            audit_operator(tx, "revoke-agent", id, (by, &text), at)?;
             Ok(true)
         })
     }
@@ -77,10 +77,10 @@ impl Store {
                 let sql = "INSERT INTO agent (node, agent_key, created) VALUES ($1, '', $2) \
                            ON CONFLICT (node) DO NOTHING";
                 if tx.execute("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
-                    let (code, words) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
+                    let (code, text) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
                     let node = tx.ids.node_id(node);
                     let line =
-                        NewAuditLine { action: "introduce-agent", node, code, text: words, ..NewAuditLine::default() };
+                        NewAuditLine { action: "introduce-agent", node, code, text, ..NewAuditLine::default() };
                     audit::append(tx, *at, None, &[line])?;
                 }
             }
@@ -94,18 +94,18 @@ impl Store {
     }
 
     /// Records the latest contact of several agents in one write.
-    pub fn record_agent_contacts(&self, lease: &Lease, heard: &[(NodeName, AgentContact)]) -> Result<()> {
+    pub fn record_agent_contacts(&self, lease: &Lease, contacts: &[(NodeName, AgentContact)]) -> Result<()> {
         use ColumnType::{Int, Text};
-        if heard.is_empty() {
+        if contacts.is_empty() {
             return Ok(());
         }
-        let forms: Vec<String> = heard.iter().map(|(_, heard)| heard.versions.schema.to_string()).collect();
+        let schemas: Vec<String> = contacts.iter().map(|(_, contact)| contact.versions.schema.to_string()).collect();
         self.write(lease, |tx| {
-            let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(heard.len() * 7);
-            for ((node, heard), form) in heard.iter().zip(&forms) {
-                let AgentContact { at, number, sent, versions } = heard;
+            let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(contacts.len() * 7);
+            for ((node, contact), schema) in contacts.iter().zip(&schemas) {
+                let AgentContact { at, number, sent, versions } = contact;
                 let program = &versions.program;
-                rows.extend_from_slice(vals![node.as_str(), *at, *number, *sent, program, form, versions.policy]);
+                rows.extend_from_slice(vals![node.as_str(), *at, *number, *sent, program, schema, versions.policy]);
             }
             let sqlite = "UPDATE agent SET last_contact_at = $2, last_message_number = $3, last_message_sent_at = $4, \
                           program_version = $5, report_schema = $6, policy_version = $7 \
@@ -123,7 +123,7 @@ impl Store {
 }
 
 fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
-    let heard = match row.opt_timestamp(3)? {
+    let contact = match row.opt_timestamp(3)? {
         None => None,
         Some(at) => {
             let schema: Schema = parsed("report schema", row.text(7)?.parse())?;
@@ -135,5 +135,5 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
     let node = parsed("node name", NodeName::new(row.text(0)?))?;
     let (created, revoked) = (row.timestamp(1)?, row.opt_timestamp(2)?);
     let speaks_by = if row.text(9)?.is_empty() && revoked.is_none() { AgentAuth::Token } else { AgentAuth::Key };
-    Ok(AgentRow { node, speaks_by, created, revoked, heard })
+    Ok(AgentRow { node, speaks_by, created, revoked, heard: contact })
 }

@@ -28,15 +28,15 @@ impl Store {
             let why = format!("{} exists already: name a new file", dest.display());
             return Err(StoreError::Refused { operation: "backing up", why });
         }
-        let draft = TemporaryFile::beside(dest)?;
-        let mut copy = draft.open()?;
-        restrict(&draft.path)?;
+        let temporary = TemporaryFile::beside(dest)?;
+        let mut copy = temporary.open()?;
+        restrict(&temporary.path)?;
         match self.shared.db.with_sqlite(|live| copy_pages(live, &mut copy)) {
             Some(copied) => copied?,
             None => self.export(&copy)?,
         }
         copy.close().map_err(|(_, error)| sqlite_error("closing the backup")(error))?;
-        draft.rename(dest)
+        temporary.rename(dest)
     }
 
     /// Restores a backup into this store, which must be empty.

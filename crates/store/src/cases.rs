@@ -88,7 +88,7 @@ impl Store {
             if let Err(why) = outcome {
                 why.clone_into(&mut step.text);
             }
-            let (what, words) = match outcome {
+            let (what, text) = match outcome {
                 Ok(()) => ("step-done", step.text.clone()),
                 Err(why) => ("step-failed", why.to_owned()),
             };
@@ -99,7 +99,7 @@ impl Store {
                 tx,
                 at,
                 None,
-                &[NewAuditLine { action: what, node, case: Some(case), code, text: words, ..NewAuditLine::default() }],
+                &[NewAuditLine { action: what, node, case: Some(case), code, text, ..NewAuditLine::default() }],
             )
         })
     }
@@ -161,9 +161,9 @@ pub(super) struct NewStep<'a> {
 /// Adds the step, or resumes the one with the same operation id.
 pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
-    let rung = file.rung;
+    let repair_step = file.rung;
     let step =
-        Step { op: new.op, what: new.what, rung, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
+        Step { op: new.op, what: new.what, rung: repair_step, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
     match file.steps.iter_mut().find(|known| known.op == new.op) {
         // The step's deadline counts from its first attempt.
         Some(known) if known.state == StepState::Intended => *known = Step { at: known.at, ..step },

@@ -22,8 +22,8 @@ const MAX_BYTES: u64 = 1 << 30;
 
 impl Store {
     /// Replaces the saved cluster state as a whole.
-    pub fn save_cluster_state(&self, lease: &Lease, at: Timestamp, picture: &impl Serialize) -> Result<()> {
-        let body = compress(picture)
+    pub fn save_cluster_state(&self, lease: &Lease, at: Timestamp, state: &impl Serialize) -> Result<()> {
+        let body = compress(state)
             .map_err(|why| StoreError::Refused { operation: "compressing the cluster state", why: why.to_string() })?;
         self.write(lease, |tx| {
             let sql = "INSERT INTO cluster_state (id, at, body) VALUES (1, $1, $2) \
@@ -53,10 +53,10 @@ impl Store {
     }
 }
 
-fn compress(picture: &impl Serialize) -> io::Result<Vec<u8>> {
+fn compress(state: &impl Serialize) -> io::Result<Vec<u8>> {
     // Buffered, because serde_json writes a few bytes at a time.
     let mut writer = BufWriter::new(zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?);
-    serde_json::to_writer(&mut writer, picture)?;
+    serde_json::to_writer(&mut writer, state)?;
     writer.flush()?;
     writer.into_inner().map_err(io::IntoInnerError::into_error)?.finish()
 }

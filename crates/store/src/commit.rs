@@ -52,9 +52,9 @@ impl Store {
     }
 
     /// Records how long the cycle took, and what kept it from observing or doing everything.
-    pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, took: Span, trouble: Option<&str>) -> Result<()> {
+    pub fn finish_cycle(&self, lease: &Lease, cycle: CycleId, elapsed: Span, error: Option<&str>) -> Result<()> {
         let sql = "UPDATE cycle SET duration_ms = $2, error = $3 WHERE id = $1";
-        self.write(lease, |tx| tx.execute("finishing a cycle", sql, vals![cycle.0, took, trouble]).map(drop))
+        self.write(lease, |tx| tx.execute("finishing a cycle", sql, vals![cycle.0, elapsed, error]).map(drop))
     }
 }
 
@@ -101,7 +101,7 @@ fn apply(
         Action::Settle { case, op, done } => cases::complete_step(tx, *case, *op, *done, at),
         Action::Move { node, to, case } => {
             let id = tx.node_id(node, at)?;
-            let was_out = nodes::node_state(tx, id)?.is_some_and(|life| life.is_out_of_service());
+            let was_out = nodes::node_state(tx, id)?.is_some_and(|state| state.is_out_of_service());
             if to.is_out_of_service() && !was_out && taken_out.contains(node) {
                 let sql = "INSERT INTO node_taken_out (at, node) VALUES ($1, $2) ON CONFLICT DO NOTHING";
                 tx.execute("recording a node taken out of service", sql, vals![at, id])?;
@@ -167,14 +167,14 @@ fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
 
 /// Opens the findings of multi-node trials against the nodes that they implicate.
 fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
-    let named = intent.actions.iter().filter_map(|action| match &action.what {
+    let attributed = intent.actions.iter().filter_map(|action| match &action.what {
         Action::Name { node, test, run, .. } => Some((node, test, *run)),
         _ => None,
     });
     let mut changes = FindingChanges::default();
-    for ((node, test, run), findings) in named.zip(intent.attributed_findings) {
+    for ((node, test, run), findings) in attributed.zip(intent.attributed_findings) {
         let (node, check) = (tx.node_id(node, intent.at)?, tx.test_id(test)?);
-        let shown = CheckFindings {
+        let reported = CheckFindings {
             node,
             check,
             run: Some(run),
@@ -183,7 +183,7 @@ fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result
             is_requalification: false,
             boot: None,
         };
-        OpenFindings::load(tx, &[node])?.apply(&shown, &mut changes);
+        OpenFindings::load(tx, &[node])?.apply(&reported, &mut changes);
     }
     changes.write(tx)?;
     audit::append(tx, intent.at, None, &changes.audit_lines)

@@ -23,14 +23,14 @@ pub(super) struct Packed {
 
 impl Packed {
     pub(super) fn new(document: &[u8]) -> Result<Self> {
-        let mut kept = document.len().min(MAX_DOCUMENT_BYTES);
+        let mut length = document.len().min(MAX_DOCUMENT_BYTES);
         loop {
-            let bytes = compress(&document[..kept])?;
+            let bytes = compress(&document[..length])?;
             if bytes.len() <= CAP {
-                return Ok(Self { bytes, truncated: kept < document.len() });
+                return Ok(Self { bytes, truncated: length < document.len() });
             }
             // Incompressible data shrinks in proportion: cut accordingly, and slightly more so that the loop ends.
-            kept = kept / 16 * (CAP * 15 / bytes.len()).clamp(1, 15);
+            length = length / 16 * (CAP * 15 / bytes.len()).clamp(1, 15);
         }
     }
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_of_noise_is_cut_to_the_cap_and_says_so() {
+    fn an_incompressible_document_is_truncated_to_the_cap_and_marked() {
         let mut state = 1_u64;
         let noise: Vec<u8> = (0..3 << 20)
             .map(|_| {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_document_comes_back_whole() {
+    fn an_ordinary_document_is_not_truncated() {
         let document = b"{\"run\":\"r0\"}".repeat(100);
         let packed = Packed::new(&document).unwrap();
         assert!(!packed.truncated && packed.bytes.len() < document.len() / 10);

@@ -39,9 +39,9 @@ fn extract_from_pack(tx: &mut Tx<'_>, case: CaseId, run: RunId, node: i64) -> Re
     let Some(found) = evidence_pack::find(tx, run, node)? else { return Ok(()) };
     let packed = Packed::new(&found.bytes)?;
     let EvidenceRow { received, policy_version, profile_version, .. } = found;
-    let kept =
+    let row =
         EvidenceInsert { run, node, received, policy_version, profile_version, packed: &packed, case: Some(case) };
-    standalone_evidence::insert(tx, &[kept])?;
+    standalone_evidence::insert(tx, &[row])?;
     evidence_pack::mark_extracted(tx, run, node)
 }
 

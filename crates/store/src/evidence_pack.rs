@@ -116,19 +116,19 @@ fn store_standalone(tx: &mut Tx<'_>, arrivals: &[IncomingResult<'_>]) -> Result<
         };
         packed.push((arrival, document));
     }
-    let kept: Vec<EvidenceInsert<'_>> = packed.iter().map(|(arrival, packed)| arrival.evidence_row(packed)).collect();
-    standalone_evidence::insert(tx, &kept)
+    let rows: Vec<EvidenceInsert<'_>> = packed.iter().map(|(arrival, packed)| arrival.evidence_row(packed)).collect();
+    standalone_evidence::insert(tx, &rows)
 }
 
 /// Splits arrivals into bundles of maximal size, in order.
 fn split_into_packs<'a, 'b>(arrivals: &'b [IncomingResult<'a>]) -> Vec<&'b [IncomingResult<'a>]> {
     let mut bundles = Vec::new();
     let (mut first, mut bytes) = (0, 0);
-    for (place, arrival) in arrivals.iter().enumerate() {
+    for (index, arrival) in arrivals.iter().enumerate() {
         let more = arrival.packed_size();
-        if place > first && (bytes + more > MAX_BYTES || place - first == MAX_RESULTS) {
-            bundles.push(&arrivals[first..place]);
-            (first, bytes) = (place, 0);
+        if index > first && (bytes + more > MAX_BYTES || index - first == MAX_RESULTS) {
+            bundles.push(&arrivals[first..index]);
+            (first, bytes) = (index, 0);
         }
         bytes += more;
     }
@@ -140,12 +140,12 @@ fn split_into_packs<'a, 'b>(arrivals: &'b [IncomingResult<'a>]) -> Vec<&'b [Inco
 
 fn pack(arrivals: &[IncomingResult<'_>]) -> Result<Vec<u8>> {
     let refused = |why: String| StoreError::Refused { operation: "storing documents", why };
-    let places: Vec<PackEntry<'_>> = arrivals
+    let entries: Vec<PackEntry<'_>> = arrivals
         .iter()
         .map(|one| PackEntry { result: one.result, bytes: (!one.is_standalone()).then_some(one.result.evidence.len()) })
         .collect();
     let mut bytes = vec![0; LENGTH];
-    serde_json::to_writer(&mut bytes, &places).map_err(|error| refused(error.to_string()))?;
+    serde_json::to_writer(&mut bytes, &entries).map_err(|error| refused(error.to_string()))?;
     let length = u32::try_from(bytes.len() - LENGTH).map_err(|error| refused(error.to_string()))?;
     bytes[..LENGTH].copy_from_slice(&length.to_le_bytes());
     for arrival in arrivals.iter().filter(|arrival| !arrival.is_standalone()) {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_document_comes_back_byte_for_byte_and_the_results_without_them() {
+    fn a_pack_returns_each_document_unchanged_and_results_without_evidence() {
         let results: Vec<_> = (0..9).map(|n| result(n, vec![u8::try_from(n).unwrap(); 100 * n as usize])).collect();
         let arrivals: Vec<_> = results.iter().map(arrival).collect();
         let body = pack(&arrivals).unwrap();
@@ -245,11 +245,11 @@ mod tests {
         }
         assert_eq!(document(&body, results[1].run, &results[2].node).unwrap(), None);
         let found = super::results(&body).unwrap();
-        assert!(found.iter().zip(&results).all(|(found, kept)| found.run == kept.run && found.evidence.is_empty()));
+        assert!(found.iter().zip(&results).all(|(found, original)| found.run == original.run && found.evidence.is_empty()));
     }
 
     #[test]
-    fn a_bundle_stays_small_whatever_comes_in() {
+    fn a_pack_stays_within_its_limits_for_any_input() {
         let small: Vec<_> = (0..200).map(|n| result(n, vec![1; 10])).collect();
         let sizes: Vec<_> =
             split_into_packs(&small.iter().map(arrival).collect::<Vec<_>>()).iter().map(|b| b.len()).collect();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_that_is_cut_or_not_one_is_refused() {
+    fn a_truncated_or_foreign_pack_is_rejected() {
         let one = result(1, vec![7; 50]);
         let body = pack(&[arrival(&one)]).unwrap();
         for bytes in [&body[..body.len() / 2], b"", b"nonsense"] {

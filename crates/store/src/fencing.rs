@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_live_process_is_not_dead_and_one_with_another_start_time_is() {
+    fn a_process_with_another_start_time_is_dead() {
         let us = this_process();
         assert!(!is_dead_local_process(&us, &us));
         let (host, pid, start) = split(&us).unwrap();

@@ -75,51 +75,51 @@ impl OpenFindings {
     }
 
     /// Applies a conclusive result of a check: opens or renews the findings it shows and clears the others.
-    pub(super) fn apply(&mut self, shown: &CheckFindings<'_>, changes: &mut FindingChanges) {
-        let place = (shown.node, shown.check);
-        let failing: BTreeMap<Key, &Finding> = shown
+    pub(super) fn apply(&mut self, reported: &CheckFindings<'_>, changes: &mut FindingChanges) {
+        let check = (reported.node, reported.check);
+        let failing: BTreeMap<Key, &Finding> = reported
             .findings
             .iter()
             .rev()
             .filter(|finding| finding.verdict == Verdict::Fail)
             .map(|finding| ((finding.entity.to_string(), finding.rule.to_string()), finding))
             .collect();
-        if failing.is_empty() && !self.by_check.contains_key(&place) {
+        if failing.is_empty() && !self.by_check.contains_key(&check) {
             return;
         }
-        let open = self.by_check.entry(place).or_default();
-        let gone = open.iter().filter(|(key, open)| !failing.contains_key(*key) && shown.clears(&open.finding));
-        let gone: Vec<Key> = gone.map(|(key, _)| key.clone()).collect();
-        for key in gone {
+        let open = self.by_check.entry(check).or_default();
+        let removed = open.iter().filter(|(key, open)| !failing.contains_key(*key) && reported.clears(&open.finding));
+        let removed: Vec<Key> = removed.map(|(key, _)| key.clone()).collect();
+        for key in removed {
             if let Some(cleared) = open.remove(&key) {
-                changes.audit_lines.push(line("finding-cleared", shown, &cleared.finding));
+                changes.audit_lines.push(line("finding-cleared", reported, &cleared.finding));
             }
-            changes.rows.insert((shown.node, shown.check, key), None);
+            changes.rows.insert((reported.node, reported.check, key), None);
         }
         for (key, finding) in failing {
             let known = open.get(&key);
             if known.is_none() {
-                changes.audit_lines.push(line("finding-opened", shown, finding));
+                changes.audit_lines.push(line("finding-opened", reported, finding));
             }
             let now = OpenFinding {
                 finding: finding.clone(),
-                run: shown.run,
-                first_seen: known.map_or(shown.at, |known| known.first_seen),
-                last_seen: shown.at,
+                run: reported.run,
+                first_seen: known.map_or(reported.at, |known| known.first_seen),
+                last_seen: reported.at,
                 times: known.map_or(0, |known| known.times).saturating_add(1),
             };
-            changes.rows.insert((shown.node, shown.check, key.clone()), Some(now.clone()));
+            changes.rows.insert((reported.node, reported.check, key.clone()), Some(now.clone()));
             open.insert(key, now);
         }
     }
 }
 
-fn line(what: &'static str, shown: &CheckFindings<'_>, finding: &Finding) -> NewAuditLine {
+fn line(what: &'static str, reported: &CheckFindings<'_>, finding: &Finding) -> NewAuditLine {
     NewAuditLine {
-        at: Some(shown.at),
+        at: Some(reported.at),
         action: what,
-        node: Some(shown.node),
-        run: shown.run,
+        node: Some(reported.node),
+        run: reported.run,
         code: finding.reason.as_str().to_owned(),
         text: format!("{}: {}: {}", finding.check, finding.entity, finding.text),
         ..NewAuditLine::default()

@@ -4,7 +4,7 @@
 //! thread takes the batch and writes it. Where the database can commit first and sync later, a second thread syncs:
 //! while it waits for the disk the next batch is written, and one sync covers all batches written meanwhile. All
 //! threads of a batch wake together when it is durable. No batch waits to fill up. A third thread enters durable
-//! results in history, many batches together ([`super::inbox`]).
+//! results in history, many batches together ([`super::ingest_queue`]).
 
 use std::{
     collections::VecDeque,
@@ -70,9 +70,9 @@ impl GroupCommit {
     /// # Errors
     /// If the batch could not be written or made durable. Submitting the result again is safe.
     pub fn submit(&self, result: ClassifiedResult) -> Result<Accepted, Arc<StoreError>> {
-        let alone = evidence_pack::compress_standalone(&result).map_err(Arc::new)?;
-        let (written, place) = self.queue.join(SubmittedResult { result, standalone: alone }).ok_or_else(stopped)?;
-        written.wait().as_ref().map(|accepted| accepted[place]).map_err(Arc::clone)
+        let standalone = evidence_pack::compress_standalone(&result).map_err(Arc::new)?;
+        let (written, index) = self.queue.join(SubmittedResult { result, standalone }).ok_or_else(stopped)?;
+        written.wait().as_ref().map(|accepted| accepted[index]).map_err(Arc::clone)
     }
 }
 
@@ -91,7 +91,7 @@ fn stopped() -> Arc<StoreError> {
 }
 
 fn run_writer(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
-    let _closed_however_this_ends = CloseOnDrop { queue, inbox: store.ingest_queue() };
+    let _closed_however_this_ends = CloseOnDrop { queue, ingest_queue: store.ingest_queue() };
     while let Some(mut batch) = queue.next() {
         let results = std::mem::take(&mut batch.results);
         match (store.enqueue_results(lease, results), unsynced) {
@@ -216,14 +216,14 @@ impl Drop for CommitBatch {
 /// Releases all waiters if the writer dies.
 struct CloseOnDrop<'a> {
     queue: &'a Queue,
-    inbox: &'a IngestQueue,
+    ingest_queue: &'a IngestQueue,
 }
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         self.queue.close();
         self.queue.end();
-        self.inbox.wake();
+        self.ingest_queue.wake();
     }
 }
 
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_that_is_never_written_tells_those_who_wait() {
+    fn waiters_of_a_batch_that_is_never_written_get_an_error() {
         let batch = CommitBatch::default();
         let written = Arc::clone(&batch.outcome);
         std::thread::scope(|scope| {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_stands_when_its_batch_is_gone() {
+    fn a_result_stays_readable_after_its_batch_is_dropped() {
         let batch = CommitBatch::default();
         let written = Arc::clone(&batch.outcome);
         batch.resolve(Ok(vec![Accepted::Stored]));

@@ -140,26 +140,26 @@ const NO_OUTCOME: i64 = 0;
 
 fn packed_latest(tx: &mut Tx<'_>, names: &IdCache) -> Result<Vec<LatestRow>> {
     const SIXTEEN_BITS: i64 = 0xffff;
-    let mut places: Vec<(i64, usize)> = Vec::new();
+    let mut order: Vec<(i64, usize)> = Vec::new();
     let rows = tx.all_integers("reading latest results", PACKED_LATEST, |row| {
         let packed = row.int(0)?;
-        places.push((packed, places.len()));
+        order.push((packed, order.len()));
         let (outcome, at) = (packed & SIXTEEN_BITS, row.timestamp(1)?);
-        let sure = match row.opt_int(3)? {
+        let conclusive = match row.opt_int(3)? {
             None => Some((outcome, at)),
             Some(NO_OUTCOME) => None,
-            Some(sure) => Some((sure, row.opt_timestamp(4)?.unwrap_or(at))),
+            Some(conclusive) => Some((conclusive, row.opt_timestamp(4)?.unwrap_or(at))),
         };
         let misses = if row.opt_int(5)?.is_none() { 0 } else { row.count(5)? };
         let found =
-            LatestIds { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, conclusive: sure, misses };
+            LatestIds { node: packed >> 32, test: packed >> 16 & SIXTEEN_BITS, at, outcome, conclusive, misses };
         latest_row(&found, || row.run(2), names)
     })?;
     // Cheaper here than on the server.
-    places.sort_unstable();
+    order.sort_unstable();
     let mut rows: Vec<Option<LatestRow>> = rows.into_iter().map(Some).collect();
     let mut sorted = Vec::with_capacity(rows.len());
-    sorted.extend(places.into_iter().filter_map(|(_, place)| rows.get_mut(place)?.take()));
+    sorted.extend(order.into_iter().filter_map(|(_, index)| rows.get_mut(index)?.take()));
     Ok(sorted)
 }
 
@@ -213,9 +213,9 @@ fn newest_first(a: &HistoryRow, b: &HistoryRow) -> Ordering {
     (b.at, b.run, &a.node, &a.test).cmp(&(a.at, a.run, &b.node, &b.test))
 }
 
-/// Whether a row comes after this place, newest first.
-fn follows(row: &HistoryRow, place: &HistoryCursor) -> bool {
-    (row.at, row.run, &place.node, &place.test) < (place.at, place.run, &row.node, &row.test)
+/// Whether a row comes after this cursor, newest first.
+fn follows(row: &HistoryRow, cursor: &HistoryCursor) -> bool {
+    (row.at, row.run, &cursor.node, &cursor.test) < (cursor.at, cursor.run, &row.node, &row.test)
 }
 
 /// Returns an SQL condition on outcomes with this verdict; empty for every verdict.
@@ -232,8 +232,8 @@ fn node_history(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Res
     let Some(node) = tx.ids.node_id(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
     // A node has one run at a time, so later rows are of the same run or an older one. Imported rows have no run.
-    let place = filter.after.as_ref().and_then(|place| place.run);
-    let highest = place.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
+    let cursor_run = filter.after.as_ref().and_then(|cursor| cursor.run);
+    let highest = cursor_run.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
     let mut only = with_verdict(&tx.ids, filter.verdict, "outcome");
     let mut vals: Vec<SqlValue<'_>> = vec![node.into(), lowest.into(), highest.into()];
     if let Some(test) = &filter.test {
@@ -246,10 +246,10 @@ fn node_history(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Res
          WHERE node = $1 AND run >= $2 AND run <= $3{only}"
     );
     // A node has one run at a time, so the newest runs have the newest results. The run that the limit falls into is
-    // read whole, because the order of its tests is by name. So is the run of the place.
-    let imported = filter.before.is_some() || (filter.after.is_some() && place.is_none());
+    // read whole, because the order of its tests is by name. So is the run of the cursor.
+    let imported = filter.before.is_some() || (filter.after.is_some() && cursor_run.is_none());
     if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
-        let more = if place.is_some() { tx.ids.tests() } else { 0 };
+        let more = if cursor_run.is_some() { tx.ids.tests() } else { 0 };
         vals.push((i64::from(limit.max(1) - 1) + more).into());
         sql += &format!(
             " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \
@@ -277,15 +277,15 @@ fn all_nodes_history(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: SearchBudg
     };
     let longest = longest_result_delay(tx)?;
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
-    let begin = [filter.after.as_ref().map(|place| place.at), filter.before].into_iter().flatten().min();
+    let begin = [filter.after.as_ref().map(|cursor| cursor.at), filter.before].into_iter().flatten().min();
     let mut high = begin.map_or(i64::MAX, highest_run);
-    let (mut rows, mut looked) = (Vec::new(), 0);
+    let (mut rows, mut spent) = (Vec::new(), 0);
     loop {
         let (low, counted) =
             if filter.limit.is_some() { time_slice(tx, high, effort.rows_per_slice)? } else { (lowest, 0) };
         let low = low.max(lowest);
         read_slice(tx, filter, test, (low, high), &mut rows)?;
-        looked += counted + effort.lookups;
+        spent += counted + effort.lookups;
         if low <= lowest {
             return Ok((rows, None));
         }
@@ -298,7 +298,7 @@ fn all_nodes_history(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: SearchBudg
             return Ok((rows, None));
         }
         // The next query continues where this one stops, so each must advance.
-        if looked >= effort.most && begin.is_none_or(|begin| searched < begin) {
+        if spent >= effort.most && begin.is_none_or(|begin| searched < begin) {
             rows.retain(|row| row.at > searched);
             return Ok((rows, Some(searched)));
         }
@@ -306,9 +306,9 @@ fn all_nodes_history(tx: &mut Tx<'_>, filter: &HistoryFilter, effort: SearchBudg
     }
 }
 
-/// Returns the lowest run id of a stretch that ends with `high` and has about `wanted` rows, and the number of rows, by
+/// Returns the lowest run id of a stretch that ends with `high` and has about `target` rows, and the number of rows, by
 /// the hourly counts.
-fn time_slice(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
+fn time_slice(tx: &mut Tx<'_>, high: i64, target: i64) -> Result<(i64, i64)> {
     let last = (high >> RUN_ID_TIME_SHIFT) / HOUR;
     let sql = "SELECT hour, CAST(SUM(passed + failed + inconclusive + not_applicable) AS BIGINT) FROM hourly_count \
                WHERE hour <= $1 GROUP BY hour ORDER BY hour DESC LIMIT $2";
@@ -318,12 +318,12 @@ fn time_slice(tx: &mut Tx<'_>, high: i64, wanted: i64) -> Result<(i64, i64)> {
     for (hour, count) in &hours {
         first = Some(*hour);
         rows += count;
-        if rows >= wanted {
+        if rows >= target {
             break;
         }
     }
     // There is little or nothing before the first counted hour.
-    let all = hours.len() < usize::try_from(HOURS).unwrap_or(usize::MAX) && rows < wanted;
+    let all = hours.len() < usize::try_from(HOURS).unwrap_or(usize::MAX) && rows < target;
     Ok((first.filter(|_| !all).map_or(0, |hour| (hour * HOUR) << RUN_ID_TIME_SHIFT), rows))
 }
 
@@ -364,7 +364,7 @@ fn highest_run(at: Timestamp) -> i64 {
     ((latest + 1) << RUN_ID_TIME_SHIFT) - 1
 }
 
-/// Returns `None` if the row is outside the time range or not after the place.
+/// Returns `None` if the row is outside the time range or not after the cursor.
 fn read_row(row: &Row<'_>, names: &IdCache, filter: &HistoryFilter) -> Result<Option<HistoryRow>> {
     let run = row.run(1)?;
     let at = result_time(run, row.int(4)?);
@@ -383,7 +383,7 @@ fn read_row(row: &Row<'_>, names: &IdCache, filter: &HistoryFilter) -> Result<Op
         took: Span::from_millis(row.int(5)?),
         untrusted: kind.untrusted,
     };
-    Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|place| follows(row, place))))
+    Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|cursor| follows(row, cursor))))
 }
 
 #[cfg(test)]
@@ -417,12 +417,12 @@ mod tests {
                 for (n, (hour, of)) in (0..HOURS).flat_map(|hour| (0..NODES).map(move |of| (hour, of))).enumerate() {
                     let born = Timestamp::from_secs(1_700_000_000 + hour * 3600 + of);
                     let node = tx.node_id(&NodeName::new(&format!("n{of}")).unwrap(), born)?;
-                    let took = if hour == HOURS - 8 { Span::hours(7) } else { Span::minutes(5 + of) };
+                    let duration = if hour == HOURS - 8 { Span::hours(7) } else { Span::minutes(5 + of) };
                     for test in tests {
                         let verdict = if n % 10 == 0 { Verdict::Fail } else { Verdict::Pass };
                         let run = RunId::born_at(born);
-                        let (at, kind) = (born.plus(took), kind(verdict));
-                        entries.push(NewHistoryRow { node, run, test, kind, at, took, bundle: None });
+                        let (at, kind) = (born.plus(duration), kind(verdict));
+                        entries.push(NewHistoryRow { node, run, test, kind, at, took: duration, bundle: None });
                     }
                 }
                 result_writer::write_results(tx, &StateBefore::default(), &entries)
@@ -433,9 +433,9 @@ mod tests {
 
     fn parts(store: &Store, filter: &HistoryFilter, effort: SearchBudget) -> (Vec<HistoryRow>, usize) {
         let mut filter = filter.clone();
-        let (mut all, mut asked) = (Vec::new(), 0);
+        let (mut all, mut queries) = (Vec::new(), 0);
         loop {
-            asked += 1;
+            queries += 1;
             let (mut rows, searched) = store.read(|tx| all_nodes_history(tx, &filter, effort)).unwrap();
             rows.sort_by(newest_first);
             rows.truncate(row_limit(&filter));
@@ -445,13 +445,13 @@ mod tests {
             match (searched, last) {
                 (Some(searched), _) => filter = HistoryFilter { after: None, before: Some(searched), ..filter },
                 (None, Some(last)) if full => filter = HistoryFilter { after: Some(last), before: None, ..filter },
-                _ => return (all, asked),
+                _ => return (all, queries),
             }
         }
     }
 
     #[test]
-    fn parts_of_a_search_add_up_to_all_whatever_each_may_look_at() {
+    fn partial_searches_add_up_to_the_full_history_for_any_budget() {
         let store = store();
         let all = store.history(&HistoryFilter::default()).unwrap();
         assert_eq!(all.len() as i64, HOURS * NODES * 2);
@@ -467,12 +467,12 @@ mod tests {
             (None, Some(Verdict::Inconclusive), None),
         ] {
             let test = test.map(|test| TestId::new(test).unwrap());
-            let wanted = all.iter().filter(|row| {
+            let expected = all.iter().filter(|row| {
                 test.as_ref().is_none_or(|test| row.test == *test)
                     && verdict.is_none_or(|verdict| row.verdict == verdict)
                     && since.is_none_or(|since| row.at >= since)
             });
-            let wanted: Vec<HistoryRow> = wanted.cloned().collect();
+            let expected: Vec<HistoryRow> = expected.cloned().collect();
             for (limit, effort) in [(7, little), (7, SEARCH_BUDGET), (1000, little), (1, little)] {
                 let filter = HistoryFilter {
                     test: test.clone(),
@@ -481,11 +481,11 @@ mod tests {
                     limit: Some(limit),
                     ..HistoryFilter::default()
                 };
-                let (found, asked) = parts(&store, &filter, effort);
-                assert_eq!(found, wanted, "{filter:?} {effort:?}");
-                assert!(effort.most > 1000 || since.is_some() || asked > 2, "{filter:?}: the query was not bounded");
+                let (found, queries) = parts(&store, &filter, effort);
+                assert_eq!(found, expected, "{filter:?} {effort:?}");
+                assert!(effort.most > 1000 || since.is_some() || queries > 2, "{filter:?}: the query was not bounded");
                 let once = store.history(&filter).unwrap();
-                assert_eq!(once, wanted[..wanted.len().min(limit as usize)], "{filter:?}");
+                assert_eq!(once, expected[..expected.len().min(limit as usize)], "{filter:?}");
             }
         }
     }

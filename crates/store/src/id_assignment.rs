@@ -67,9 +67,9 @@ impl Tx<'_> {
         if let Some(id) = self.ids.node_id(name) {
             return Ok(id);
         }
-        let life = json::write(&NodeState::InService)?;
+        let state = json::write(&NodeState::InService)?;
         let sql = "INSERT INTO node (name, state, state_since) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING";
-        let id = self.insert_name("node", name.as_str(), sql, vals![name.as_str(), &life, now])?;
+        let id = self.insert_name("node", name.as_str(), sql, vals![name.as_str(), &state, now])?;
         Arc::make_mut(&mut self.ids).add_node(id, name.clone());
         Ok(id)
     }

@@ -52,11 +52,11 @@ impl<T> Default for Dictionary<T> {
 
 impl<T: Clone + Eq + Hash> Dictionary<T> {
     fn add(&mut self, id: i64, name: T) {
-        let place = usize::try_from(id).unwrap_or(0);
-        if self.names.len() <= place {
-            self.names.resize(place + 1, None);
+        let index = usize::try_from(id).unwrap_or(0);
+        if self.names.len() <= index {
+            self.names.resize(index + 1, None);
         }
-        self.names[place] = Some(name.clone());
+        self.names[index] = Some(name.clone());
         self.numbers.insert(name, id);
     }
 
@@ -148,6 +148,6 @@ fn unknown(what: &'static str, id: i64) -> StoreError {
 }
 
 /// Converts a parse error of a stored value into [`StoreError::Unreadable`].
-pub(super) fn parsed<T, E: std::fmt::Display>(what: &'static str, word: std::result::Result<T, E>) -> Result<T> {
-    word.map_err(|error| StoreError::Unreadable { what, why: error.to_string() })
+pub(super) fn parsed<T, E: std::fmt::Display>(what: &'static str, value: std::result::Result<T, E>) -> Result<T> {
+    value.map_err(|error| StoreError::Unreadable { what, why: error.to_string() })
 }

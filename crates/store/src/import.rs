@@ -99,7 +99,7 @@ impl Store {
         }
         if report.added + report.trusted > 0 {
             self.write_unfenced(Access::Write, |tx| {
-                let words = format!(
+                let text = format!(
                     "{} rows, {} of them already imported, {} unreadable, from {}",
                     report.added + report.known,
                     report.known,
@@ -111,7 +111,7 @@ impl Store {
                     tx,
                     at,
                     None,
-                    &[NewAuditLine { action: "import", code, text: words, ..NewAuditLine::default() }],
+                    &[NewAuditLine { action: "import", code, text, ..NewAuditLine::default() }],
                 )?;
                 audit::add_counts(
                     tx,
@@ -236,7 +236,7 @@ fn parse_row(row: &rusqlite::Row<'_>, source: Source) -> rusqlite::Result<std::r
             .filter(|seconds| (1..=LATEST).contains(seconds))
             .map(Timestamp::from_secs)
             .ok_or_else(|| format!("{name}: `{at}` is not a time in seconds since 1970"))?;
-        let (verdict, reason) = match result.as_deref().map(|word| word.trim().to_ascii_lowercase()).as_deref() {
+        let (verdict, reason) = match result.as_deref().map(|text| text.trim().to_ascii_lowercase()).as_deref() {
             None => (Verdict::Inconclusive, MEASURED_ONLY),
             Some("pass") => (Verdict::Pass, IMPORTED),
             Some("fail") => (Verdict::Fail, IMPORTED),

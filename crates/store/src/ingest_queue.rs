@@ -7,9 +7,9 @@
 //!
 //! These rules make it one consistent store:
 //!
-//! - A bundle is in the inbox from the transaction that stores it to the one that enters its results.
+//! - A bundle is in the ingest queue from the transaction that stores it to the one that enters its results.
 //! - A reader in this process first enters everything stored before.
-//! - Any other writer in this process first closes the inbox and enters its content: nothing changes underneath an
+//! - Any other writer in this process first closes the ingest queue and enters its content: nothing changes underneath an
 //!   admitted result.
 //! - Another process sees results when they are entered, a moment later. A process that opens the store or takes the
 //!   lease enters what it finds. Two processes that enter the same results do so one after the other, because both lock
@@ -173,7 +173,7 @@ impl IngestQueue {
 }
 
 impl Store {
-    /// The inbox of this process.
+    /// The ingest queue of this process.
     pub(super) fn ingest_queue(&self) -> &IngestQueue {
         &self.shared.ingest_queue
     }
@@ -189,33 +189,33 @@ impl Store {
             self.apply_oldest_batches()?;
         }
         let _others_wait = self.ingest_queue().submit_lock.read().unwrap_or_else(PoisonError::into_inner);
-        // Before the query: results entered meanwhile leave the inbox, and the database reports them.
+        // Before the query: results entered meanwhile leave the ingest queue, and the database reports them.
         let known = self.are_queued(&batch);
-        let asked = BatchKeys::new(batch.iter().map(|one| &one.result).collect());
+        let keys = BatchKeys::new(batch.iter().map(|one| &one.result).collect());
         let (admitted, bundles) = self.write_concurrently(
             Access::EnqueueResults,
             lease,
-            |tx| asked.prefetch_runs(tx),
-            |tx| enqueue(tx, &asked, &batch, &known),
+            |tx| keys.prefetch_runs(tx),
+            |tx| enqueue(tx, &keys, &batch, &known),
         )?;
         let mut bundles = bundles.into_iter();
-        let mut kept = Vec::with_capacity(bundles.len());
+        let mut stored = Vec::with_capacity(bundles.len());
         let mut accepted = Vec::with_capacity(batch.len());
         for (SubmittedResult { mut result, .. }, admitted) in batch.into_iter().zip(admitted) {
             accepted.push(admitted.map_or_else(Accepted::from, |_| Accepted::Stored));
             let Ok(admitted) = admitted else { continue };
             if let Some(bundle) = bundles.next() {
                 result.evidence = Vec::new();
-                kept.push(AdmittedResult { result, bundle, info: Some(admitted) });
+                stored.push(AdmittedResult { result, bundle, info: Some(admitted) });
             }
         }
-        if !kept.is_empty() {
-            self.ingest_queue().add(lease, kept);
+        if !stored.is_empty() {
+            self.ingest_queue().add(lease, stored);
         }
         Ok(accepted)
     }
 
-    /// Returns which of these are in the inbox of this process.
+    /// Returns which of these are in the ingest queue of this process.
     fn are_queued(&self, batch: &[SubmittedResult]) -> Vec<bool> {
         let names = Arc::clone(&self.shared.ids.read().unwrap_or_else(PoisonError::into_inner));
         let waiting = self.ingest_queue().lock();
@@ -238,16 +238,16 @@ impl Store {
         let batches = self.ingest_queue().oldest();
         let Some(first) = batches.first() else { return Ok(0) };
         let results: Vec<&AdmittedResult> = batches.iter().flat_map(|batch| &batch.results).collect();
-        let asked = BatchKeys::for_apply(&results);
+        let keys = BatchKeys::for_apply(&results);
         let entered = self.write_concurrently(
             Access::ApplyResults,
             &first.lease,
-            |tx| asked.prefetch(tx),
+            |tx| keys.prefetch(tx),
             |tx| {
-                let there = remaining_packs(tx, &results)?;
-                let results: Vec<_> = results.iter().copied().filter(|one| there.contains(&one.bundle)).collect();
-                accept::apply_admitted(tx, &asked, &results)?;
-                remove_packs(tx, &there)
+                let packs = remaining_packs(tx, &results)?;
+                let results: Vec<_> = results.iter().copied().filter(|one| packs.contains(&one.bundle)).collect();
+                accept::apply_admitted(tx, &keys, &results)?;
+                remove_packs(tx, &packs)
             },
         );
         match entered {
@@ -259,7 +259,7 @@ impl Store {
         Ok(results.len())
     }
 
-    /// Enters results in the inbox that this process did not store.
+    /// Enters results in the ingest queue that this process did not store.
     pub(super) fn recover_ingest_queue(&self) -> Result<()> {
         let sql = "SELECT 1 FROM ingest_queue LIMIT 1";
         let some = self.read(|tx| tx.first("reading the inbox", sql, &[], |_| Ok(())))?.is_some();
@@ -274,8 +274,8 @@ fn identity(one: &AdmittedResult) -> Option<(RunId, i64)> {
 /// The outcome of each result in a batch, and the bundles of the admitted ones.
 type StoreOutcome = (Vec<std::result::Result<AdmissionInfo, RejectReason>>, Vec<i64>);
 
-fn enqueue(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, batch: &[SubmittedResult], known: &[bool]) -> Result<StoreOutcome> {
-    let mut expected = PendingRuns::load(tx, &asked.runs)?;
+fn enqueue(tx: &mut Tx<'_>, keys: &BatchKeys<'_>, batch: &[SubmittedResult], known: &[bool]) -> Result<StoreOutcome> {
+    let mut expected = PendingRuns::load(tx, &keys.runs)?;
     let admitted: Vec<_> = batch
         .iter()
         .zip(known)
@@ -284,9 +284,9 @@ fn enqueue(tx: &mut Tx<'_>, asked: &BatchKeys<'_>, batch: &[SubmittedResult], kn
     let arrivals: Vec<IncomingResult<'_>> = batch
         .iter()
         .zip(&admitted)
-        .filter_map(|(SubmittedResult { result, standalone: alone }, admitted)| {
+        .filter_map(|(SubmittedResult { result, standalone }, admitted)| {
             let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
-            Some(IncomingResult { node, result, standalone: alone.as_ref(), case })
+            Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
         })
         .collect();
     let bundles = evidence_pack::store_results(tx, &arrivals)?;
@@ -318,7 +318,7 @@ fn remove_packs(tx: &mut Tx<'_>, bundles: &HashSet<i64>) -> Result<()> {
     tx.execute_each("emptying the inbox", (sqlite, postgres), &[ColumnType::Int], &rows)
 }
 
-/// Enters the whole inbox, in a transaction that excludes other writers.
+/// Enters the whole ingest queue, in a transaction that excludes other writers.
 pub(super) fn apply_all(tx: &mut Tx<'_>) -> Result<()> {
     let operation = "reading the inbox";
     let sql = "SELECT evidence_pack FROM ingest_queue ORDER BY evidence_pack";
@@ -346,7 +346,7 @@ mod tests {
     use crate::StoreUrl;
 
     #[test]
-    fn a_read_with_a_deadline_does_not_wait_for_results_to_be_entered() {
+    fn a_read_with_a_deadline_does_not_wait_for_queued_results() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
         let lease = Lease { holder: "me".to_owned(), fence: 1, ttl: Span::minutes(1) };

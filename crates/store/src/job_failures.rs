@@ -24,10 +24,10 @@ impl Store {
     pub fn add_job_failures(&self, lease: &Lease, failed: &[(NodeName, JobFailure)], now: Timestamp) -> Result<()> {
         use ColumnType::{Int, Text};
         self.write(lease, |tx| {
-            let told = failed.iter().map(|(node, work)| Ok((tx.node_id(node, now)?, work, json::write(&work.how)?)));
-            let told: Vec<(i64, &JobFailure, String)> = told.collect::<Result<_>>()?;
-            let mut rows = Vec::with_capacity(told.len() * 6);
-            for (node, work, how) in &told {
+            let reported = failed.iter().map(|(node, work)| Ok((tx.node_id(node, now)?, work, json::write(&work.how)?)));
+            let reported: Vec<(i64, &JobFailure, String)> = reported.collect::<Result<_>>()?;
+            let mut rows = Vec::with_capacity(reported.len() * 6);
+            for (node, work, how) in &reported {
                 let [id, owner, name] = [&work.id, &work.owner, &work.name].map(Label::as_str);
                 rows.extend_from_slice(vals![id, *node, owner, name, work.at, how]);
             }

@@ -119,8 +119,8 @@ impl Store {
     }
 
     fn from_db(db: Db) -> Result<Self> {
-        let inbox = IngestQueue::new(db.is_sqlite());
-        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: inbox };
+        let queue = IngestQueue::new(db.is_sqlite());
+        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: queue };
         let store = Self { shared: Arc::new(shared), deadline: None };
         store.transaction(Access::WriteExclusive, &mut |tx| {
             schema::migrate(tx)?;

@@ -38,7 +38,7 @@ impl Store {
     }
 
     /// Ends an expired mute, and queues the notifications of that in the same transaction.
-    pub fn end_mute(&self, case: CaseId, now: Timestamp, told: &dyn Fn(&Case, &Mute) -> Vec<RoutedNote>) -> Result<()> {
+    pub fn end_mute(&self, case: CaseId, now: Timestamp, notes_for: &dyn Fn(&Case, &Mute) -> Vec<RoutedNote>) -> Result<()> {
         let operation = "ending a snooze";
         self.write_unfenced(Access::WriteExclusive, |tx| {
             let sql = "SELECT body FROM mute WHERE case_id = $1";
@@ -46,7 +46,7 @@ impl Store {
             let Some(mute) = mute.filter(|mute| mute.until.is_some_and(|until| until <= now)) else { return Ok(()) };
             unmute(tx, case)?;
             let case = case_table::find(tx, case)?;
-            outbox::queue(tx, &case.map_or_else(Vec::new, |case| told(&case, &mute)))
+            outbox::queue(tx, &case.map_or_else(Vec::new, |case| notes_for(&case, &mute)))
         })
     }
 }

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_counts_in_each_of_the_ten_minutes_it_took_part_in() {
+    fn a_run_counts_in_every_ten_minute_slot_it_overlaps() {
         let at = Timestamp::from_millis;
         let long = RunSpan { started: at(SLOT / 2), ended: at(2 * SLOT + 1), nodes: 2 };
         let none = RunSpan { started: at(7), ended: at(7), nodes: 9 };

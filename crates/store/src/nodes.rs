@@ -184,13 +184,13 @@ pub(super) fn node_state(tx: &mut Tx<'_>, node: i64) -> Result<Option<NodeState>
 pub(super) fn set_node_state(
     tx: &mut Tx<'_>,
     node: i64,
-    life: &NodeState,
+    state: &NodeState,
     at: Timestamp,
     case: Option<CaseId>,
 ) -> Result<()> {
-    let life = json::write(life)?;
+    let state = json::write(state)?;
     let sql = "UPDATE node SET state = $2, state_since = $3, case_id = COALESCE($4, case_id) WHERE id = $1";
-    tx.execute("writing a node's state", sql, vals![node, &life, at, case]).map(drop)
+    tx.execute("writing a node's state", sql, vals![node, &state, at, case]).map(drop)
 }
 
 /// Records the machine behind a name, unless a report or result has identified it already.
@@ -203,11 +203,11 @@ pub(super) fn set_hardware(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at
 /// rows.
 pub(super) fn reset_for_new_hardware(tx: &mut Tx<'_>, node: i64, hardware: &HardwareId, at: Timestamp) -> Result<()> {
     let operation = "resetting a node";
-    let life = json::write(&NodeState::InService)?;
+    let state = json::write(&NodeState::InService)?;
     let sql = "UPDATE node SET state = $2, state_since = $3, results_valid_from = $3, hardware_id = $4, \
                boot_id = NULL, hardware_seen_at = $3, backoff_until = NULL, backoff_count = NULL, case_id = NULL, \
                last_report_number = NULL, last_report_sent_at = NULL WHERE id = $1";
-    tx.execute(operation, sql, vals![node, &life, at, hardware.as_str()])?;
+    tx.execute(operation, sql, vals![node, &state, at, hardware.as_str()])?;
     tx.execute(operation, "DELETE FROM latest_result WHERE node = $1", vals![node])?;
     tx.execute(operation, "DELETE FROM acknowledged_event WHERE node = $1", vals![node])?;
     tx.execute(operation, "DELETE FROM finding WHERE node = $1", vals![node])?;

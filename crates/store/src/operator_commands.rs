@@ -224,7 +224,7 @@ mod tests {
     use crate::StoreError;
 
     #[test]
-    fn orders_that_are_given_together_are_written_together_or_not_at_all() {
+    fn commands_submitted_together_are_written_atomically() {
         let store = Store::open_in_memory().unwrap();
         let (node, at) = (NodeName::new("a").unwrap(), Timestamp::from_secs(1000));
         let hold = Hold { by: "ann".to_owned(), why: "fan".to_owned(), since: at, until: None };

@@ -26,8 +26,8 @@ use super::{
 /// Pairs each note with every receiver that wants it.
 pub fn route_notes(routes: &[(String, Route)], notes: &[Notification]) -> Vec<RoutedNote> {
     let pairs = notes.iter().flat_map(|note| routes.iter().map(move |route| (note, route)));
-    let wanted = pairs.filter(|(note, (_, route))| route.accepts(note));
-    wanted.map(|(note, (receiver, _))| RoutedNote { receiver: receiver.clone(), note: note.clone() }).collect()
+    let accepted = pairs.filter(|(note, (_, route))| route.accepts(note));
+    accepted.map(|(note, (receiver, _))| RoutedNote { receiver: receiver.clone(), note: note.clone() }).collect()
 }
 
 /// A message that this process may deliver now.
@@ -200,8 +200,8 @@ impl Store {
                         return Ok(lost);
                     }
                     for id in ids {
-                        let trouble = format!("receiver {receiver} is no longer configured");
-                        record_outcome(tx, id, &DeliveryOutcome::GivenUp { trouble }, now)?;
+                        let error = format!("receiver {receiver} is no longer configured");
+                        record_outcome(tx, id, &DeliveryOutcome::GivenUp { trouble: error }, now)?;
                         lost += 1;
                     }
                 }
@@ -257,7 +257,7 @@ impl Store {
         &self,
         before: &BTreeMap<Condition, Timestamp>,
         after: &BTreeMap<Condition, Timestamp>,
-        told: &[RoutedNote],
+        notes: &[RoutedNote],
     ) -> Result<bool> {
         let operation = "writing service conditions";
         self.write_unfenced(Access::WriteExclusive, |tx| {
@@ -269,19 +269,19 @@ impl Store {
                 let sql = "INSERT INTO alert_condition (name, since) VALUES ($1, $2)";
                 tx.execute(operation, sql, vals![condition.code(), *since])?;
             }
-            queue(tx, told)?;
+            queue(tx, notes)?;
             Ok(true)
         })
     }
 }
 
 /// Queues notes for delivery.
-pub(super) fn queue(tx: &mut Tx<'_>, told: &[RoutedNote]) -> Result<()> {
-    let bodies: Result<Vec<String>> = told.iter().map(|told| json::write(&told.note)).collect();
+pub(super) fn queue(tx: &mut Tx<'_>, notes: &[RoutedNote]) -> Result<()> {
+    let bodies: Result<Vec<String>> = notes.iter().map(|note| json::write(&note.note)).collect();
     let bodies = bodies?;
-    let mut rows = Vec::with_capacity(told.len() * 2);
-    for (told, body) in told.iter().zip(&bodies) {
-        rows.extend_from_slice(vals![&told.receiver, body]);
+    let mut rows = Vec::with_capacity(notes.len() * 2);
+    for (note, body) in notes.iter().zip(&bodies) {
+        rows.extend_from_slice(vals![&note.receiver, body]);
     }
     tx.insert_many("writing notes", "alert_note (receiver, body)", &[ColumnType::Text; 2], &rows, "")
 }
@@ -306,20 +306,20 @@ fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) 
 fn record_outcome(tx: &mut Tx<'_>, id: i64, tried: &DeliveryOutcome, now: Timestamp) -> Result<()> {
     let operation = "recording a delivery attempt";
     let (sql, vals, counter) = match tried {
-        DeliveryOutcome::Retry { next, trouble } => {
+        DeliveryOutcome::Retry { next, trouble: error } => {
             let sql =
                 "UPDATE alert_message SET next_attempt_at = $2, last_error = $3 WHERE id = $1 AND state = 'waiting'";
-            (sql, vals![id, *next, trouble].to_vec(), None)
+            (sql, vals![id, *next, error].to_vec(), None)
         }
         DeliveryOutcome::Delivered => {
             let sql = "UPDATE alert_message SET state = 'delivered', ended = $2, last_error = NULL \
                        WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now].to_vec(), Some(Counter::AlertsDelivered))
         }
-        DeliveryOutcome::GivenUp { trouble } => {
+        DeliveryOutcome::GivenUp { trouble: error } => {
             let sql = "UPDATE alert_message SET state = 'lost', ended = $2, last_error = $3 \
                        WHERE id = $1 AND state = 'waiting'";
-            (sql, vals![id, now, trouble].to_vec(), Some(Counter::AlertsLost))
+            (sql, vals![id, now, error].to_vec(), Some(Counter::AlertsLost))
         }
     };
     let changed = tx.execute(operation, sql, &vals)?;

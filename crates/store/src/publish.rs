@@ -108,30 +108,30 @@ impl Store {
         dest: &Path,
         last: &CopyVersion,
     ) -> Result<std::result::Result<PublishOutcome, RowCountMismatch>> {
-        let draft = TemporaryFile::beside(dest)?;
-        std::fs::copy(dest, &draft.path).map_err(file_error("copying", dest))?;
-        let copy = draft.open()?;
-        let (added, there, counted) = self.read(|tx| {
+        let temporary = TemporaryFile::beside(dest)?;
+        std::fs::copy(dest, &temporary.path).map_err(file_error("copying", dest))?;
+        let copy = temporary.open()?;
+        let (added, copied, counted) = self.read(|tx| {
             let mark = CopyVersion { deleted: last.deleted, ..current_version(tx)? };
             begin(&copy)?;
             let added = copy_added(tx, &copy, last.next_run.saturating_sub(OVERLAP))?;
             finish(&copy, &mark)?;
-            let there: i64 =
+            let copied: i64 =
                 copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
-            Ok((added, there, publishable_count(tx)?))
+            Ok((added, copied, publishable_count(tx)?))
         })?;
-        if there != counted - last.deleted {
+        if copied != counted - last.deleted {
             return Ok(Err(RowCountMismatch));
         }
         close(copy)?;
-        draft.rename(dest)?;
+        temporary.rename(dest)?;
         Ok(Ok(PublishOutcome::Written { rows: added, whole: false }))
     }
 
     fn write_copy(&self, dest: &Path) -> Result<PublishOutcome> {
         move_foreign_aside(dest)?;
-        let draft = TemporaryFile::beside(dest)?;
-        let copy = draft.open()?;
+        let temporary = TemporaryFile::beside(dest)?;
+        let copy = temporary.open()?;
         let rows = self.read(|tx| {
             begin(&copy)?;
             let rows = copy_all(tx, &copy)?;
@@ -140,7 +140,7 @@ impl Store {
             Ok(rows)
         })?;
         close(copy)?;
-        draft.rename(dest)?;
+        temporary.rename(dest)?;
         Ok(PublishOutcome::Written { rows, whole: true })
     }
 }
@@ -239,10 +239,10 @@ fn copy_rows(
     let mut rows = 0;
     tx.rows("reading history", sql, vals, |row: &Row<'_>| {
         let kind = names.outcome(row.int(3)?)?;
-        let Some(word) = kind.verdict.seed_word().filter(|_| !kind.untrusted) else { return Ok(()) };
+        let Some(verdict) = kind.verdict.seed_word().filter(|_| !kind.untrusted) else { return Ok(()) };
         let at: Timestamp = result_time(row.run(1)?, row.int(4)?);
         let (node, test) = (names.node(row.int(0)?)?, names.test(row.int(2)?)?);
-        rows += statement.execute((node.as_str(), test.as_str(), at.secs(), word)).map_err(&fail)? as u64;
+        rows += statement.execute((node.as_str(), test.as_str(), at.secs(), verdict)).map_err(&fail)? as u64;
         Ok(())
     })?;
     Ok(rows)
@@ -269,7 +269,7 @@ fn move_foreign_aside(dest: &Path) -> Result<()> {
     std::fs::rename(dest, &aside).map_err(file_error("moving aside", dest))
 }
 
-/// SQLite VFS without locks: a draft has one writer and no reader, and locks on a share may hang.
+/// SQLite VFS without locks: a temporary file has one writer and no reader, and locks on a share may hang.
 pub(super) const UNLOCKED_VFS: &str = "unix-none";
 
 /// A temporary file beside the one it will replace. Dropping it deletes the file.
@@ -285,24 +285,24 @@ impl TemporaryFile {
             why: format!("{} does not name a file", dest.display()),
         })?;
         let name = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
-        let draft = Self { path: dest.with_file_name(name) };
-        draft.remove();
-        Ok(draft)
+        let temporary = Self { path: dest.with_file_name(name) };
+        temporary.remove();
+        Ok(temporary)
     }
 
-    /// Opens the draft, created with default permissions; a caller that needs it private restricts it before writing.
+    /// Opens the temporary file, created with default permissions; a caller that needs it private restricts it before writing.
     pub(super) fn open(&self) -> Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let draft = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED_VFS).map_err(|error| {
+        let connection = Connection::open_with_flags_and_vfs(&self.path, flags, UNLOCKED_VFS).map_err(|error| {
             StoreError::CannotOpen { path: self.path.display().to_string(), why: error.to_string() }
         })?;
-        draft
+        connection
             .execute_batch(
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; \
                  PRAGMA cache_size = -65536;",
             )
             .map_err(sqlite_error("setting up"))?;
-        Ok(draft)
+        Ok(connection)
     }
 
     /// Syncs the file, renames it, then syncs the directory.

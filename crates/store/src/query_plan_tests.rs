@@ -43,8 +43,8 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
             for verdict in [None, Some(Verdict::Fail)] {
                 for since in [None, Some(now.minus(Span::days(400)))] {
                     for run in [None, Some(None), Some(Some(run))] {
-                        let place = |run| HistoryCursor { at: now, run, node: node.clone(), test: test.clone() };
-                        let (node, test, after) = (of_node.cloned(), of_test.cloned(), run.map(place));
+                        let cursor = |run| HistoryCursor { at: now, run, node: node.clone(), test: test.clone() };
+                        let (node, test, after) = (of_node.cloned(), of_test.cloned(), run.map(cursor));
                         filters.push(HistoryFilter {
                             node,
                             test,
@@ -84,7 +84,7 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
 }
 
 #[test]
-fn no_question_of_the_api_reads_a_whole_table_that_grows() {
+fn no_api_query_scans_a_growing_table() {
     let store = Store::open_in_memory().unwrap();
     let names = |tx: &mut super::Tx<'_>| {
         tx.node_id(&NodeName::new("n1").unwrap(), Timestamp::from_secs(1))?;
@@ -94,8 +94,8 @@ fn no_question_of_the_api_reads_a_whole_table_that_grows() {
     let steps = plan_steps_of_all_queries(&store);
     assert!(steps.len() > 50, "{steps:?}");
     for step in &steps {
-        let mut words = step.split(' ');
-        let scans = words.next() == Some("SCAN") && words.next().is_some_and(|table| GROWING_TABLES.contains(&table));
+        let mut tokens = step.split(' ');
+        let scans = tokens.next() == Some("SCAN") && tokens.next().is_some_and(|table| GROWING_TABLES.contains(&table));
         // This index contains open cases only.
         assert!(!scans || step.contains("USING INDEX case_record_open"), "{step}");
     }
@@ -106,7 +106,7 @@ fn no_question_of_the_api_reads_a_whole_table_that_grows() {
 }
 
 #[test]
-fn a_question_that_takes_too_long_is_given_up_and_the_next_one_is_answered() {
+fn a_query_over_its_deadline_is_aborted_and_the_next_one_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&super::StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
     let endless =

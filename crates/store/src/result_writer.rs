@@ -97,8 +97,8 @@ pub(super) fn load_state_before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<StateB
     let mut before = StateBefore::default();
     tx.rows_by_key(READING_NODES, NODES, nodes, |row| {
         if row.opt_int(0)?.is_some() {
-            let (key, standing) = read_test_status(row, &names)?;
-            before.test_statuses.insert(key, standing);
+            let (key, status) = read_test_status(row, &names)?;
+            before.test_statuses.insert(key, status);
         }
         if let Entry::Vacant(vacant) = before.nodes.entry(row.int(9)?) {
             vacant.insert(NodeStateBefore {
@@ -182,33 +182,33 @@ fn update_latest(tx: &mut Tx<'_>, before: &StateBefore, entries: &[(&NewHistoryR
     for (key, mut results) in by_test {
         results.sort_unstable_by_key(|result| (result.at, result.run));
         let old = before.test_statuses.get(&key).copied().unwrap_or(StoredTestStatus::EMPTY);
-        let standing = if results.iter().all(|result| old.precedes(result)) {
-            let mut standing = old;
-            results.iter().for_each(|result| standing.add(result));
-            Some(standing)
+        let status = if results.iter().all(|result| old.precedes(result)) {
+            let mut status = old;
+            results.iter().for_each(|result| status.add(result));
+            Some(status)
         } else {
             recompute(tx, key, before.results_valid_from(key.0))?
         };
-        if let Some(standing) = standing {
+        if let Some(status) = status {
             let rows = if before.test_statuses.contains_key(&key) { &mut rows } else { &mut new };
-            push_test_status(rows, key, &standing);
+            push_test_status(rows, key, &status);
         }
     }
     update_test_statuses(tx, &rows)?;
     insert_test_statuses(tx, &new)
 }
 
-fn push_test_status(rows: &mut Vec<SqlValue<'_>>, (node, test): (i64, i64), standing: &StoredTestStatus) {
-    let record = &standing.record;
+fn push_test_status(rows: &mut Vec<SqlValue<'_>>, (node, test): (i64, i64), status: &StoredTestStatus) {
+    let record = &status.record;
     rows.extend_from_slice(vals![
         node,
         test,
         record.attempt(),
-        standing.outcome,
-        standing.run,
+        status.outcome,
+        status.run,
         record.settled(),
-        standing.conclusive.map(|(outcome, _)| outcome),
-        standing.conclusive.map(|(_, at)| at),
+        status.conclusive.map(|(outcome, _)| outcome),
+        status.conclusive.map(|(_, at)| at),
         record.misses()
     ]);
 }
@@ -263,8 +263,8 @@ fn recompute(
 pub(super) fn recompute_latest(tx: &mut Tx<'_>, keys: &[(i64, i64)], before: &StateBefore) -> Result<()> {
     let mut rows = Vec::new();
     for key in keys {
-        if let Some(standing) = recompute(tx, *key, before.results_valid_from(key.0))? {
-            push_test_status(&mut rows, *key, &standing);
+        if let Some(status) = recompute(tx, *key, before.results_valid_from(key.0))? {
+            push_test_status(&mut rows, *key, &status);
         }
     }
     insert_test_statuses(tx, &rows)

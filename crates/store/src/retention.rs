@@ -42,11 +42,11 @@ impl Store {
             ..RetentionSummary::default()
         };
         (pruned.run_rows, pruned.audit_rows) = self.write(lease, |tx| {
-            let gone = (prune_runs(tx, history)?, prune_audit(tx, history)?);
+            let deleted = (prune_runs(tx, history)?, prune_audit(tx, history)?);
             if pruned.history_rows > 0 {
                 audit::add_counts(tx, &[(Counter::HistoryRewrites, 1), (Counter::HistoryChanges, 1)])?;
             }
-            Ok(gone)
+            Ok(deleted)
         })?;
         Ok(pruned)
     }
@@ -62,13 +62,13 @@ impl Store {
     fn prune_history(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
         let nodes: Vec<i64> =
             self.read(|tx| tx.all("reading nodes", "SELECT id FROM node ORDER BY id", &[], |row| row.int(0)))?;
-        let mut gone = 0;
+        let mut deleted = 0;
         for some in nodes.chunks(NODES) {
             let old = self.read(|tx| deletable_rows(tx, some, before))?;
             if old.is_empty() {
                 continue;
             }
-            gone += self.write(lease, |tx| {
+            deleted += self.write(lease, |tx| {
                 let sqlite = "DELETE FROM history WHERE node = $1 AND run = $2 AND test = $3";
                 let postgres = "DELETE FROM history h USING UNNEST($1::int8[], $2::int8[], $3::int8[]) \
                                 AS d (node, run, test) WHERE h.node = d.node AND h.run = d.run AND h.test = d.test";
@@ -76,7 +76,7 @@ impl Store {
                 tx.execute_each_counted("deleting history", (sqlite, postgres), &[ColumnType::Int; 3], &rows)
             })?;
         }
-        Ok(gone)
+        Ok(deleted)
     }
 
     fn prune_evidence(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
@@ -84,16 +84,16 @@ impl Store {
         let sql = "SELECT run, node FROM evidence WHERE run < $1 AND received < $2 AND (case_id IS NULL OR EXISTS \
                    (SELECT 1 FROM case_record c WHERE c.id = evidence.case_id AND c.closed IS NOT NULL \
                    AND c.closed < $2)) LIMIT $3";
-        let mut gone = 0;
+        let mut deleted = 0;
         loop {
-            let born = first_run(before);
+            let first_kept = first_run(before);
             let old = self.read(|tx| {
-                tx.all("reading evidence", sql, vals![born, before, ROWS], |row| Ok([row.int(0)?, row.int(1)?]))
+                tx.all("reading evidence", sql, vals![first_kept, before, ROWS], |row| Ok([row.int(0)?, row.int(1)?]))
             })?;
             if old.is_empty() {
-                return Ok(gone);
+                return Ok(deleted);
             }
-            gone += self.write(lease, |tx| {
+            deleted += self.write(lease, |tx| {
                 let sqlite = "DELETE FROM evidence WHERE run = $1 AND node = $2";
                 let postgres = "DELETE FROM evidence e USING UNNEST($1::int8[], $2::int8[]) AS d (run, node) \
                                 WHERE e.run = d.run AND e.node = d.node";
@@ -106,14 +106,14 @@ impl Store {
     /// Deletes expired bundles; documents that a case depends on were copied out. Returns the number of documents.
     fn prune_bundles(&self, lease: &Lease, before: Timestamp) -> Result<u64> {
         let sql = "SELECT id, documents FROM evidence_pack WHERE received < $1 ORDER BY received LIMIT $2";
-        let mut gone = 0;
+        let mut deleted = 0;
         loop {
             let read = |tx: &mut Tx<'_>| {
                 tx.all("reading evidence", sql, vals![before, BUNDLES], |row| Ok((row.int(0)?, row.unsigned(1)?)))
             };
             let old = self.read(read)?;
             if old.is_empty() {
-                return Ok(gone);
+                return Ok(deleted);
             }
             let rows: Vec<SqlValue<'_>> = old.iter().map(|(id, _)| (*id).into()).collect();
             let (sqlite, postgres) =
@@ -121,7 +121,7 @@ impl Store {
             self.write(lease, |tx| {
                 tx.execute_each("deleting evidence", (sqlite, postgres), &[ColumnType::Int], &rows)
             })?;
-            gone += old.iter().map(|(_, documents)| documents).sum::<u64>();
+            deleted += old.iter().map(|(_, documents)| documents).sum::<u64>();
         }
     }
 }
@@ -144,7 +144,7 @@ struct ExpiredRow {
 /// Returns history rows of these nodes that can be deleted, as node, run and test.
 fn deletable_rows(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<Vec<[i64; 3]>> {
     let names = Arc::clone(&tx.ids);
-    let standing = result_writer::load_state_before(tx, nodes)?;
+    let state = result_writer::load_state_before(tx, nodes)?;
     let mut old: HashMap<i64, Vec<ExpiredRow>> = HashMap::new();
     let sql = format!(
         "SELECT node, run, test, outcome, offset_ms FROM history WHERE node IN {{keys}} AND run < {}",
@@ -155,37 +155,37 @@ fn deletable_rows(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<V
         let at = result_time(run, row.int(4)?);
         if at < before {
             let kind = names.outcome(row.int(3)?)?;
-            let believed = !kind.untrusted;
-            let conclusive = believed && kind.verdict.is_conclusive();
+            let trusted = !kind.untrusted;
+            let conclusive = trusted && kind.verdict.is_conclusive();
             old.entry(node).or_default().push(ExpiredRow {
                 run: row.int(1)?,
                 test: row.int(2)?,
                 at,
-                trusted: believed,
+                trusted,
                 conclusive,
             });
         }
         Ok(())
     })?;
-    Ok(old.into_iter().flat_map(|(node, rows)| deletable_rows_of_node(node, &rows, &standing, before)).collect())
+    Ok(old.into_iter().flat_map(|(node, rows)| deletable_rows_of_node(node, &rows, &state, before)).collect())
 }
 
-fn deletable_rows_of_node(node: i64, rows: &[ExpiredRow], standing: &StateBefore, before: Timestamp) -> Vec<[i64; 3]> {
+fn deletable_rows_of_node(node: i64, rows: &[ExpiredRow], state: &StateBefore, before: Timestamp) -> Vec<[i64; 3]> {
     let mut last_conclusive: HashMap<i64, (Timestamp, i64)> = HashMap::new();
     for row in rows.iter().filter(|row| row.conclusive) {
         let newest = last_conclusive.entry(row.test).or_insert((row.at, row.run));
         *newest = (*newest).max((row.at, row.run));
     }
-    let rested_on = |row: &ExpiredRow| {
-        let now = standing.test_statuses.get(&(node, row.test));
+    let is_needed = |row: &ExpiredRow| {
+        let status = state.test_statuses.get(&(node, row.test));
         // `latest_result` is folded from the result that settled the test and all since.
         let folded = row.trusted
-            && standing.is_current_machine(node, row.at)
-            && now.is_some_and(|now| now.record.settled().is_none_or(|settled| row.at >= settled));
-        let newer = now.and_then(|now| now.conclusive).is_some_and(|(_, at)| at >= before);
+            && state.is_current_machine(node, row.at)
+            && status.is_some_and(|status| status.record.settled().is_none_or(|settled| row.at >= settled));
+        let newer = status.and_then(|status| status.conclusive).is_some_and(|(_, at)| at >= before);
         folded || (!newer && last_conclusive.get(&row.test) == Some(&(row.at, row.run)))
     };
-    rows.iter().filter(|row| !rested_on(row)).map(|row| [node, row.run, row.test]).collect()
+    rows.iter().filter(|row| !is_needed(row)).map(|row| [node, row.run, row.test]).collect()
 }
 
 /// Returns runs with expired logs, except the log of a test's newest result and those of an open case.

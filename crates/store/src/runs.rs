@@ -157,7 +157,7 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
                planned, time_limit) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
     let (nodes, tests, secret) = (encode_ids(&node_ids), encode_ids(&test_ids), key.to_hex());
-    let asked = &run.asked;
+    let purpose = &run.asked;
     tx.execute(
         operation,
         sql,
@@ -167,9 +167,9 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
             &nodes,
             &tests,
             count,
-            asked.what.code(),
-            asked.code.as_str(),
-            &asked.text,
+            purpose.what.code(),
+            purpose.code.as_str(),
+            &purpose.text,
             run.case,
             run.planned,
             run.limit
@@ -288,12 +288,12 @@ fn add_report(tx: &mut Tx<'_>, record: &mut RunRecord) -> Result<()> {
 fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
     let Some(last) = outcomes.iter().map(|outcome| outcome.at).max().filter(|_| record.ended.is_none()) else { return };
     let on_last = outcomes.iter().filter(|outcome| outcome.at == last);
-    let mut took: BTreeMap<&NodeName, Span> = BTreeMap::new();
+    let mut durations: BTreeMap<&NodeName, Span> = BTreeMap::new();
     for outcome in on_last {
-        let sum = took.entry(&outcome.node).or_insert(Span::ZERO);
+        let sum = durations.entry(&outcome.node).or_insert(Span::ZERO);
         *sum = [*sum, outcome.took].into_iter().sum();
     }
-    let longest = took.into_values().max().unwrap_or(Span::ZERO);
+    let longest = durations.into_values().max().unwrap_or(Span::ZERO);
     record.ended = Some(last);
     record.started = record.started.or(Some(last.minus(longest)));
 }

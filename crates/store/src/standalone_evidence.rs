@@ -28,16 +28,16 @@ pub(super) struct EvidenceInsert<'a> {
 pub(super) fn insert(tx: &mut Tx<'_>, all: &[EvidenceInsert<'_>]) -> Result<()> {
     use ColumnType::{Blob, Int};
     let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(all.len() * 8);
-    for kept in all {
+    for row in all {
         rows.extend_from_slice(vals![
-            kept.run,
-            kept.node,
-            kept.received,
-            kept.policy_version,
-            kept.profile_version,
-            kept.packed.truncated,
-            kept.case,
-            kept.packed.bytes.as_slice()
+            row.run,
+            row.node,
+            row.received,
+            row.policy_version,
+            row.profile_version,
+            row.packed.truncated,
+            row.case,
+            row.packed.bytes.as_slice()
         ]);
     }
     let into = "evidence (run, node, received, policy_version, profile_version, truncated, case_id, body)";

@@ -43,11 +43,11 @@ impl StoredTestStatus {
     /// Folds all results; `None` if there are none.
     pub(super) fn fold(mut results: Vec<NextResult>) -> Option<Self> {
         results.sort_unstable_by_key(|result| (result.at, result.run));
-        let mut standing = None::<Self>;
+        let mut status = None::<Self>;
         for result in &results {
-            standing.get_or_insert(Self::EMPTY).add(result);
+            status.get_or_insert(Self::EMPTY).add(result);
         }
-        standing
+        status
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_results_come_makes_no_difference() {
+    fn the_order_of_results_makes_no_difference() {
         let miss = Verdict::Inconclusive;
         let in_order = StoredTestStatus::fold(vec![result(5, miss), result(6, Verdict::Pass), result(7, miss)]);
         let late_pass = StoredTestStatus::fold(vec![result(5, miss), result(7, miss), result(6, Verdict::Pass)]);
@@ -71,9 +71,9 @@ mod tests {
 
     #[test]
     fn an_inconclusive_result_hides_no_earlier_verdict() {
-        let standing =
+        let status =
             StoredTestStatus::fold(vec![result(5, Verdict::Fail), result(6, Verdict::Inconclusive)]).unwrap();
-        assert_eq!(standing.conclusive, Some((1, Timestamp::from_secs(5))));
-        assert_eq!(standing.record.verdict(), Some(Verdict::Inconclusive));
+        assert_eq!(status.conclusive, Some((1, Timestamp::from_secs(5))));
+        assert_eq!(status.record.verdict(), Some(Verdict::Inconclusive));
     }
 }

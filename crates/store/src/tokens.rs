@@ -43,8 +43,8 @@ impl Store {
             let digest = token.digest.to_hex();
             let (role, expires) = (token.role.code(), token.expires);
             tx.execute("adding a token", sql, vals![&token.name, role, &digest, &token.by, token.created, expires])?;
-            let words = format!("{} ({role}): {why}", token.name);
-            audit_operator(tx, "add-token", None, (&token.by, &words), token.created)
+            let text = format!("{} ({role}): {why}", token.name);
+            audit_operator(tx, "add-token", None, (&token.by, &text), token.created)
         })
     }
 

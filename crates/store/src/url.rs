@@ -51,22 +51,22 @@ impl fmt::Debug for StoreUrl {
 fn hide_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let user = rest.rfind('@').and_then(|at| Some(rest[..at].find(':')? + 1..at));
-    let parameters = rest.match_indices("password=").map(|(place, word)| {
-        let start = place + word.len();
+    let parameters = rest.match_indices("password=").map(|(index, name)| {
+        let start = index + name.len();
         start..rest[start..].find('&').map_or(rest.len(), |end| start + end)
     });
     let mut secrets: Vec<_> = user.into_iter().chain(parameters).collect();
     secrets.sort_by_key(|secret| secret.start);
-    let (mut shown, mut told) = (format!("{scheme}://"), 0);
+    let (mut output, mut copied) = (format!("{scheme}://"), 0);
     for secret in secrets {
-        if secret.start >= told {
-            shown.push_str(&rest[told..secret.start]);
-            shown.push('…');
+        if secret.start >= copied {
+            output.push_str(&rest[copied..secret.start]);
+            output.push('…');
         }
-        told = told.max(secret.end);
+        copied = copied.max(secret.end);
     }
-    shown.push_str(&rest[told..]);
-    shown
+    output.push_str(&rest[copied..]);
+    output
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_refused_with_the_accepted_forms() {
+    fn an_invalid_store_url_is_rejected_with_the_accepted_forms() {
         for text in ["", "sqlite:", "mysql://root@h/x"] {
             let error = text.parse::<StoreUrl>().unwrap_err().to_string();
             assert!(error.contains("postgres://USER@HOST/DATABASE"), "{text}: {error}");

@@ -43,10 +43,10 @@ struct Report {
 }
 
 impl Report {
-    fn add(&mut self, checked: String, mut troubles: Vec<String>) {
-        let more = troubles.len().saturating_sub(NAMED);
-        troubles.truncate(NAMED);
-        self.verified.troubles.append(&mut troubles);
+    fn add(&mut self, checked: String, mut problems: Vec<String>) {
+        let more = problems.len().saturating_sub(NAMED);
+        problems.truncate(NAMED);
+        self.verified.troubles.append(&mut problems);
         if more > 0 {
             self.verified.troubles.push(format!("… and {more} more of this kind"));
         }
@@ -58,9 +58,9 @@ fn database(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     if !tx.is_sqlite() {
         return Ok(());
     }
-    let said = tx.all("checking the file", "PRAGMA integrity_check", &[], |row| Ok(row.text(0)?.to_owned()))?;
-    let troubles = said.into_iter().filter(|line| line != "ok").map(|line| format!("the file is damaged: {line}"));
-    report.add("the database file".to_owned(), troubles.collect());
+    let lines = tx.all("checking the file", "PRAGMA integrity_check", &[], |row| Ok(row.text(0)?.to_owned()))?;
+    let problems = lines.into_iter().filter(|line| line != "ok").map(|line| format!("the file is damaged: {line}"));
+    report.add("the database file".to_owned(), problems.collect());
     Ok(())
 }
 
@@ -71,8 +71,8 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, \
                inconclusive_count FROM latest_result";
     tx.rows("reading latest results", sql, &[], |row| {
-        let (key, standing) = read_test_status(row, &names)?;
-        latest.insert(key, standing);
+        let (key, status) = read_test_status(row, &names)?;
+        latest.insert(key, status);
         Ok(())
     })?;
     let mut counts_from: HashMap<i64, Timestamp> = HashMap::new();
@@ -102,9 +102,9 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     })?;
     fold.finish_node();
     let missing: Vec<_> = fold.latest.keys().copied().collect();
-    let mut troubles = fold.wrong;
-    troubles.extend(missing.into_iter().map(|key| (key, "is in `latest_result` but not in `history`")));
-    let mut troubles: Vec<String> = troubles
+    let mut problems = fold.wrong;
+    problems.extend(missing.into_iter().map(|key| (key, "is in `latest_result` but not in `history`")));
+    let mut problems: Vec<String> = problems
         .into_iter()
         .map(|((node, test), what)| {
             let node = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
@@ -112,8 +112,8 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
             format!("{node} {test} {what}")
         })
         .collect();
-    troubles.sort();
-    report.add(format!("latest results, compared with {rows} rows of history"), troubles);
+    problems.sort();
+    report.add(format!("latest results, compared with {rows} rows of history"), problems);
     hourly(tx, report, &fold.counts)
 }
 
@@ -140,7 +140,7 @@ impl Fold {
         for (test, results) in std::mem::take(&mut self.tests) {
             let key = (self.node, test);
             match (self.latest.remove(&key), StoredTestStatus::fold(results)) {
-                (Some(kept), Some(folded)) if kept == folded => {}
+                (Some(stored), Some(folded)) if stored == folded => {}
                 (Some(_), _) => self.wrong.push((key, "differs between `latest_result` and `history`")),
                 (None, _) => self.wrong.push((key, "is in `history` but not in `latest_result`")),
             }
@@ -151,64 +151,64 @@ impl Fold {
 /// Compares hourly counts. Retention deletes history rows and keeps the counts, so a count may be higher than history
 /// but never lower.
 fn hourly(tx: &mut Tx<'_>, report: &mut Report, counts: &BTreeMap<(i64, i64), [i64; 4]>) -> Result<()> {
-    let mut kept: HashMap<(i64, i64), [i64; 4]> = HashMap::new();
+    let mut stored: HashMap<(i64, i64), [i64; 4]> = HashMap::new();
     let sql = "SELECT hour, test, passed, failed, inconclusive, not_applicable FROM hourly_count";
     tx.rows("reading counts", sql, &[], |row| {
         let counts = [row.int(2)?, row.int(3)?, row.int(4)?, row.int(5)?];
-        kept.insert((row.int(0)?, row.int(1)?), counts);
+        stored.insert((row.int(0)?, row.int(1)?), counts);
         Ok(())
     })?;
-    let short = counts.iter().filter(|(key, counted)| {
-        let kept = kept.get(*key).copied().unwrap_or_default();
-        kept.iter().zip(counted.iter()).any(|(kept, counted)| kept < counted)
+    let too_low = counts.iter().filter(|(key, counted)| {
+        let stored = stored.get(*key).copied().unwrap_or_default();
+        stored.iter().zip(counted.iter()).any(|(stored, counted)| stored < counted)
     });
-    let troubles = short.map(|((hour, test), _)| {
+    let problems = too_low.map(|((hour, test), _)| {
         format!("the hourly counts of test {test} at {} are too low", Timestamp::from_millis(hour * HOUR))
     });
-    report.add("hourly counts".to_owned(), troubles.collect());
+    report.add("hourly counts".to_owned(), problems.collect());
     Ok(())
 }
 
 fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.ids);
-    let mut troubles = Vec::new();
+    let mut problems = Vec::new();
     let mut busy: HashMap<i64, RunId> = HashMap::new();
     let sql = "SELECT a.run, a.node, r.end_kind FROM pending_results a JOIN run r ON r.id = a.run";
     tx.rows("reading runs", sql, &[], |row| {
         let (run, node) = (row.run(0)?, row.int(1)?);
         let name = names.node(node).map_or_else(|_| node.to_string(), ToString::to_string);
         if let Some(other) = busy.insert(node, run) {
-            troubles.push(format!("{name} has two runs, {other} and {run}"));
+            problems.push(format!("{name} has two runs, {other} and {run}"));
         }
         if row.opt_text(2)?.is_some() {
-            troubles.push(format!("{run} on {name} is both ended and active"));
+            problems.push(format!("{run} on {name} is both ended and active"));
         }
         Ok(())
     })?;
     let sql = "SELECT run FROM pending_results a WHERE LENGTH(run_key) <> 64 \
                OR NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = a.run AND n.node = a.node)";
     tx.rows("reading runs", sql, &[], |row| {
-        troubles.push(format!("{} is active without a key, or is not a run of that node", row.run(0)?));
+        problems.push(format!("{} is active without a key, or is not a run of that node", row.run(0)?));
         Ok(())
     })?;
-    report.add(format!("{} active runs", busy.len()), troubles);
+    report.add(format!("{} active runs", busy.len()), problems);
     Ok(())
 }
 
-/// Checks that every bundle in the inbox exists.
+/// Checks that every bundle in the ingest queue exists.
 fn verify_ingest_queue(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let sql = "SELECT evidence_pack FROM ingest_queue i \
                WHERE NOT EXISTS (SELECT 1 FROM evidence_pack b WHERE b.id = i.evidence_pack)";
     let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
-    let troubles = lost.into_iter().map(|bundle| format!("bundle {bundle} in the ingest queue is missing"));
-    report.add("the ingest queue".to_owned(), troubles.collect());
+    let problems = lost.into_iter().map(|bundle| format!("bundle {bundle} in the ingest queue is missing"));
+    report.add("the ingest queue".to_owned(), problems.collect());
     Ok(())
 }
 
 fn open_cases(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.ids);
     let open = cases::open_cases(tx)?;
-    let mut troubles: Vec<String> = open
+    let mut problems: Vec<String> = open
         .iter()
         .filter(|(_, node, _)| names.node(*node).is_err())
         .map(|(case, _, name)| format!("{case} is open on an unknown node: {name}"))
@@ -216,10 +216,10 @@ fn open_cases(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let known: HashSet<CaseId> = open.iter().map(|(case, ..)| *case).collect();
     tx.rows("reading nodes", "SELECT name, case_id FROM node WHERE case_id IS NOT NULL", &[], |row| {
         if let Some(case) = row.opt_case(1)?.filter(|case| !known.contains(case)) {
-            troubles.push(format!("{} refers to {case}, which is not open", row.text(0)?));
+            problems.push(format!("{} refers to {case}, which is not open", row.text(0)?));
         }
         Ok(())
     })?;
-    report.add(format!("{} open cases", open.len()), troubles);
+    report.add(format!("{} open cases", open.len()), problems);
     Ok(())
 }

@@ -48,34 +48,34 @@ macro_rules! suite {
 pub(crate) use suite;
 
 suite!(
-    a_run_is_active_until_its_result_comes_and_then_its_key_is_gone,
-    a_result_is_kept_once,
-    a_result_of_an_unknown_run_or_of_another_node_is_turned_away,
+    a_run_is_active_until_its_result_arrives_and_then_its_key_is_deleted,
+    a_result_is_stored_once,
+    a_result_of_an_unknown_run_or_another_node_is_rejected,
     a_partial_result_leaves_the_run_open_and_its_end_fills_the_gap,
     a_run_over_several_nodes_ends_with_the_last_of_them,
-    a_run_that_started_and_brought_nothing_leaves_incomplete_rows,
-    a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time,
-    a_rejected_job_backs_off_and_a_start_ends_that,
-    a_node_that_is_wanted_does_not_back_off,
-    a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written,
-    a_result_that_came_before_the_conclusion_stays,
-    a_controller_that_was_overtaken_can_write_nothing,
-    a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead,
+    a_started_run_without_results_leaves_incomplete_rows,
+    a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_exponentially,
+    a_rejected_job_backs_off_until_a_job_starts,
+    a_node_taken_by_other_work_does_not_back_off,
+    the_database_rejects_a_plan_with_a_second_run_on_a_node,
+    a_result_that_arrived_before_the_conclusion_stays,
+    a_controller_without_the_lease_cannot_write,
+    a_lease_is_held_until_it_expires_is_released_or_its_process_dies,
     findings_count_up_while_they_last_and_a_conclusive_result_clears_them,
     a_late_result_is_history_and_changes_neither_latest_nor_findings,
-    another_machine_under_a_name_begins_anew,
+    new_hardware_under_a_known_name_starts_without_history,
     history_is_read_newest_first_by_node_test_and_time,
     a_limit_cuts_history_where_it_would_be_cut_without_one,
     failure_rates_are_counted_by_the_hour,
     node_hours_count_from_the_start_to_the_end_of_each_run,
-    reasons_are_kept_until_they_change_or_a_run_takes_the_node,
-    many_threads_share_one_commit_and_each_gets_its_own_answer,
-    a_run_ends_once_when_its_nodes_answer_at_the_same_time,
-    nodes_load_with_everything_known_of_them,
-    what_was_seen_of_a_machine_is_remembered_beside_its_node,
+    skip_reasons_are_stored_until_they_change_or_a_run_starts,
+    many_threads_share_one_commit_and_each_gets_its_own_result,
+    a_run_ends_once_when_its_nodes_report_at_the_same_time,
+    nodes_load_with_all_stored_data,
+    observed_hardware_is_stored_with_its_node,
 );
 
-fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut StoreTestbed) {
+fn a_run_is_active_until_its_result_arrives_and_then_its_key_is_deleted(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk", "memory"]);
     let active = bed.store.active_runs().unwrap();
     assert_eq!(active.len(), 1);
@@ -104,7 +104,7 @@ fn a_run_is_active_until_its_result_comes_and_then_its_key_is_gone(bed: &mut Sto
     bed.assert_sound();
 }
 
-fn a_result_is_kept_once(bed: &mut StoreTestbed) {
+fn a_result_is_stored_once(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     let result = bed.result(run, "n1", vec![bed.outcome("n1", "disk", Verdict::Pass)]);
     // Twice in one batch, and once more after it.
@@ -116,7 +116,7 @@ fn a_result_is_kept_once(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_result_of_an_unknown_run_or_of_another_node_is_turned_away(bed: &mut StoreTestbed) {
+fn a_result_of_an_unknown_run_or_another_node_is_rejected(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.plan("n2", &["disk"]);
     let stranger = bed.result(run, "n2", vec![bed.outcome("n2", "disk", Verdict::Fail)]);
@@ -163,7 +163,7 @@ fn a_run_over_several_nodes_ends_with_the_last_of_them(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut StoreTestbed) {
+fn a_started_run_without_results_leaves_incomplete_rows(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk", "memory"]);
     let started = bed.wait(Span::from_secs(10));
     bed.store.record_running(&bed.lease, run, started).unwrap();
@@ -188,7 +188,7 @@ fn a_run_that_started_and_brought_nothing_leaves_incomplete_rows(bed: &mut Store
     bed.assert_sound();
 }
 
-fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_time(bed: &mut StoreTestbed) {
+fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_exponentially(bed: &mut StoreTestbed) {
     let first = retry().not_started;
     for expected in [first, first.times(2), first.times(4)] {
         let run = bed.plan("n1", &["disk"]);
@@ -203,7 +203,7 @@ fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_longer_each_tim
     bed.assert_sound();
 }
 
-fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut StoreTestbed) {
+fn a_rejected_job_backs_off_until_a_job_starts(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.store.record_rejected(&bed.lease, run, "no such partition", bed.now, &retry()).unwrap();
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap().times, 1);
@@ -218,7 +218,7 @@ fn a_rejected_job_backs_off_and_a_start_ends_that(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_node_that_is_wanted_does_not_back_off(bed: &mut StoreTestbed) {
+fn a_node_taken_by_other_work_does_not_back_off(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.conclude(run, Conclusion::NotStarted(NotStartedReason::NodeTaken));
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff, None);
@@ -226,7 +226,7 @@ fn a_node_that_is_wanted_does_not_back_off(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is_written(bed: &mut StoreTestbed) {
+fn the_database_rejects_a_plan_with_a_second_run_on_a_node(bed: &mut StoreTestbed) {
     bed.plan("n1", &["disk"]);
     let cycles = bed.store.cycles(10).unwrap().len();
     let fine = bed.run_on(&["n2"], &["disk"]);
@@ -243,7 +243,7 @@ fn a_second_run_on_a_node_is_refused_by_the_database_and_nothing_of_that_plan_is
     bed.assert_sound();
 }
 
-fn a_result_that_came_before_the_conclusion_stays(bed: &mut StoreTestbed) {
+fn a_result_that_arrived_before_the_conclusion_stays(bed: &mut StoreTestbed) {
     let run = bed.run_test("n1", "disk", Verdict::Pass);
     // The plan was based on an older state, without the result.
     bed.conclude(run, Conclusion::Incomplete(IncompleteReason::NoResult));
@@ -252,7 +252,7 @@ fn a_result_that_came_before_the_conclusion_stays(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut StoreTestbed) {
+fn a_controller_without_the_lease_cannot_write(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     let old = bed.lease.clone();
     // Its lease expired while it was suspended, and another controller took over.
@@ -271,7 +271,7 @@ fn a_controller_that_was_overtaken_can_write_nothing(bed: &mut StoreTestbed) {
     assert_eq!(bed.store.accept(&new, &[result]).unwrap(), [Accepted::Stored]);
 }
 
-fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mut StoreTestbed) {
+fn a_lease_is_held_until_it_expires_is_released_or_its_process_dies(bed: &mut StoreTestbed) {
     let (store, now) = (&bed.store, bed.now);
     store.release(&bed.lease).unwrap();
     assert_eq!(store.leader().unwrap(), None);
@@ -290,8 +290,8 @@ fn a_lease_is_held_until_it_runs_out_is_released_or_its_process_is_dead(bed: &mu
 
     // A process of this host that has exited: no process has its start time.
     let us = doctor_store::this_process();
-    let (place, _) = us.rsplit_once(':').unwrap();
-    store.acquire(&format!("{place}:1"), now, Span::hours(1)).unwrap();
+    let (host_and_pid, _) = us.rsplit_once(':').unwrap();
+    store.acquire(&format!("{host_and_pid}:1"), now, Span::hours(1)).unwrap();
     store.acquire(&us, now, Span::hours(1)).unwrap();
     let busy = store.acquire("host-b:17:99", now, Span::hours(1)).unwrap_err();
     assert!(busy.to_string().contains("holds the lease until"), "{busy}");
@@ -360,7 +360,7 @@ fn a_late_result_is_history_and_changes_neither_latest_nor_findings(bed: &mut St
     bed.assert_sound();
 }
 
-fn another_machine_under_a_name_begins_anew(bed: &mut StoreTestbed) {
+fn new_hardware_under_a_known_name_starts_without_history(bed: &mut StoreTestbed) {
     bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
     let board = HardwareId::new("board-SN-other").unwrap();
@@ -464,7 +464,7 @@ fn node_hours_count_from_the_start_to_the_end_of_each_run(bed: &mut StoreTestbed
     assert_eq!(bed.store.node_time_since(bed.now.minus(Span::minutes(5))).unwrap(), Span::from_secs(90));
 }
 
-fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut StoreTestbed) {
+fn skip_reasons_are_stored_until_they_change_or_a_run_starts(bed: &mut StoreTestbed) {
     let busy = SkipReason::Busy { by: "job 7".into() };
     let cycle = bed.commit_reasons(&[], &[(node("n1"), busy.clone()), (node("n2"), SkipReason::WaitingForSlot)]);
     let first = bed.now;
@@ -484,7 +484,7 @@ fn reasons_are_kept_until_they_change_or_a_run_takes_the_node(bed: &mut StoreTes
     assert_eq!(cycles[2].trouble.as_deref(), Some("the backend was slow"));
 }
 
-fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut StoreTestbed) {
+fn many_threads_share_one_commit_and_each_gets_its_own_result(bed: &mut StoreTestbed) {
     let runs: Vec<_> = (0..64).map(|i| (format!("n{i}"), bed.plan(&format!("n{i}"), &["disk"]))).collect();
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     std::thread::scope(|scope| {
@@ -505,7 +505,7 @@ fn many_threads_share_one_commit_and_each_gets_its_own_answer(bed: &mut StoreTes
     bed.assert_sound();
 }
 
-fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut StoreTestbed) {
+fn a_run_ends_once_when_its_nodes_report_at_the_same_time(bed: &mut StoreTestbed) {
     let nodes: Vec<[String; 2]> = (0..24).map(|i| [format!("a{i}"), format!("b{i}")]).collect();
     let runs: Vec<_> = nodes.iter().map(|[a, b]| bed.run_on(&[a, b], &["nccl"])).collect();
     let ids: Vec<_> = runs.iter().map(|run| run.id).collect();
@@ -532,7 +532,7 @@ fn a_run_ends_once_when_its_nodes_answer_at_the_same_time(bed: &mut StoreTestbed
     bed.assert_sound();
 }
 
-fn nodes_load_with_everything_known_of_them(bed: &mut StoreTestbed) {
+fn nodes_load_with_all_stored_data(bed: &mut StoreTestbed) {
     bed.run_test("n1", "gpu", Verdict::Fail);
     bed.run_test("n1", "disk", Verdict::Pass);
     bed.run_test("n2", "disk", Verdict::Inconclusive);
@@ -558,7 +558,7 @@ fn nodes_load_with_everything_known_of_them(bed: &mut StoreTestbed) {
     }
 }
 
-fn what_was_seen_of_a_machine_is_remembered_beside_its_node(bed: &mut StoreTestbed) {
+fn observed_hardware_is_stored_with_its_node(bed: &mut StoreTestbed) {
     bed.run_test("n1", "disk", Verdict::Pass);
     bed.wait(Span::hours(3));
     let run = bed.plan("n1", &["disk"]);

@@ -21,23 +21,23 @@ fn main() {
     let (nodes, tests) = (arguments.next().unwrap_or(100_000), arguments.next().unwrap_or(10));
     let snapshot = fleet::snapshot(nodes, tests);
 
-    let begun = processor_time();
+    let started = processor_time();
     let cold: Vec<Duration> = (0..15)
         .map(|_| {
             let mut ids = IdSource::new(1);
             let begin = Instant::now();
             let plan = plan(&snapshot, &mut ids);
-            let took = begin.elapsed();
+            let elapsed = begin.elapsed();
             assert!(!plan.actions.is_empty() && plan.skipped.len() + plan.actions.len() >= nodes);
-            took
+            elapsed
         })
         .collect();
-    report("from scratch", cold, begun);
+    report("from scratch", cold, started);
 
     let mut planner = Planner::new(snapshot.clone());
     let mut ids = IdSource::new(1);
     planner.plan(snapshot.at, &mut ids);
-    let begun = processor_time();
+    let started = processor_time();
     let events: Vec<Duration> = (0..1000_usize)
         .map(|n| {
             let mut record = planner.snapshot().nodes[n * 7919 % nodes].clone();
@@ -49,13 +49,13 @@ fn main() {
             let begin = Instant::now();
             planner.set_node(record);
             let plan = planner.plan(at, &mut ids);
-            let took = begin.elapsed();
+            let elapsed = begin.elapsed();
             assert!(plan.skipped.len() < 1000 + nodes / 10);
-            took
+            elapsed
         })
         .collect();
 
-    report("after one event", events, begun);
+    report("after one event", events, started);
 }
 
 /// Returns the CPU time of this thread, if the system reports it.
@@ -64,15 +64,15 @@ fn processor_time() -> Option<Duration> {
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
-fn report(what: &str, mut took: Vec<Duration>, begun: Option<Duration>) {
-    let processor = processor_time().zip(begun).map(|(now, begun)| (now - begun) / took.len() as u32);
+fn report(what: &str, mut durations: Vec<Duration>, started: Option<Duration>) {
+    let processor = processor_time().zip(started).map(|(now, started)| (now - started) / durations.len() as u32);
     let processor = processor.map_or_else(|| "unknown".to_owned(), |each| format!("{:.3} ms", ms(each)));
-    took.sort();
-    let (best, middle, worst) = (took[0], took[took.len() / 2], took[took.len() - 1]);
+    durations.sort();
+    let (best, middle, worst) = (durations[0], durations[durations.len() / 2], durations[durations.len() - 1]);
     let [best, middle, worst] = [best, middle, worst].map(ms);
     println!("{what}: best {best:.3} ms, median {middle:.3} ms, worst {worst:.3} ms; processor {processor}");
 }
 
-fn ms(took: Duration) -> f64 {
-    took.as_secs_f64() * 1000.0
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }

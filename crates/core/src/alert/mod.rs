@@ -159,15 +159,15 @@ pub fn case_notifications(
     for action in actions {
         let Some((id, change)) = change(snapshot, action) else { continue };
         let known = notes.iter().position(|note| note.case == id);
-        let place = match (known, case_of(snapshot, action, id)) {
-            (Some(place), _) => place,
+        let index = match (known, case_of(snapshot, action, id)) {
+            (Some(index), _) => index,
             (None, Some(case)) => {
                 notes.push(CaseNotification::of(snapshot, case));
                 notes.len() - 1
             }
             (None, None) => continue,
         };
-        notes[place].apply(snapshot, &action.what, change);
+        notes[index].apply(snapshot, &action.what, change);
     }
     notes.retain(|note| !note.open || muted.get(&note.case).is_none_or(|mute| !mute.is_active(snapshot.at)));
     notes.into_iter().map(|note| Notification { at: snapshot.at, subject: Subject::Case(note) }).collect()
@@ -230,7 +230,7 @@ fn case_of<'a>(snapshot: &'a Snapshot, action: &'a WithReason<Action>, id: CaseI
 }
 
 fn record<'a>(snapshot: &'a Snapshot, node: &NodeName) -> Option<&'a NodeRecord> {
-    snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok().map(|place| &snapshot.nodes[place])
+    snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok().map(|index| &snapshot.nodes[index])
 }
 
 fn worst(snapshot: &Snapshot, node: &NodeName) -> Option<Severity> {

@@ -36,8 +36,8 @@ pub fn summary(notes: &[Notification]) -> String {
     }
     let cases = cases.into_iter().map(|(kind, cases)| {
         let names: Vec<_> = cases.iter().map(|case| case.node.clone()).collect();
-        let word = if cases.len() == 1 { "case" } else { "cases" };
-        format!("{} {word} {kind} ({})", cases.len(), truncate(&hostlist::fold(&names), 200))
+        let noun = if cases.len() == 1 { "case" } else { "cases" };
+        format!("{} {noun} {kind} ({})", cases.len(), truncate(&hostlist::fold(&names), 200))
     });
     let cases: Vec<String> = cases.collect();
     let parts = [cases.join(", "), others.join(", ")];
@@ -103,7 +103,7 @@ fn paragraph(note: &Notification) -> String {
 /// Shortens text and removes control characters: messages are read on a phone, and text from a node may be long or
 /// hostile.
 fn truncate(text: &str, most: usize) -> String {
-    let plain = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
+    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut short: String = plain.clone().take(most).collect();
     if plain.count() > most {
         short.push('…');

@@ -51,20 +51,20 @@ const OWN_WINDOW: u32 = 20;
 impl BaselineNeeds {
     /// Returns the baselines that the rules of this check need.
     pub fn for_check(rules: &[Rule], check: &CheckId) -> Self {
-        let mut wanted = Self::default();
+        let mut needs = Self::default();
         for rule in rules.iter().filter(|rule| rule.check == *check) {
-            wanted.add(&rule.when);
+            needs.add(&rule.when);
         }
-        wanted
+        needs
     }
 
     /// Returns the baselines that the rules of any check need.
     pub fn for_all_checks(rules: &[Rule]) -> Self {
-        let mut wanted = Self::default();
+        let mut needs = Self::default();
         for rule in rules {
-            wanted.add(&rule.when);
+            needs.add(&rule.when);
         }
-        wanted
+        needs
     }
 
     fn add(&mut self, when: &When) {

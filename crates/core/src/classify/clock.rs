@@ -15,13 +15,13 @@ pub const CLOCK_TOLERANCE: Span = Span::minutes(5);
 /// received the result.
 pub fn check_clock(
     check: &CheckId,
-    asked: Timestamp,
+    requested: Timestamp,
     started: Timestamp,
     ended: Timestamp,
     received: Timestamp,
 ) -> Option<Finding> {
-    let (off, way) = if started < asked.minus(CLOCK_TOLERANCE) {
-        (asked.since(started), "behind")
+    let (off, direction) = if started < requested.minus(CLOCK_TOLERANCE) {
+        (requested.since(started), "behind")
     } else if ended > received.plus(CLOCK_TOLERANCE) {
         (ended.since(received), "ahead of")
     } else {
@@ -34,7 +34,7 @@ pub fn check_clock(
         severity: Severity::Monitor,
         remedy: Severity::Monitor.default_remedy(),
         reason: ReasonCode::fixed("clock-off"),
-        text: format!("the node's clock is at least {} {way} the controller's", Span::from_secs(off.secs())),
+        text: format!("the node's clock is at least {} {direction} the controller's", Span::from_secs(off.secs())),
         rule: RuleId::new("clock-off").expect("a plain word is a rule name"),
         evidence: Evidence::Nothing,
         confirm: 1,
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_off_only_when_no_honest_delay_explains_it() {
+    fn a_clock_is_reported_wrong_only_if_no_delay_explains_it() {
         let at = |minutes: i64| Timestamp::from_secs(1_000_000 + minutes * 60);
         let judge = |started, ended, received| {
             check_clock(&CheckId::new("disk").unwrap(), at(0), at(started), at(ended), at(received))

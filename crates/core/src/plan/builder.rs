@@ -39,7 +39,7 @@ pub(super) struct PlanBuilder<'a> {
 impl<'a> PlanBuilder<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, index: &'a Index, ids: &'a mut IdSource) -> Self {
         ids.set_time(snapshot.at);
-        let mut draft = Self {
+        let mut builder = Self {
             snapshot,
             index,
             ids,
@@ -50,24 +50,24 @@ impl<'a> PlanBuilder<'a> {
             active: BTreeSet::new(),
             breaker: BreakerGuard::new(snapshot, index.pools.len()),
             usage: Usage::new(snapshot, index.pools.len()),
-            cases: snapshot.cases.iter().enumerate().map(|(place, case)| (case.id, place)).collect(),
+            cases: snapshot.cases.iter().enumerate().map(|(position, case)| (case.id, position)).collect(),
         };
         for active in &snapshot.runs {
             let stuck = active.cancelling.is_some_and(|cancelling| snapshot.at.since(cancelling.since) >= STUCK_AFTER);
             let nodes: Vec<u32> = active.run.nodes.iter().filter_map(|name| find(snapshot, name)).collect();
             if !stuck {
                 let pools: Vec<u16> = nodes.iter().map(|node| index.pool(*node)).collect();
-                draft.usage.add_run(snapshot, &active.run.tests, &pools);
+                builder.usage.add_run(snapshot, &active.run.tests, &pools);
                 let elapsed = match &active.job {
                     ObservedJobState::Running { since, .. } => snapshot.at.since(*since),
                     _ => Span::ZERO,
                 };
                 let usual = usual_duration(snapshot, &active.run.tests);
-                draft.usage.add_node_time(usual.max(elapsed).times(active.run.nodes.len() as i64));
+                builder.usage.add_node_time(usual.max(elapsed).times(active.run.nodes.len() as i64));
             }
-            draft.active.extend(nodes);
+            builder.active.extend(nodes);
         }
-        draft
+        builder
     }
 
     pub(super) fn push_action(&mut self, action: Action, code: &'static str, text: impl Into<String>) {
@@ -89,7 +89,7 @@ impl<'a> PlanBuilder<'a> {
     }
 
     pub(super) fn case(&self, id: CaseId) -> Option<&'a Case> {
-        self.cases.get(&id).map(|place| &self.snapshot.cases[*place])
+        self.cases.get(&id).map(|index| &self.snapshot.cases[*index])
     }
 
     /// Returns the open case of this node. A case that moved with its machine belongs to another node name.
@@ -154,10 +154,10 @@ impl<'a> PlanBuilder<'a> {
         &mut self,
         node: u32,
         tests: NonEmpty<TestId>,
-        asked: WithReason<Purpose>,
+        purpose: WithReason<Purpose>,
         case: Option<CaseId>,
     ) -> RunId {
-        self.submit_multi_node(&NonEmpty::one(node), tests, asked, case)
+        self.submit_multi_node(&NonEmpty::one(node), tests, purpose, case)
     }
 
     /// Plans a run on several nodes together.
@@ -165,7 +165,7 @@ impl<'a> PlanBuilder<'a> {
         &mut self,
         nodes: &NonEmpty<u32>,
         tests: NonEmpty<TestId>,
-        asked: WithReason<Purpose>,
+        purpose: WithReason<Purpose>,
         case: Option<CaseId>,
     ) -> RunId {
         let id = self.ids.run();
@@ -173,13 +173,13 @@ impl<'a> PlanBuilder<'a> {
         self.usage.add_run(self.snapshot, &tests, &pools);
         self.usage.add_node_time(usual_duration(self.snapshot, &tests).times(nodes.len() as i64));
         let limit = tests.iter().filter_map(|id| policy_of(self.snapshot, id)).map(|test| test.limit).sum();
-        let (code, text) = (asked.code.clone(), asked.text.clone());
+        let (code, text) = (purpose.code.clone(), purpose.text.clone());
         let run = Run {
             id,
             nodes: nodes.map(|node| self.snapshot.nodes[*node as usize].node.name.clone()),
             tests,
             state: RunState::Planned,
-            asked,
+            asked: purpose,
             case,
             planned: self.snapshot.at,
             limit,
@@ -192,8 +192,8 @@ impl<'a> PlanBuilder<'a> {
 }
 
 pub(super) fn find(snapshot: &Snapshot, name: &NodeName) -> Option<u32> {
-    let place = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).ok()?;
-    u32::try_from(place).ok()
+    let index = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).ok()?;
+    u32::try_from(index).ok()
 }
 
 fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
@@ -255,9 +255,9 @@ impl Usage {
         // Two tests of one job that load the same mount run one after the other: they count as one user of it.
         let mut shares = BTreeSet::new();
         for id in tests {
-            if let Some(place) = snapshot.tests.iter().position(|test| test.id == *id) {
-                self.per_test[place] += 1;
-                shares.extend(&snapshot.tests[place].shares);
+            if let Some(index) = snapshot.tests.iter().position(|test| test.id == *id) {
+                self.per_test[index] += 1;
+                shares.extend(&snapshot.tests[index].shares);
             }
         }
         for share in shares {
@@ -271,14 +271,14 @@ impl Usage {
 
     /// Returns whether a run of all these tests may start in this pool, by the limits that apply to every run. The
     /// daily budget is not one of them: it limits routine validation, not proving runs or operators' requests.
-    pub(super) fn allows_run(&self, draft: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> bool {
-        let snapshot = draft.snapshot;
-        let pool = draft.index.pool(node);
+    pub(super) fn allows_run(&self, builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> bool {
+        let snapshot = builder.snapshot;
+        let pool = builder.index.pool(node);
         self.jobs < snapshot.policy.limits.jobs
-            && !self.is_pool_full(snapshot, &draft.index.pools[pool as usize], pool)
+            && !self.is_pool_full(snapshot, &builder.index.pools[pool as usize], pool)
             && tests.iter().all(|id| {
-                let place = snapshot.tests.iter().position(|test| test.id == *id);
-                place.is_some_and(|place| self.has_room(snapshot, place))
+                let index = snapshot.tests.iter().position(|test| test.id == *id);
+                index.is_some_and(|index| self.has_room(snapshot, index))
             })
     }
 
@@ -287,9 +287,9 @@ impl Usage {
     }
 
     /// Returns whether one more run of this test is within its own limit and those of its shares.
-    pub(super) fn has_room(&self, snapshot: &Snapshot, place: usize) -> bool {
-        let test = &snapshot.tests[place];
-        let own = test.at_once.is_none_or(|most| self.per_test[place] < most);
+    pub(super) fn has_room(&self, snapshot: &Snapshot, index: usize) -> bool {
+        let test = &snapshot.tests[index];
+        let own = test.at_once.is_none_or(|most| self.per_test[index] < most);
         own && test
             .shares
             .iter()
@@ -303,7 +303,7 @@ pub(super) fn tests_in(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
         .tests
         .iter()
         .enumerate()
-        .filter(|(place, _)| tests.contains(*place))
+        .filter(|(index, _)| tests.contains(*index))
         .map(|(_, test)| test.id.clone())
         .collect()
 }
@@ -335,6 +335,6 @@ impl std::fmt::Debug for PlanBuilder<'_> {
 }
 
 /// Returns whether a node with this state is still available to users: in service or suspect.
-pub(super) fn is_in_service(life: &NodeState) -> bool {
-    matches!(life, NodeState::InService | NodeState::Suspect)
+pub(super) fn is_in_service(state: &NodeState) -> bool {
+    matches!(state, NodeState::InService | NodeState::Suspect)
 }

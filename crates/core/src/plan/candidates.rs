@@ -22,50 +22,50 @@ use crate::{
 ///
 /// Capacity only shrinks while nodes are chosen. So the best node of each group enters the queue once, and a group
 /// without capacity at its turn is not considered again.
-pub(super) fn plan(draft: &mut PlanBuilder<'_>) -> Capacity {
-    let mut rooms = Capacity::new(draft);
-    let (snapshot, index) = (draft.snapshot, draft.index);
+pub(super) fn plan(builder: &mut PlanBuilder<'_>) -> Capacity {
+    let mut capacity = Capacity::new(builder);
+    let (snapshot, index) = (builder.snapshot, builder.index);
     let mut heads: BinaryHeap<Reverse<(Rank, &Group)>> = BinaryHeap::new();
-    if rooms.has_slots() {
-        let open = index.groups.iter().filter(|(group, _)| rooms.startable_tests(snapshot, group).is_ok());
-        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(draft, ranks, None)?, group)))));
+    if capacity.has_slots() {
+        let open = index.groups.iter().filter(|(group, _)| capacity.startable_tests(snapshot, group).is_ok());
+        heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(builder, ranks, None)?, group)))));
     }
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(tests) = rooms.startable_tests(snapshot, group) else { continue };
-        choose(draft, rank, &tests);
-        rooms = Capacity::new(draft);
-        if !rooms.has_slots() {
+        let Ok(tests) = capacity.startable_tests(snapshot, group) else { continue };
+        choose(builder, rank, &tests);
+        capacity = Capacity::new(builder);
+        if !capacity.has_slots() {
             break;
         }
-        let next = index.groups.get(group).and_then(|ranks| first(draft, ranks, Some(rank)));
+        let next = index.groups.get(group).and_then(|ranks| first(builder, ranks, Some(rank)));
         heads.extend(next.map(|next| Reverse((next, group))));
     }
-    rooms
+    capacity
 }
 
 /// Returns the first node of a group after `last` that may be chosen. It skips only nodes that a run occupies or that
 /// this plan has already handled.
-fn first(draft: &PlanBuilder<'_>, ranks: &BTreeSet<Rank>, last: Option<Rank>) -> Option<Rank> {
+fn first(builder: &PlanBuilder<'_>, ranks: &BTreeSet<Rank>, last: Option<Rank>) -> Option<Rank> {
     let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-    ranks.range((after, Bound::Unbounded)).find(|rank| is_choosable(draft, rank.node)).copied()
+    ranks.range((after, Bound::Unbounded)).find(|rank| is_choosable(builder, rank.node)).copied()
 }
 
-fn is_choosable(draft: &PlanBuilder<'_>, node: u32) -> bool {
-    !draft.active.contains(&node) && !draft.finished.contains(&node)
+fn is_choosable(builder: &PlanBuilder<'_>, node: u32) -> bool {
+    !builder.active.contains(&node) && !builder.finished.contains(&node)
 }
 
-fn choose(draft: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
-    let record = &draft.snapshot.nodes[rank.node as usize];
-    let tests = tests_in(draft.snapshot, tests);
+fn choose(builder: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
+    let record = &builder.snapshot.nodes[rank.node as usize];
+    let tests = tests_in(builder.snapshot, tests);
     let confirming = record.findings.iter().any(|open| !open.is_confirmed() && tests.contains(&open.finding.check));
     let Some(tests) = NonEmpty::new(tests) else { return };
     let missed = record.test_records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);
     let age = if missed {
-        format!("tried {} ago without a result", coarse(draft.snapshot.at.since(rank.age)))
+        format!("tried {} ago without a result", coarse(builder.snapshot.at.since(rank.age)))
     } else {
-        format_age(draft.snapshot.at, rank.age)
+        format_age(builder.snapshot.at, rank.age)
     };
-    let asked = if confirming {
+    let purpose = if confirming {
         purpose_with_reason(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
     } else if !rank.is_healthy {
         purpose_with_reason(Purpose::Validation, "suspect", format!("suspect; {age}"))
@@ -78,7 +78,7 @@ fn choose(draft: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
     } else {
         purpose_with_reason(Purpose::Validation, "stale", age)
     };
-    draft.submit(rank.node, tests, asked, None);
+    builder.submit(rank.node, tests, purpose, None);
 }
 
 fn describe_job_failures(failed: &NodeJobFailures) -> String {

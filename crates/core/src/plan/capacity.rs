@@ -18,14 +18,14 @@ pub(super) struct Capacity {
 }
 
 impl Capacity {
-    pub(super) fn new(draft: &PlanBuilder<'_>) -> Self {
-        let snapshot = draft.snapshot;
-        let pools = 0..u16::try_from(draft.index.pools.len()).unwrap_or(u16::MAX);
-        let closed = pools.map(|pool| pool_block(draft, pool).or_else(|| full_pool(draft, pool))).collect();
-        let tests = (0..snapshot.tests.len()).filter(|place| draft.usage.has_room(snapshot, *place)).collect();
+    pub(super) fn new(builder: &PlanBuilder<'_>) -> Self {
+        let snapshot = builder.snapshot;
+        let pools = 0..u16::try_from(builder.index.pools.len()).unwrap_or(u16::MAX);
+        let closed = pools.map(|pool| pool_block(builder, pool).or_else(|| full_pool(builder, pool))).collect();
+        let tests = (0..snapshot.tests.len()).filter(|index| builder.usage.has_room(snapshot, *index)).collect();
         let limited = snapshot.policy.limits.node_hours_per_day.is_some();
-        let spent = if limited { draft.usage.spent } else { Span::ZERO };
-        Self { blocked_pools: closed, tests, slots: draft.usage.jobs < snapshot.policy.limits.jobs, spent }
+        let spent = if limited { builder.usage.spent } else { Span::ZERO };
+        Self { blocked_pools: closed, tests, slots: builder.usage.jobs < snapshot.policy.limits.jobs, spent }
     }
 
     pub(super) const fn has_slots(&self) -> bool {
@@ -39,7 +39,7 @@ impl Capacity {
         }
         let tests = group.due.intersection(&self.tests);
         if tests.is_empty()
-            && let Some(blocked) = group.due.first().and_then(|place| snapshot.tests.get(place))
+            && let Some(blocked) = group.due.first().and_then(|index| snapshot.tests.get(index))
         {
             return Err(SkipReason::ShareBusy { test: blocked.id.clone() });
         }
@@ -59,7 +59,7 @@ impl Capacity {
     /// Returns whether these tests still fit into today's budget.
     fn fits_budget(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
-            let due = snapshot.tests.iter().enumerate().filter(|(place, _)| tests.contains(*place));
+            let due = snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index));
             let usual: Span = due.map(|(_, test)| test.usual).sum();
             (self.spent + usual).as_hours() <= hours
         })
@@ -67,9 +67,9 @@ impl Capacity {
 }
 
 /// Returns what keeps a whole pool from being validated now.
-pub(super) fn pool_block(draft: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
-    let snapshot = draft.snapshot;
-    let name = &draft.index.pools[pool as usize];
+pub(super) fn pool_block(builder: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
+    let snapshot = builder.snapshot;
+    let name = &builder.index.pools[pool as usize];
     let paused = snapshot.pauses.iter().find(|pause| {
         pause.until.is_none_or(|until| until > snapshot.at) && pause.pool.as_ref().is_none_or(|paused| paused == name)
     });
@@ -84,7 +84,7 @@ pub(super) fn pool_block(draft: &PlanBuilder<'_>, pool: u16) -> Option<SkipReaso
     quiet.then_some(SkipReason::QuietWindow)
 }
 
-fn full_pool(draft: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
-    let name = &draft.index.pools[pool as usize];
-    draft.usage.is_pool_full(draft.snapshot, name, pool).then(|| SkipReason::PoolFull { pool: name.clone() })
+fn full_pool(builder: &PlanBuilder<'_>, pool: u16) -> Option<SkipReason> {
+    let name = &builder.index.pools[pool as usize];
+    builder.usage.is_pool_full(builder.snapshot, name, pool).then(|| SkipReason::PoolFull { pool: name.clone() })
 }

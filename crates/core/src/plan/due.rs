@@ -22,16 +22,16 @@ pub(super) struct DueTests {
 
 pub(super) fn due_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &TestSet) -> DueTests {
     let mut due = DueTests { tests: TestSet::default(), age: Timestamp::MAX, next: Timestamp::MAX };
-    for (place, (test, known)) in snapshot.tests.iter().zip(&record.test_records).enumerate() {
-        if !applies.contains(place) {
+    for (index, (test, known)) in snapshot.tests.iter().zip(&record.test_records).enumerate() {
+        if !applies.contains(index) {
             continue;
         }
-        let moment = due_at(snapshot, record, test, known);
-        if moment <= snapshot.at {
-            due.tests.insert(place);
+        let due_time = due_at(snapshot, record, test, known);
+        if due_time <= snapshot.at {
+            due.tests.insert(index);
             due.age = due.age.min(known.age_key());
         } else {
-            due.next = due.next.min(moment);
+            due.next = due.next.min(due_time);
         }
     }
     due
@@ -68,8 +68,8 @@ fn recheck(snapshot: &Snapshot, record: &NodeRecord, test: &TestPolicy, known: &
 /// Returns when a test is repeated because user work failed on the node. A test that ran since the failure is not
 /// repeated.
 fn retest(snapshot: &Snapshot, failed: &NodeJobFailures, known: &TestRecord) -> Timestamp {
-    let enough = snapshot.policy.user_work.retest;
-    let asked = enough > 0.0 && failed.weight >= Weight::from_owners(enough);
-    let since = failed.newest().filter(|newest| asked && known.attempt().is_none_or(|attempt| attempt < *newest));
+    let threshold = snapshot.policy.user_work.retest;
+    let enabled = threshold > 0.0 && failed.weight >= Weight::from_owners(threshold);
+    let since = failed.newest().filter(|newest| enabled && known.attempt().is_none_or(|attempt| attempt < *newest));
     since.unwrap_or(Timestamp::MAX)
 }

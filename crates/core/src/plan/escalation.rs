@@ -17,30 +17,30 @@ use crate::{
     time::Span,
 };
 
-pub(super) fn advance(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
+pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
     if let NodeState::Proving { run } = record.state {
-        requalification::conclude(draft, node, record, case, run);
+        requalification::conclude(builder, node, record, case, run);
         return;
     }
-    if raise_severity(draft, node, record, case) {
+    if raise_severity(builder, node, record, case) {
         return;
     }
     if case.waits_for_operator() {
         let unmarked = !record.node.marks.has_ours(MarkKind::Unhealthy) && !case.ever_done(StepKind::Mark);
-        if unmarked && is_allowed(draft, StepKind::Mark) {
-            take_step(draft, node, record, case, StepKind::Mark);
+        if unmarked && is_allowed(builder, StepKind::Mark) {
+            take_step(builder, node, record, case, StepKind::Mark);
         }
         return;
     }
-    for kind in repair_steps(draft, case) {
+    for kind in repair_steps(builder, case) {
         let done = match kind {
-            StepKind::Mark => ensure_marked(draft, node, record, case),
-            StepKind::Drain => ensure_drained(draft, node, record, case),
-            StepKind::Reset | StepKind::Reboot => ensure_repaired(draft, node, record, case, kind),
-            StepKind::Replace => ensure_replaced(draft, node, record, case),
-            StepKind::Requalify => requalification::start(draft, node, record, case),
-            StepKind::Examine => requalification::examine(draft, node, record, case),
-            StepKind::HandOver => hand_over(draft, node, record, case, "the policy's next repair step is hand-over"),
+            StepKind::Mark => ensure_marked(builder, node, record, case),
+            StepKind::Drain => ensure_drained(builder, node, record, case),
+            StepKind::Reset | StepKind::Reboot => ensure_repaired(builder, node, record, case, kind),
+            StepKind::Replace => ensure_replaced(builder, node, record, case),
+            StepKind::Requalify => requalification::start(builder, node, record, case),
+            StepKind::Examine => requalification::examine(builder, node, record, case),
+            StepKind::HandOver => hand_over(builder, node, record, case, "the policy's next repair step is hand-over"),
             // Part of draining.
             StepKind::Evict => true,
             StepKind::SaveEvidence | StepKind::Release | StepKind::Undrain | StepKind::Unmark => true,
@@ -49,11 +49,11 @@ pub(super) fn advance(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
             return;
         }
     }
-    hand_over(draft, node, record, case, "the policy lists no further repair step");
+    hand_over(builder, node, record, case, "the policy lists no further repair step");
 }
 
 /// Returns the steps of the case's escalation level, as listed in the policy.
-fn repair_steps(draft: &PlanBuilder<'_>, case: &Case) -> Vec<StepKind> {
+fn repair_steps(builder: &PlanBuilder<'_>, case: &Case) -> Vec<StepKind> {
     if case.is_released() {
         return vec![StepKind::Requalify];
     }
@@ -66,80 +66,80 @@ fn repair_steps(draft: &PlanBuilder<'_>, case: &Case) -> Vec<StepKind> {
         RepairStep::Quarantine => return vec![StepKind::Mark, StepKind::Drain, StepKind::Requalify],
         RepairStep::Replace => Severity::Isolate,
     };
-    draft.snapshot.policy.repair.steps.get(&severity).cloned().unwrap_or_default()
+    builder.snapshot.policy.repair.steps.get(&severity).cloned().unwrap_or_default()
 }
 
 /// Handles a new finding that needs a higher escalation level.
-fn raise_severity(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+fn raise_severity(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let open: Vec<&OpenFinding> = record.findings.iter().collect();
     let Some(worst) = worst_confirmed(&open).filter(|worst| *worst > case.severity) else { return false };
     let text = format!("severity raised to {worst}");
-    draft.push_action(Action::Worsen { case: case.id, node: record.node.name.clone() }, "worsened", text.clone());
-    draft.touched.insert(node);
-    let rung = Policy::first_repair_step(worst);
-    if rung > case.rung && !case.waits_for_operator() {
-        draft.push_action(Action::Escalate { case: case.id, to: rung }, "worsened", text);
+    builder.push_action(Action::Worsen { case: case.id, node: record.node.name.clone() }, "worsened", text.clone());
+    builder.touched.insert(node);
+    let repair_step = Policy::first_repair_step(worst);
+    if repair_step > case.rung && !case.waits_for_operator() {
+        builder.push_action(Action::Escalate { case: case.id, to: repair_step }, "worsened", text);
     }
     true
 }
 
-fn ensure_marked(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    if record.node.marks.has_ours(MarkKind::Unhealthy) || cannot_mark(draft) {
+fn ensure_marked(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    if record.node.marks.has_ours(MarkKind::Unhealthy) || cannot_mark(builder) {
         return true;
     }
-    if is_allowed(draft, StepKind::Mark) || is_commanded(draft, case, StepKind::Mark) {
-        take_step(draft, node, record, case, StepKind::Mark);
+    if is_allowed(builder, StepKind::Mark) || is_commanded(builder, case, StepKind::Mark) {
+        take_step(builder, node, record, case, StepKind::Mark);
     } else {
         let why = "waiting for an operator: the controller may not mark the node";
-        propose(draft, node, record, case, StepKind::Mark, why);
+        propose(builder, node, record, case, StepKind::Mark, why);
     }
     false
 }
 
 /// Returns whether no user work is left. If the controller may not drain, the mark keeps new work away and running work
 /// ends in its own time.
-fn ensure_drained(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let ours = |kind| is_allowed(draft, kind) || is_commanded(draft, case, kind);
-    let (drains, evicts) = (ours(StepKind::Drain), ours(StepKind::Evict));
+fn ensure_drained(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let permitted = |kind| is_allowed(builder, kind) || is_commanded(builder, case, kind);
+    let (drains, evicts) = (permitted(StepKind::Drain), permitted(StepKind::Evict));
     // An operator's order is executed outside maintenance windows too.
-    let now = case.is_under_examination() || allows_disruption(draft, record);
+    let now = case.is_under_examination() || allows_disruption(builder, record);
     if drains && !record.node.marks.has_ours(MarkKind::Cordon) {
         if now {
-            take_step(draft, node, record, case, StepKind::Drain);
+            take_step(builder, node, record, case, StepKind::Drain);
         }
         return false;
     }
     let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
-    let left = case.step(StepKind::Evict).is_some_and(|step| step.state == StepState::Done);
+    let evicted = case.step(StepKind::Evict).is_some_and(|step| step.state == StepState::Done);
     // Work that uses no GPU does not make a node busy, but a restart would end it all the same.
-    let restarts = is_commanded(draft, case, StepKind::Evict)
-        || repair_steps(draft, case).iter().any(|step| step.destroys_evidence());
-    if evicts && drains && (busy || (!left && restarts)) {
+    let restarts = is_commanded(builder, case, StepKind::Evict)
+        || repair_steps(builder, case).iter().any(|step| step.destroys_evidence());
+    if evicts && drains && (busy || (!evicted && restarts)) {
         // Once the decision was left to an operator, user work is not evicted again.
-        let asked = case.step(StepKind::Drain).is_some_and(|step| step.state == StepState::Proposed);
-        if now && !asked {
-            take_step(draft, node, record, case, StepKind::Evict);
+        let proposed = case.step(StepKind::Drain).is_some_and(|step| step.state == StepState::Proposed);
+        if now && !proposed {
+            take_step(builder, node, record, case, StepKind::Evict);
         }
-        propose_if_stuck(draft, node, record, case);
+        propose_if_stuck(builder, node, record, case);
         return false;
     }
     if !busy {
         return true;
     }
-    propose_if_stuck(draft, node, record, case);
+    propose_if_stuck(builder, node, record, case);
     false
 }
 
 /// Proposes the drain to an operator if user work does not end, or cannot be ruled out, for too long.
-fn propose_if_stuck(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
+fn propose_if_stuck(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let why = match record.node.occupancy {
         Occupancy::Busy { .. } => "user work did not end within the drain deadline; waiting for an operator",
         Occupancy::Free => "eviction did not finish within the drain deadline; waiting for an operator",
         Occupancy::Unknown { .. } => "occupancy unknown, user work may be running; waiting for an operator",
     };
     let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
-    if draft.snapshot.at.since(since) > draft.snapshot.policy.repair.drain_deadline {
-        propose(draft, node, record, case, StepKind::Drain, why);
+    if builder.snapshot.at.since(since) > builder.snapshot.policy.repair.drain_deadline {
+        propose(builder, node, record, case, StepKind::Drain, why);
     }
 }
 
@@ -171,78 +171,78 @@ fn was_empty(case: &Case) -> bool {
 }
 
 /// Returns whether disruptive steps are allowed now.
-fn allows_disruption(draft: &PlanBuilder<'_>, record: &NodeRecord) -> bool {
-    draft.window(record, WindowKind::Maintenance) != Some(false)
+fn allows_disruption(builder: &PlanBuilder<'_>, record: &NodeRecord) -> bool {
+    builder.window(record, WindowKind::Maintenance) != Some(false)
 }
 
 /// Resets or reboots the node, after its evidence is saved, and waits until it is back.
-fn ensure_repaired(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
+fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     match case.step(kind) {
-        Some(step) if step.state == StepState::Done => return has_come_back(draft, node, record, case, step),
+        Some(step) if step.state == StepState::Done => return has_come_back(builder, node, record, case, step),
         Some(step) if step.state == StepState::Proposed => {
             if kind == StepKind::Reboot && boot_changed(record, case) {
-                draft.touched.insert(node);
+                builder.touched.insert(node);
                 let settle = Action::Settle { case: case.id, op: step.op, done: true };
-                draft.push_action(settle, "rebooted", "the node was rebooted by other means");
+                builder.push_action(settle, "rebooted", "the node was rebooted by other means");
                 return false;
             }
-            if !is_allowed(draft, kind) {
+            if !is_allowed(builder, kind) {
                 return false;
             }
         }
-        Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
-            escalate(draft, node, record, case, &format!("{kind} failed (try {})", step.tries));
+        Some(step) if step.state == StepState::Failed && step.tries >= builder.snapshot.policy.repair.tries => {
+            escalate(builder, node, record, case, &format!("{kind} failed (try {})", step.tries));
             return false;
         }
-        Some(step) if step.state == StepState::Intended && is_allowed(draft, kind) => {
+        Some(step) if step.state == StepState::Intended && is_allowed(builder, kind) => {
             // The step may have begun, so it is continued at any hour. What the node shows takes precedence, and a
             // changed boot id proves only a first try.
-            let limit = deadline(draft, kind);
+            let limit = deadline(builder, kind);
             let happened = kind == StepKind::Reboot && step.tries <= 1 && boot_changed(record, case);
-            if draft.snapshot.at.since(step.at) > limit {
-                draft.touched.insert(node);
+            if builder.snapshot.at.since(step.at) > limit {
+                builder.touched.insert(node);
                 let text = if happened {
                     "the node was rebooted".to_owned()
                 } else {
                     format!("{kind} did not happen within {limit}")
                 };
-                draft.push_action(Action::Settle { case: case.id, op: step.op, done: happened }, "deadline", text);
+                builder.push_action(Action::Settle { case: case.id, op: step.op, done: happened }, "deadline", text);
             } else if is_empty(record, case, kind) {
-                take_step(draft, node, record, case, kind);
+                take_step(builder, node, record, case, kind);
             } else {
-                propose_if_stuck(draft, node, record, case);
+                propose_if_stuck(builder, node, record, case);
             }
             return false;
         }
         _ => {}
     }
-    let (ours, empty) = (is_allowed(draft, kind), is_empty(record, case, kind));
+    let (ours, empty) = (is_allowed(builder, kind), is_empty(record, case, kind));
     if ours && !empty {
-        propose_if_stuck(draft, node, record, case);
+        propose_if_stuck(builder, node, record, case);
         return false;
     }
     // A saved-evidence step later proves that the node was empty.
-    if empty && !ensure_evidence_saved(draft, node, record, case) {
+    if empty && !ensure_evidence_saved(builder, node, record, case) {
         return false;
     }
     if !ours {
         // Nothing keeps users off the node until an operator acts.
-        if cannot_mark(draft) && is_allowed(draft, StepKind::Replace) && record.node.manual_replacement().is_none() {
-            escalate(draft, node, record, case, &format!("{kind} is not available here; the node can be replaced"));
+        if cannot_mark(builder) && is_allowed(builder, StepKind::Replace) && record.node.manual_replacement().is_none() {
+            escalate(builder, node, record, case, &format!("{kind} is not available here; the node can be replaced"));
             return false;
         }
         let why = format!("waiting for an operator: the controller may not {kind} the node");
-        propose(draft, node, record, case, kind, &why);
+        propose(builder, node, record, case, kind, &why);
         return false;
     }
-    if allows_disruption(draft, record) && !draft.active.contains(&node) {
-        take_step(draft, node, record, case, kind);
+    if allows_disruption(builder, record) && !builder.active.contains(&node) {
+        take_step(builder, node, record, case, kind);
     }
     false
 }
 
 /// Returns whether the node came back after a completed reset or reboot. Once it did, a later outage has another cause.
-fn has_come_back(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
+fn has_come_back(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
     let kind = step.what;
     if !matches!(record.state, NodeState::Repairing { step, .. } if step == kind) {
         return true;
@@ -251,17 +251,17 @@ fn has_come_back(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, ca
     if record.node.occupancy.is_free() && !same_boot {
         return true;
     }
-    let deadline = deadline(draft, kind);
-    if draft.snapshot.at.since(step.at) > deadline {
-        draft.touched.insert(node);
+    let deadline = deadline(builder, kind);
+    if builder.snapshot.at.since(step.at) > deadline {
+        builder.touched.insert(node);
         let settle = Action::Settle { case: case.id, op: step.op, done: false };
-        draft.push_action(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
+        builder.push_action(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
     }
     false
 }
 
-fn deadline(draft: &PlanBuilder<'_>, kind: StepKind) -> Span {
-    let repair = &draft.snapshot.policy.repair;
+fn deadline(builder: &PlanBuilder<'_>, kind: StepKind) -> Span {
+    let repair = &builder.snapshot.policy.repair;
     if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline }
 }
 
@@ -275,7 +275,7 @@ fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
 }
 
 /// Returns whether the evidence was saved at this escalation level, after the last step that destroyed some.
-fn ensure_evidence_saved(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+fn ensure_evidence_saved(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let ended = |step: &&Step| matches!(step.state, StepState::Done | StepState::Failed);
     let last = case.steps.iter().rev().filter(ended).find(|step| {
         (step.what == StepKind::SaveEvidence && step.state == StepState::Done) || step.what.destroys_evidence()
@@ -283,22 +283,22 @@ fn ensure_evidence_saved(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRe
     if last.is_some_and(|step| step.what == StepKind::SaveEvidence && step.rung == case.rung) {
         return true;
     }
-    take_step(draft, node, record, case, StepKind::SaveEvidence);
+    take_step(builder, node, record, case, StepKind::SaveEvidence);
     false
 }
 
 /// Replaces the node if that is allowed, otherwise hands it over. Either way the case waits until the node changes.
-fn ensure_replaced(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+fn ensure_replaced(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if let Some(how) = record.node.manual_replacement() {
-        return hand_over(draft, node, record, case, how);
+        return hand_over(builder, node, record, case, how);
     }
-    if !is_allowed(draft, StepKind::Replace) {
+    if !is_allowed(builder, StepKind::Replace) {
         let why = "a restart does not fix it; waiting for an operator to replace the node";
-        return hand_over(draft, node, record, case, why);
+        return hand_over(builder, node, record, case, why);
     }
     match case.step(StepKind::Replace) {
         Some(step) if step.state == StepState::Done => {
-            draft.apply_event(
+            builder.apply_event(
                 node,
                 &NodeEvent::HandedOver,
                 Some(case.id),
@@ -306,26 +306,26 @@ fn ensure_replaced(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, 
                 "waiting for the replacement machine",
             );
         }
-        Some(step) if step.state == StepState::Failed && step.tries >= draft.snapshot.policy.repair.tries => {
-            return hand_over(draft, node, record, case, "replacing the node failed");
+        Some(step) if step.state == StepState::Failed && step.tries >= builder.snapshot.policy.repair.tries => {
+            return hand_over(builder, node, record, case, "replacing the node failed");
         }
         // The replacement was requested repeatedly, and the backend has not confirmed it.
         Some(step)
             if step.state == StepState::Intended
-                && draft.snapshot.at.since(step.at) > draft.snapshot.policy.repair.reboot_deadline =>
+                && builder.snapshot.at.since(step.at) > builder.snapshot.policy.repair.reboot_deadline =>
         {
-            draft.touched.insert(node);
+            builder.touched.insert(node);
             let settle = Action::Settle { case: case.id, op: step.op, done: false };
-            draft.push_action(settle, "deadline", "the backend did not confirm the replacement in time");
+            builder.push_action(settle, "deadline", "the backend did not confirm the replacement in time");
         }
         _ => {
             if !is_empty(record, case, StepKind::Replace) {
-                propose_if_stuck(draft, node, record, case);
+                propose_if_stuck(builder, node, record, case);
                 return false;
             }
-            let ready = allows_disruption(draft, record) && !draft.active.contains(&node);
-            if ensure_evidence_saved(draft, node, record, case) && ready {
-                take_step(draft, node, record, case, StepKind::Replace);
+            let ready = allows_disruption(builder, record) && !builder.active.contains(&node);
+            if ensure_evidence_saved(builder, node, record, case) && ready {
+                take_step(builder, node, record, case, StepKind::Replace);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! The index that makes planning incremental: the standing of every node, the due nodes in order, and the times at
-//! which standings change.
+//! The index that makes planning incremental: the eligibility of every node, the due nodes in order, and the times at
+//! which eligibilities change.
 //!
-//! A node's standing depends on its own record, the policy and the time, and on no other node. So a changed record
-//! means one recomputed standing, and the passage of time means only the nodes whose timer has expired. What depends on
+//! A node's eligibility depends on its own record, the policy and the time, and on no other node. So a changed record
+//! means one recomputed eligibility, and the passage of time means only the nodes whose timer has expired. What depends on
 //! other nodes (slots, shared mounts, budgets) is decided for whole groups of due nodes in `candidates`: all nodes of
 //! one pool with the same tests due get the same answer, except for the few that are chosen.
 
@@ -56,7 +56,7 @@ pub(super) struct PoolCount {
 pub(super) struct Index {
     pub eligibilities: Vec<Eligibility>,
     pub groups: BTreeMap<Group, BTreeSet<Rank>>,
-    /// When each node's standing changes without a new record.
+    /// When each node's eligibility changes without a new record.
     timers: BTreeSet<(Timestamp, u32)>,
     next: Vec<Timestamp>,
     /// Nodes that the remedies must consider.
@@ -74,7 +74,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's standing and the time at
+    /// Builds the index for one plan in one pass over the nodes. `keep` receives each node's eligibility and the time at
     /// which it changes, in order; the index itself does not store them.
     pub(super) fn build(snapshot: &Snapshot, keep: impl FnMut(&NodeRecord, Eligibility, Timestamp)) -> Self {
         let nodes = snapshot.nodes.len();
@@ -96,19 +96,19 @@ impl Index {
         index
     }
 
-    /// Builds an index that stores every standing and can be updated.
+    /// Builds an index that stores every eligibility and can be updated.
     pub(super) fn build_incremental(snapshot: &Snapshot) -> Self {
-        let mut standings = Vec::with_capacity(snapshot.nodes.len());
-        let mut moments = Vec::with_capacity(snapshot.nodes.len());
-        let mut index = Self::build(snapshot, |_, standing, next| {
-            standings.push(standing);
-            moments.push(next);
+        let mut eligibilities = Vec::with_capacity(snapshot.nodes.len());
+        let mut next_changes = Vec::with_capacity(snapshot.nodes.len());
+        let mut index = Self::build(snapshot, |_, eligibility, next| {
+            eligibilities.push(eligibility);
+            next_changes.push(next);
         });
-        let timers = (0_u32..).zip(&moments).filter(|(_, next)| **next != Timestamp::MAX);
+        let timers = (0_u32..).zip(&next_changes).filter(|(_, next)| **next != Timestamp::MAX);
         let mut timers: Vec<(Timestamp, u32)> = timers.map(|(node, next)| (*next, node)).collect();
         timers.sort_unstable();
         index.timers = timers.into_iter().collect();
-        (index.eligibilities, index.next) = (standings, moments);
+        (index.eligibilities, index.next) = (eligibilities, next_changes);
         index
     }
 
@@ -122,11 +122,11 @@ impl Index {
             }
             pool = self.pool_index(snapshot, &record.node.pool, pool);
             self.pool_of.push(pool);
-            let (standing, next) = self.evaluate(snapshot, node, record);
-            if let Eligibility::Due(group, rank) = &standing {
+            let (eligibility, next) = self.evaluate(snapshot, node, record);
+            if let Eligibility::Due(group, rank) = &eligibility {
                 groups.entry(group.clone()).or_default().push(*rank);
             }
-            keep(record, standing, next);
+            keep(record, eligibility, next);
             self.set_last_report(node, record.last_report);
             if needs_attention(record) {
                 self.needs_attention.insert(node);
@@ -161,11 +161,11 @@ impl Index {
         u16::try_from(known).expect("a cluster has fewer than 65,536 pools")
     }
 
-    /// Recomputes one node. Returns whether its standing changed.
+    /// Recomputes one node. Returns whether its eligibility changed.
     pub(super) fn refresh(&mut self, snapshot: &Snapshot, node: u32) -> bool {
         let i = node as usize;
         let record = &snapshot.nodes[i];
-        let (standing, next) = self.evaluate(snapshot, node, record);
+        let (eligibility, next) = self.evaluate(snapshot, node, record);
         if next != self.next[i] {
             self.timers.remove(&(self.next[i], node));
             if next != Timestamp::MAX {
@@ -185,7 +185,7 @@ impl Index {
             let count = &mut self.counts[self.pool_of[i] as usize].out;
             *count = if out { *count + 1 } else { count.saturating_sub(1) };
         }
-        if standing == self.eligibilities[i] {
+        if eligibility == self.eligibilities[i] {
             return false;
         }
         if let Eligibility::Due(group, rank) = &self.eligibilities[i]
@@ -196,14 +196,14 @@ impl Index {
                 self.groups.remove(group);
             }
         }
-        if let Eligibility::Due(group, rank) = &standing {
+        if let Eligibility::Due(group, rank) = &eligibility {
             self.groups.entry(group.clone()).or_default().insert(*rank);
         }
-        self.eligibilities[i] = standing;
+        self.eligibilities[i] = eligibility;
         true
     }
 
-    /// Returns the nodes whose standing changes at or before `at`, and clears their timers.
+    /// Returns the nodes whose eligibility changes at or before `at`, and clears their timers.
     pub(super) fn due_timers(&mut self, at: Timestamp) -> Vec<u32> {
         let mut due = Vec::new();
         while let Some(&(moment, node)) = self.timers.first()
@@ -216,17 +216,17 @@ impl Index {
         due
     }
 
-    pub(super) fn set_last_report(&mut self, node: u32, heard: Option<Timestamp>) {
+    pub(super) fn set_last_report(&mut self, node: u32, last_report: Option<Timestamp>) {
         let slot = &mut self.last_reports[node as usize];
         self.agents -= u32::from(*slot != Timestamp::MAX);
-        self.agents += u32::from(heard.is_some());
-        *slot = heard.unwrap_or(Timestamp::MAX);
+        self.agents += u32::from(last_report.is_some());
+        *slot = last_report.unwrap_or(Timestamp::MAX);
     }
 
     /// Returns the nodes in use whose agent last reported before `limit`, in order. A node that is out may be switched
     /// off.
     pub(super) fn silent_since(&self, limit: Timestamp) -> Vec<u32> {
-        let silent = (0_u32..).zip(&self.last_reports).filter(|(_, heard)| **heard < limit).map(|(node, _)| node);
+        let silent = (0_u32..).zip(&self.last_reports).filter(|(_, last_report)| **last_report < limit).map(|(node, _)| node);
         silent.filter(|node| !self.out[*node as usize]).collect()
     }
 
@@ -241,52 +241,52 @@ impl Index {
 
     fn evaluate(&self, snapshot: &Snapshot, node: u32, record: &NodeRecord) -> (Eligibility, Timestamp) {
         let at = snapshot.at;
-        let passed = |why, next| (Eligibility::Skipped(why), next);
+        let skipped = |why, next| (Eligibility::Skipped(why), next);
         if let Some(hold) = record.hold_at(at) {
             let until = hold.until.unwrap_or(Timestamp::MAX);
-            return passed(SkipReason::Held { by: hold.by.clone() }, until);
+            return skipped(SkipReason::Held { by: hold.by.clone() }, until);
         }
         if let NodeState::Held { by } = &record.state {
-            return passed(SkipReason::Held { by: by.clone() }, Timestamp::MAX);
+            return skipped(SkipReason::Held { by: by.clone() }, Timestamp::MAX);
         }
         if record.state.is_out_of_service() || record.node.marks.keeps_out_of_service() {
-            let life = if record.state.is_out_of_service() { record.state.clone() } else { NodeState::Quarantined };
-            return passed(SkipReason::OutOfService { life }, Timestamp::MAX);
+            let state = if record.state.is_out_of_service() { record.state.clone() } else { NodeState::Quarantined };
+            return skipped(SkipReason::OutOfService { life: state }, Timestamp::MAX);
         }
         if let Some(mark) = record.node.marks.blocking_foreign_mark() {
             let why = SkipReason::ForeignMark { by: mark.by.clone(), text: mark.text.clone() };
-            return passed(why, Timestamp::MAX);
+            return skipped(why, Timestamp::MAX);
         }
         match &record.node.occupancy {
-            Occupancy::Busy { by } => return passed(SkipReason::Busy { by: by.clone() }, Timestamp::MAX),
+            Occupancy::Busy { by } => return skipped(SkipReason::Busy { by: by.clone() }, Timestamp::MAX),
             Occupancy::Unknown { why } => {
-                return passed(SkipReason::OccupancyUnknown { why: why.clone() }, Timestamp::MAX);
+                return skipped(SkipReason::OccupancyUnknown { why: why.clone() }, Timestamp::MAX);
             }
             Occupancy::Free => {}
         }
         if let Some(backoff) = record.backoff
             && backoff.until > at
         {
-            return passed(SkipReason::BackingOff { until: backoff.until }, backoff.until);
+            return skipped(SkipReason::BackingOff { until: backoff.until }, backoff.until);
         }
         let applies = self.applies(node);
         if applies.is_empty() {
-            return passed(SkipReason::NothingApplies, Timestamp::MAX);
+            return skipped(SkipReason::NothingApplies, Timestamp::MAX);
         }
         let due = due_tests(snapshot, record, applies);
         if due.tests.is_empty() {
-            return passed(SkipReason::Fresh { until: due.next }, due.next);
+            return skipped(SkipReason::Fresh { until: due.next }, due.next);
         }
         let group = Group { pool: self.pool(node), due: due.tests };
-        let calm = record.state != NodeState::Suspect && record.findings.is_empty();
-        (Eligibility::Due(group, Rank { is_healthy: calm, risk: Reverse(record.risk()), age: due.age, node }), due.next)
+        let is_healthy = record.state != NodeState::Suspect && record.findings.is_empty();
+        (Eligibility::Due(group, Rank { is_healthy, risk: Reverse(record.risk()), age: due.age, node }), due.next)
     }
 }
 
 /// Number of nodes whose data is prefetched together.
 const PREFETCH_BATCH: usize = 32;
 
-/// Prefetches the data that these nodes' standings need, which is scattered over memory. Independent reads let the
+/// Prefetches the data that these nodes' eligibilities need, which is scattered over memory. Independent reads let the
 /// processor fetch many cache lines in parallel; updating one reference count after the other waits for each.
 fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     let first = |text: &str| text.as_bytes().first().copied().unwrap_or(0);
@@ -306,7 +306,7 @@ fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
 fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
     // A test over several nodes is not about a single node.
     let applies = |test: &TestPolicy| !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
-    tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(place, _)| place).collect()
+    tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(index, _)| index).collect()
 }
 
 /// Returns whether this node may need a remedy, a state change or the end of one.

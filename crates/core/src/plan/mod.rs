@@ -233,35 +233,35 @@ pub enum SkipReason {
 /// limit), then operators' requests, then state changes and remedies under the circuit breaker, then candidates under
 /// budgets.
 pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
-    let mut passed_over = Vec::with_capacity(snapshot.nodes.len());
+    let mut skipped = Vec::with_capacity(snapshot.nodes.len());
     let mut due = Vec::new();
-    let index = Index::build(snapshot, |record, standing, _| {
-        let why = match standing {
+    let index = Index::build(snapshot, |record, eligibility, _| {
+        let why = match eligibility {
             Eligibility::Skipped(why) => why,
             Eligibility::Due(group, _) => {
-                due.push((passed_over.len(), group));
+                due.push((skipped.len(), group));
                 SkipReason::WaitingForSlot
             }
         };
-        passed_over.push((record.node.name.clone(), why));
+        skipped.push((record.node.name.clone(), why));
     });
     let decision = decide(snapshot, &index, ids);
-    for (place, group) in due {
-        passed_over[place].1 = decision.capacity.skip_reason(snapshot, &group);
+    for (position, group) in due {
+        skipped[position].1 = decision.capacity.skip_reason(snapshot, &group);
     }
-    let mut spoken_for = decision.handled.iter().copied().peekable();
+    let mut handled = decision.handled.iter().copied().peekable();
     let mut nodes = 0_u32..;
-    passed_over.retain(|_| nodes.next().is_some_and(|node| spoken_for.next_if_eq(&node).is_none()));
-    Plan { actions: decision.actions, skipped: passed_over }
+    skipped.retain(|_| nodes.next().is_some_and(|node| handled.next_if_eq(&node).is_none()));
+    Plan { actions: decision.actions, skipped }
 }
 
 fn decide(snapshot: &Snapshot, index: &Index, ids: &mut IdSource) -> Decision {
-    let mut draft = PlanBuilder::new(snapshot, index, ids);
-    running::plan(&mut draft);
-    operator_commands::plan(&mut draft);
-    findings::plan(&mut draft);
-    let rooms = candidates::plan(&mut draft);
-    Decision { actions: draft.actions, handled: draft.touched.union(&draft.active).copied().collect(), capacity: rooms }
+    let mut builder = PlanBuilder::new(snapshot, index, ids);
+    running::plan(&mut builder);
+    operator_commands::plan(&mut builder);
+    findings::plan(&mut builder);
+    let capacity = candidates::plan(&mut builder);
+    Decision { actions: builder.actions, handled: builder.touched.union(&builder.active).copied().collect(), capacity }
 }
 
 /// The result of one planning pass; the reasons of passed-over nodes are derived on demand.
@@ -293,7 +293,7 @@ pub struct Planner {
     snapshot: Snapshot,
     index: Index,
     last: Decision,
-    /// Nodes whose standing changed since the last plan.
+    /// Nodes whose eligibility changed since the last plan.
     dirty: BTreeSet<u32>,
 }
 
@@ -311,21 +311,21 @@ impl Planner {
     /// Replaces the record of one node. Returns false for an unknown node or a changed pool, which need a new planner.
     pub fn set_node(&mut self, record: NodeRecord) -> bool {
         let Some(node) = builder::find(&self.snapshot, &record.node.name) else { return false };
-        let place = node as usize;
-        if self.snapshot.nodes[place].node.pool != record.node.pool {
+        let index = node as usize;
+        if self.snapshot.nodes[index].node.pool != record.node.pool {
             return false;
         }
-        self.snapshot.nodes[place] = record;
+        self.snapshot.nodes[index] = record;
         self.index.refresh(&self.snapshot, node);
         self.dirty.insert(node);
         true
     }
 
     /// Sets when a node's agent last reported. Cheap, because it happens continuously for every node.
-    pub fn set_last_report(&mut self, place: usize, heard: Option<Timestamp>) {
-        if let Some(record) = self.snapshot.nodes.get_mut(place) {
-            record.last_report = heard;
-            self.index.set_last_report(place as u32, heard);
+    pub fn set_last_report(&mut self, index: usize, last_report: Option<Timestamp>) {
+        if let Some(record) = self.snapshot.nodes.get_mut(index) {
+            record.last_report = last_report;
+            self.index.set_last_report(index as u32, last_report);
         }
     }
 
@@ -420,7 +420,7 @@ pub enum TakeOutPermit {
 
 impl TakeOutPermit {
     pub fn allows(&self, node: &NodeName) -> bool {
-        matches!(self, Self::AllExcept(kept) if !kept.contains(node))
+        matches!(self, Self::AllExcept(excluded) if !excluded.contains(node))
     }
 }
 

@@ -11,20 +11,20 @@ use crate::{
 };
 
 pub(super) fn new_case(
-    draft: &mut PlanBuilder<'_>,
+    builder: &mut PlanBuilder<'_>,
     record: &NodeRecord,
     severity: Severity,
     findings: Vec<Finding>,
 ) -> Case {
     let hardware = hardware_id_of(record);
     let first = Policy::first_repair_step(severity);
-    let rung = next_untried_step(draft, &hardware).map_or(first, |tried| tried.max(first));
-    let steps = steps_of_present_marks(draft, record, rung);
+    let rung = next_untried_step(builder, &hardware).map_or(first, |tried| tried.max(first));
+    let steps = steps_of_present_marks(builder, record, rung);
     Case {
-        id: draft.ids.case(),
+        id: builder.ids.case(),
         hardware,
         node: record.node.name.clone(),
-        opened: draft.snapshot.at,
+        opened: builder.snapshot.at,
         severity,
         findings,
         rung,
@@ -38,16 +38,16 @@ pub(super) fn new_case(
 
 /// Records marks of ours that are already present as completed steps, so that their removal by another party is
 /// noticed.
-fn steps_of_present_marks(draft: &mut PlanBuilder<'_>, record: &NodeRecord, rung: RepairStep) -> Vec<Step> {
+fn steps_of_present_marks(builder: &mut PlanBuilder<'_>, record: &NodeRecord, rung: RepairStep) -> Vec<Step> {
     let kinds = [(MarkKind::Unhealthy, StepKind::Mark), (MarkKind::Cordon, StepKind::Drain)];
-    let there = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
-    there
+    let present = kinds.into_iter().filter(|(mark, _)| record.node.marks.has_ours(*mark));
+    present
         .map(|(_, what)| Step {
-            op: draft.ids.op(),
+            op: builder.ids.op(),
             what,
             rung,
             state: StepState::Done,
-            at: draft.snapshot.at,
+            at: builder.snapshot.at,
             tries: 1,
             text: "already present".to_owned(),
         })
@@ -55,9 +55,9 @@ fn steps_of_present_marks(draft: &mut PlanBuilder<'_>, record: &NodeRecord, rung
 }
 
 /// Returns the level after the highest one tried on this machine within `repair.memory`.
-fn next_untried_step(draft: &PlanBuilder<'_>, hardware: &HardwareId) -> Option<RepairStep> {
-    let since = draft.snapshot.at.minus(draft.snapshot.policy.repair.memory);
-    let tried = draft
+fn next_untried_step(builder: &PlanBuilder<'_>, hardware: &HardwareId) -> Option<RepairStep> {
+    let since = builder.snapshot.at.minus(builder.snapshot.policy.repair.memory);
+    let tried = builder
         .snapshot
         .cases
         .iter()
@@ -71,8 +71,8 @@ fn next_untried_step(draft: &PlanBuilder<'_>, hardware: &HardwareId) -> Option<R
 
 /// Returns the hardware id, or the node name if the machine reported none.
 fn hardware_id_of(record: &NodeRecord) -> HardwareId {
-    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
-    told.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
+    let reported = record.node.hardware.as_ref().and_then(|hardware| hardware.id());
+    reported.or_else(|| record.hardware.clone()).unwrap_or_else(|| {
         HardwareId::new(record.node.name.as_str()).expect("a valid node name is a valid hardware id")
     })
 }

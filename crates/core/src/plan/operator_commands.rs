@@ -16,24 +16,24 @@ use crate::{
     snapshot::{CommandKind, PendingCommand},
 };
 
-pub(super) fn plan(draft: &mut PlanBuilder<'_>) {
-    let snapshot = draft.snapshot;
+pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
+    let snapshot = builder.snapshot;
     for request in &snapshot.commands {
         let answered = match &request.what {
-            CommandKind::Test { node, tests } => test(draft, request, node, tests),
-            CommandKind::Release { node } => release(draft, request, node),
-            CommandKind::Quarantine { node, evict } => quarantine(draft, request, node, *evict),
+            CommandKind::Test { node, tests } => test(builder, request, node, tests),
+            CommandKind::Release { node } => release(builder, request, node),
+            CommandKind::Quarantine { node, evict } => quarantine(builder, request, node, *evict),
             // Running work was handled before: the run has been cancelled by now, or there is none.
             CommandKind::Withdraw { .. } => true,
             CommandKind::Together { nodes, test, trials } => {
-                if let Some(words) = multi_node::plan(draft, request, (nodes, test, trials)) {
-                    draft.push_action(Action::Answer { request: request.id }, "together", words);
+                if let Some(conclusion) = multi_node::plan(builder, request, (nodes, test, trials)) {
+                    builder.push_action(Action::Answer { request: request.id }, "together", conclusion);
                 }
                 false
             }
         };
         if answered {
-            draft.push_action(
+            builder.push_action(
                 Action::Answer { request: request.id },
                 "operator",
                 format!("requested by {}", request.by),
@@ -44,52 +44,52 @@ pub(super) fn plan(draft: &mut PlanBuilder<'_>) {
 
 /// Starts the requested tests as soon as the node is free and the limits allow it. A hold takes precedence, and so does
 /// a repair in progress: a test on a node that is about to restart is meaningless.
-fn test(draft: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, tests: &[TestId]) -> bool {
-    let Some(node) = draft.find(name) else { return true };
-    let applicable = tests_in(draft.snapshot, draft.index.applies(node));
-    let meant = |test: &TestId| if tests.is_empty() { is_routine(draft.snapshot, test) } else { tests.contains(test) };
-    let wanted = applicable.into_iter().filter(meant).collect();
-    let Some(wanted) = NonEmpty::new(wanted) else { return true };
-    let repairing = matches!(draft.snapshot.nodes[node as usize].state, NodeState::Repairing { .. });
-    if repairing || !draft.accepts_requalification(node) || !draft.usage.allows_run(draft, node, &wanted) {
+fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, tests: &[TestId]) -> bool {
+    let Some(node) = builder.find(name) else { return true };
+    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
+    let is_requested = |test: &TestId| if tests.is_empty() { is_routine(builder.snapshot, test) } else { tests.contains(test) };
+    let chosen = applicable.into_iter().filter(is_requested).collect();
+    let Some(chosen) = NonEmpty::new(chosen) else { return true };
+    let repairing = matches!(builder.snapshot.nodes[node as usize].state, NodeState::Repairing { .. });
+    if repairing || !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &chosen) {
         return false;
     }
-    let asked =
+    let purpose =
         purpose_with_reason(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
-    draft.submit(node, wanted, asked, None);
+    builder.submit(node, chosen, purpose, None);
     true
 }
 
 /// Releases a node, after a proving run if it had been taken out.
-fn release(draft: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName) -> bool {
-    let Some(node) = draft.find(name) else { return true };
-    let record = &draft.snapshot.nodes[node as usize];
-    if record.hold_at(draft.snapshot.at).is_some() || draft.state_changed.contains(&node) {
+fn release(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName) -> bool {
+    let Some(node) = builder.find(name) else { return true };
+    let record = &builder.snapshot.nodes[node as usize];
+    if record.hold_at(builder.snapshot.at).is_some() || builder.state_changed.contains(&node) {
         return false;
     }
     let text = format!("released by {}: {}", request.by, request.why);
-    match (&record.state, draft.open_case(record)) {
+    match (&record.state, builder.open_case(record)) {
         // The examination becomes a proving run and decides.
         (NodeState::Proving { .. }, Some(case)) if case.is_under_examination() => {
-            record_release(draft, node, case, name, &text);
+            record_release(builder, node, case, name, &text);
         }
         // A run decides already, or users have the node.
         (NodeState::Proving { .. } | NodeState::InService | NodeState::Suspect, _) => {}
         (NodeState::Held { .. }, None) => {
-            draft.apply_event(node, &NodeEvent::HoldEnded { out: false }, None, "released", text);
-            draft.finished.insert(node);
+            builder.apply_event(node, &NodeEvent::HoldEnded { out: false }, None, "released", text);
+            builder.finished.insert(node);
         }
-        (life, Some(case)) => {
+        (state, Some(case)) => {
             if case.rung != RepairStep::Quarantine {
-                let climb = Action::Escalate { case: case.id, to: RepairStep::Quarantine };
-                draft.push_action(climb, "released", "requalification decides");
+                let escalate = Action::Escalate { case: case.id, to: RepairStep::Quarantine };
+                builder.push_action(escalate, "released", "requalification decides");
             }
-            record_release(draft, node, case, name, &text);
-            let event = match life {
+            record_release(builder, node, case, name, &text);
+            let event = match state {
                 NodeState::Held { .. } => NodeEvent::HoldEnded { out: true },
                 _ => NodeEvent::StepEnded,
             };
-            draft.apply_event(node, &event, Some(case.id), "released", text);
+            builder.apply_event(node, &event, Some(case.id), "released", text);
         }
         // Out of service without a case: the mark is adopted first, and released afterwards.
         (NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Out, None) => return false,
@@ -98,27 +98,27 @@ fn release(draft: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeNam
 }
 
 /// Records an operator's release and ends an examination in progress.
-fn record_release(draft: &mut PlanBuilder<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
+fn record_release(builder: &mut PlanBuilder<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
     if let Some(step) = case.step(StepKind::Examine).filter(|_| case.is_under_examination()) {
         let settle = Action::Settle { case: case.id, op: step.op, done: false };
-        draft.push_action(settle, "released", "released before the examination ended");
+        builder.push_action(settle, "released", "released before the examination ended");
     }
-    let (op, step) = (draft.ids.op(), StepKind::Release);
-    draft.push_action(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text);
-    draft.touched.insert(node);
-    draft.finished.insert(node);
+    let (op, step) = (builder.ids.op(), StepKind::Release);
+    builder.push_action(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text);
+    builder.touched.insert(node);
+    builder.finished.insert(node);
 }
 
 /// An operator's quarantine needs neither breaker nor confirmation.
-fn quarantine(draft: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, evict: bool) -> bool {
-    let Some(node) = draft.find(name) else { return true };
-    let record = &draft.snapshot.nodes[node as usize];
-    if record.hold_at(draft.snapshot.at).is_some() || matches!(record.state, NodeState::Held { .. }) {
+fn quarantine(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, evict: bool) -> bool {
+    let Some(node) = builder.find(name) else { return true };
+    let record = &builder.snapshot.nodes[node as usize];
+    if record.hold_at(builder.snapshot.at).is_some() || matches!(record.state, NodeState::Held { .. }) {
         return false;
     }
-    if is_in_service(&record.state) && !draft.state_changed.contains(&node) {
+    if is_in_service(&record.state) && !builder.state_changed.contains(&node) {
         let text = format!("taken out by {}: {}", request.by, request.why);
-        findings::open_to_examine(draft, node, evict, &text);
+        findings::open_to_examine(builder, node, evict, &text);
     }
     true
 }

@@ -26,16 +26,16 @@ const MAX_REQUALIFICATION_RUNS: usize = 6;
 
 /// Returns the tests that must pass before the node returns: those that failed or fail now, and those that the policy
 /// adds.
-fn required_tests(draft: &PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
-    let policy = &draft.snapshot.policy.repair.proving;
-    let applicable = tests_in(draft.snapshot, draft.index.applies(node));
+fn required_tests(builder: &PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
+    let policy = &builder.snapshot.policy.repair.proving;
+    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
     let failed = |test: &TestId| {
         let open = record.findings.iter().map(|open| &open.finding);
         case.findings.iter().chain(open).any(|finding| finding.check == *test)
     };
     applicable
         .into_iter()
-        .filter(|test| (policy.is_empty() && is_routine(draft.snapshot, test)) || policy.contains(test) || failed(test))
+        .filter(|test| (policy.is_empty() && is_routine(builder.snapshot, test)) || policy.contains(test) || failed(test))
         .collect()
 }
 
@@ -46,19 +46,19 @@ enum RequalificationResult {
 }
 
 /// Returns the tests of an examination requested by an operator: the policy's list, and those that had failed.
-fn examination_tests(draft: &PlanBuilder<'_>, node: u32, case: &Case) -> Vec<TestId> {
-    let list = &draft.snapshot.policy.repair.examine;
+fn examination_tests(builder: &PlanBuilder<'_>, node: u32, case: &Case) -> Vec<TestId> {
+    let list = &builder.snapshot.policy.repair.examine;
     let failed = |test: &TestId| case.findings.iter().any(|finding| finding.check == *test);
-    let listed = |test: &TestId| if list.is_empty() { is_routine(draft.snapshot, test) } else { list.contains(test) };
-    let applicable = tests_in(draft.snapshot, draft.index.applies(node));
+    let listed = |test: &TestId| if list.is_empty() { is_routine(builder.snapshot, test) } else { list.contains(test) };
+    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
     applicable.into_iter().filter(|test| listed(test) || failed(test)).collect()
 }
 
 /// Starts the examination when the node is empty and the limits allow it.
-pub(super) fn examine(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let Some(tests) = NonEmpty::new(examination_tests(draft, node, case)) else {
+pub(super) fn examine(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let Some(tests) = NonEmpty::new(examination_tests(builder, node, case)) else {
         return advise(
-            draft,
+            builder,
             node,
             record,
             case,
@@ -66,28 +66,28 @@ pub(super) fn examine(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
             "no test of repair.examine applies to the node",
         );
     };
-    if !draft.accepts_requalification(node) || !draft.usage.allows_run(draft, node, &tests) {
+    if !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &tests) {
         return false;
     }
     let text = "an operator requested an examination";
-    let asked = purpose_with_reason(Purpose::Requalification, "quarantine", format!("case {}: {text}", case.id));
-    let run = draft.submit(node, tests, asked, Some(case.id));
-    draft.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "quarantine", text);
+    let purpose = purpose_with_reason(Purpose::Requalification, "quarantine", format!("case {}: {text}", case.id));
+    let run = builder.submit(node, tests, purpose, Some(case.id));
+    builder.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "quarantine", text);
     false
 }
 
 /// Derives a recommendation from the tests since then. A test without a result leaves it open.
 fn evaluate_examination(
-    draft: &PlanBuilder<'_>,
+    builder: &PlanBuilder<'_>,
     node: u32,
     record: &NodeRecord,
     case: &Case,
     since: Timestamp,
 ) -> (Advice, String) {
     let (mut passed, mut missing) = (0_usize, Vec::new());
-    for test in examination_tests(draft, node, case) {
-        let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
-        let known = &record.test_records[place];
+    for test in examination_tests(builder, node, case) {
+        let Some(index) = builder.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
+        let known = &record.test_records[index];
         match known.verdict().filter(|_| known.attempt().is_some_and(|at| at >= since)) {
             Some(Verdict::Pass) => passed += 1,
             Some(Verdict::NotApplicable | Verdict::Fail) => {}
@@ -120,40 +120,40 @@ fn evaluate_examination(
 }
 
 /// Ends the examination and hands the decision over to an operator.
-fn advise(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
+fn advise(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
     if let Some(step) = case.step(StepKind::Examine) {
         let settle = Action::Settle { case: case.id, op: step.op, done: true };
-        draft.push_action(settle, "examined", "the examination has ended");
+        builder.push_action(settle, "examined", "the examination has ended");
     }
-    draft.push_action(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
-    hand_over(draft, node, record, case, &format!("examination finished, recommendation: {advice} ({why})"))
+    builder.push_action(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
+    hand_over(builder, node, record, case, &format!("examination finished, recommendation: {advice} ({why})"))
 }
 
 /// Evaluates the proving run once it has ended.
-pub(super) fn conclude(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
-    if draft.snapshot.runs.iter().any(|active| active.run.id == run) {
+pub(super) fn conclude(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
+    if builder.snapshot.runs.iter().any(|active| active.run.id == run) {
         return;
     }
     if case.is_under_examination() {
-        let (advice, why) = evaluate_examination(draft, node, record, case, run.born().min(draft.snapshot.at));
-        advise(draft, node, record, case, advice, &why);
+        let (advice, why) = evaluate_examination(builder, node, record, case, run.born().min(builder.snapshot.at));
+        advise(builder, node, record, case, advice, &why);
         return;
     }
     // After the clock went back, new ids still carry a later time; the step has the real one.
     let began = case.step(StepKind::Requalify).map_or(run.born(), |step| step.at.min(run.born()));
-    match evaluate(draft, node, record, case, began) {
-        RequalificationResult::Passed => return_to_service(draft, node, record, case),
-        RequalificationResult::Failed(text) => escalate(draft, node, record, case, &text),
+    match evaluate(builder, node, record, case, began) {
+        RequalificationResult::Passed => return_to_service(builder, node, record, case),
+        RequalificationResult::Failed(text) => escalate(builder, node, record, case, &text),
         RequalificationResult::Inconclusive => {
             let text = "requalification gave no conclusive result";
-            draft.apply_event(node, &NodeEvent::RequalificationEnded, Some(case.id), "proof-empty", text);
+            builder.apply_event(node, &NodeEvent::RequalificationEnded, Some(case.id), "proof-empty", text);
         }
     }
 }
 
 /// Evaluates the tests since then. Only conclusive results count, and every test that had failed must have passed.
 fn evaluate(
-    draft: &PlanBuilder<'_>,
+    builder: &PlanBuilder<'_>,
     node: u32,
     record: &NodeRecord,
     case: &Case,
@@ -161,9 +161,9 @@ fn evaluate(
 ) -> RequalificationResult {
     let mut passed = 0;
     let mut missing = false;
-    for test in required_tests(draft, node, record, case) {
-        let Some(place) = draft.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
-        let known = &record.test_records[place];
+    for test in required_tests(builder, node, record, case) {
+        let Some(index) = builder.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
+        let known = &record.test_records[index];
         let fresh = known.attempt().is_some_and(|at| at >= since);
         let had_failed = case.findings.iter().any(|finding| finding.check == test);
         match known.verdict().filter(|_| fresh) {
@@ -187,40 +187,40 @@ fn evaluate(
 
 /// Starts a proving run when the node is free and the limits allow it. Always returns false: the end of the run is a
 /// separate state change.
-pub(super) fn start(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let Some(tests) = NonEmpty::new(required_tests(draft, node, record, case)) else {
-        return hand_over(draft, node, record, case, "no requalification test applies to the node");
+pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let Some(tests) = NonEmpty::new(required_tests(builder, node, record, case)) else {
+        return hand_over(builder, node, record, case, "no requalification test applies to the node");
     };
     let earlier = requalification_runs(case);
     if earlier.len() >= MAX_REQUALIFICATION_RUNS {
-        return hand_over(draft, node, record, case, "the requalification runs gave no conclusive result");
+        return hand_over(builder, node, record, case, "the requalification runs gave no conclusive result");
     }
-    let pool = draft.index.pool(node);
-    let retry = &draft.snapshot.policy.retry;
+    let pool = builder.index.pool(node);
+    let retry = &builder.snapshot.policy.retry;
     let wait = earlier.len().checked_sub(1).map(|n| retry.inconclusive.doubled(n as u32, retry.inconclusive_cap));
-    let waits = earlier.last().zip(wait).is_some_and(|(step, wait)| draft.snapshot.at < step.at.plus(wait));
-    if waits || pool_block(draft, pool).is_some() {
-        return wait_for_requalification(draft, node, record, case);
+    let waits = earlier.last().zip(wait).is_some_and(|(step, wait)| builder.snapshot.at < step.at.plus(wait));
+    if waits || pool_block(builder, pool).is_some() {
+        return wait_for_requalification(builder, node, record, case);
     }
-    if !draft.accepts_requalification(node) || !draft.usage.allows_run(draft, node, &tests) {
-        let repair = &draft.snapshot.policy.repair;
+    if !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &tests) {
+        let repair = &builder.snapshot.policy.repair;
         let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
-        if draft.snapshot.at.since(due) > repair.prove_deadline && !draft.active.contains(&node) {
+        if builder.snapshot.at.since(due) > repair.prove_deadline && !builder.active.contains(&node) {
             let why = format!("requalification could not start within {}", repair.prove_deadline);
-            return hand_over(draft, node, record, case, &why);
+            return hand_over(builder, node, record, case, &why);
         }
-        return wait_for_requalification(draft, node, record, case);
+        return wait_for_requalification(builder, node, record, case);
     }
-    let (op, step) = (draft.ids.op(), StepKind::Requalify);
+    let (op, step) = (builder.ids.op(), StepKind::Requalify);
     let text = "requalification before the node returns to service";
-    draft.push_action(
+    builder.push_action(
         Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 },
         "proof",
         text,
     );
-    let asked = purpose_with_reason(Purpose::Requalification, "proof", format!("case {}: {text}", case.id));
-    let run = draft.submit(node, tests, asked, Some(case.id));
-    draft.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "proof", text);
+    let purpose = purpose_with_reason(Purpose::Requalification, "proof", format!("case {}: {text}", case.id));
+    let run = builder.submit(node, tests, purpose, Some(case.id));
+    builder.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "proof", text);
     false
 }
 
@@ -231,25 +231,25 @@ fn requalification_runs(case: &Case) -> Vec<&Step> {
 }
 
 /// Ends the repair step, whatever happens until the proving run can start.
-fn wait_for_requalification(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+fn wait_for_requalification(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if matches!(record.state, NodeState::Repairing { .. }) {
-        draft.apply_event(node, &NodeEvent::StepEnded, Some(case.id), "repaired", "waiting for requalification");
+        builder.apply_event(node, &NodeEvent::StepEnded, Some(case.id), "repaired", "waiting for requalification");
     }
     false
 }
 
 /// Returns a node that passed: removes our marks, then closes the case. Foreign marks stay.
-fn return_to_service(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
+fn return_to_service(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let marks = &record.node.marks;
     let step = if marks.has_ours(MarkKind::Cordon) { StepKind::Undrain } else { StepKind::Unmark };
     if marks.ours.is_empty() {
         let name = record.node.name.clone();
         let close = Action::CloseCase { case: case.id, node: name, how: CaseOutcome::Returned };
-        draft.push_action(close, "proved", "requalification passed");
-        draft.apply_event(node, &NodeEvent::Returned, None, "proved", "requalification passed; back in service");
-    } else if is_allowed(draft, step) {
-        take_step(draft, node, record, case, step);
+        builder.push_action(close, "proved", "requalification passed");
+        builder.apply_event(node, &NodeEvent::Returned, None, "proved", "requalification passed; back in service");
+    } else if is_allowed(builder, step) {
+        take_step(builder, node, record, case, step);
     } else {
-        propose(draft, node, record, case, step, "requalification passed; waiting for an operator to remove our mark");
+        propose(builder, node, record, case, step, "requalification passed; waiting for an operator to remove our mark");
     }
 }

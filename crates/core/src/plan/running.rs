@@ -16,15 +16,15 @@ use super::{
 /// Delay before a cancellation without effect is repeated.
 const CANCEL_AGAIN: Span = Span::minutes(1);
 
-pub(super) fn plan(draft: &mut PlanBuilder<'_>) {
-    let snapshot = draft.snapshot;
+pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
+    let snapshot = builder.snapshot;
     for active in &snapshot.runs {
-        if let Some(step) = withdrawn(draft, active).or_else(|| decide(draft, active)) {
+        if let Some(step) = withdrawn(builder, active).or_else(|| decide(builder, active)) {
             for node in active.run.nodes.iter() {
-                draft.touch(node);
+                builder.touch(node);
             }
             let (action, code, text) = step.into_action(active.run.id);
-            draft.push_action(action, code, text);
+            builder.push_action(action, code, text);
         }
     }
 }
@@ -53,32 +53,32 @@ impl RunDecision {
 }
 
 /// Cancels a run that an operator withdrew, unless it has ended or is being cancelled already.
-fn withdrawn(draft: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
+fn withdrawn(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
     let run = active.run.id;
-    let request = draft.snapshot.commands.iter().find(|request| request.what == CommandKind::Withdraw { run })?;
+    let request = builder.snapshot.commands.iter().find(|request| request.what == CommandKind::Withdraw { run })?;
     let over = active.cancelling.is_some() || matches!(active.job, ObservedJobState::Ended { .. });
     (!over)
         .then(|| RunDecision::Cancel(CancelReason::Withdrawn, format!("requested by {}: {}", request.by, request.why)))
 }
 
-fn decide(draft: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
+fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
     match &active.job {
         ObservedJobState::Unknown { .. } => None,
-        ObservedJobState::Absent => absent(draft, active),
-        ObservedJobState::Ended { started, at, how, .. } => ended(draft, active, started.or(active.started), *at, *how),
+        ObservedJobState::Absent => absent(builder, active),
+        ObservedJobState::Ended { started, at, how, .. } => ended(builder, active, started.or(active.started), *at, *how),
         ObservedJobState::Pending { since, .. } | ObservedJobState::Running { since, .. } => {
             let running = matches!(active.job, ObservedJobState::Running { .. });
-            live_job(draft, active, running, *since)
+            live_job(builder, active, running, *since)
         }
     }
 }
 
 /// Handles a job that the backend does not know: it was never submitted, or it is lost.
-fn absent(draft: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
-    let at = draft.snapshot.at;
+fn absent(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
+    let at = builder.snapshot.at;
     let not_started = |why, text: &str| Some(RunDecision::Conclude(Conclusion::NotStarted(why), text.to_owned()));
-    let gone = at.since(active.absent_since.unwrap_or(at));
-    let in_grace = gone < draft.snapshot.policy.limits.result_grace;
+    let absent_for = at.since(active.absent_since.unwrap_or(at));
+    let in_grace = absent_for < builder.snapshot.policy.limits.result_grace;
     if active.started.is_some() {
         // Its result may still be in transit.
         if in_grace {
@@ -97,18 +97,18 @@ fn absent(draft: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
         }
         return not_started(NotStartedReason::Rejected, "the backend lost the job before it started");
     }
-    if at.since(active.run.planned) > draft.snapshot.policy.limits.pending {
+    if at.since(active.run.planned) > builder.snapshot.policy.limits.pending {
         return not_started(NotStartedReason::PendingTooLong, "the job could not be submitted in time");
     }
     let open = |record: &NodeRecord| is_available(record, at) || is_reachable_out_of_band(record, at);
-    match active.run.nodes.iter().all(|node| draft.record(node).is_some_and(open)) {
+    match active.run.nodes.iter().all(|node| builder.record(node).is_some_and(open)) {
         true => Some(RunDecision::Resubmit),
         false => not_started(NotStartedReason::NodeTaken, "its node is no longer free"),
     }
 }
 
 fn ended(
-    draft: &PlanBuilder<'_>,
+    builder: &PlanBuilder<'_>,
     active: &ActiveRun,
     started: Option<Timestamp>,
     ended: Timestamp,
@@ -123,7 +123,7 @@ fn ended(
             format!("the job ended ({how}) before it started"),
         ));
     }
-    if draft.snapshot.at.since(ended) < draft.snapshot.policy.limits.result_grace {
+    if builder.snapshot.at.since(ended) < builder.snapshot.policy.limits.result_grace {
         return None;
     }
     let why = cancelled.map_or_else(
@@ -140,15 +140,15 @@ fn ended(
 }
 
 /// Handles a pending or running job: cancels it if another user wants a node or it takes too long.
-fn live_job(draft: &PlanBuilder<'_>, active: &ActiveRun, running: bool, since: Timestamp) -> Option<RunDecision> {
-    let at = draft.snapshot.at;
+fn live_job(builder: &PlanBuilder<'_>, active: &ActiveRun, running: bool, since: Timestamp) -> Option<RunDecision> {
+    let at = builder.snapshot.at;
     if let Some(cancelling) = active.cancelling {
         let again = at.since(cancelling.since) >= CANCEL_AGAIN;
         return again
             .then(|| RunDecision::Cancel(cancelling.why, "the job still exists after it was cancelled".into()));
     }
     for name in active.run.nodes.iter() {
-        let Some(record) = draft.record(name) else {
+        let Some(record) = builder.record(name) else {
             return Some(RunDecision::Cancel(
                 CancelReason::NodeVanished,
                 format!("{name} is no longer in the cluster"),
@@ -162,7 +162,7 @@ fn live_job(draft: &PlanBuilder<'_>, active: &ActiveRun, running: bool, since: T
         }
     }
     let waited = at.since(since);
-    let limits = &draft.snapshot.policy.limits;
+    let limits = &builder.snapshot.policy.limits;
     if !running && waited > limits.pending {
         let text = format!("pending for {}, {} is the limit", coarse(waited), limits.pending);
         return Some(RunDecision::Cancel(CancelReason::PendingTooLong, text));

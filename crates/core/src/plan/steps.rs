@@ -10,8 +10,8 @@ use crate::{
 };
 
 /// Returns whether policy, mode and backend allow the controller to take this step.
-pub(super) fn is_allowed(draft: &PlanBuilder<'_>, kind: StepKind) -> bool {
-    let (policy, caps) = (&draft.snapshot.policy, &draft.snapshot.capabilities);
+pub(super) fn is_allowed(builder: &PlanBuilder<'_>, kind: StepKind) -> bool {
+    let (policy, caps) = (&builder.snapshot.policy, &builder.snapshot.capabilities);
     let acting = policy.mode == Mode::Act;
     match kind {
         StepKind::Mark => policy.mode != Mode::Observe && policy.allow.mark && caps.mark,
@@ -32,14 +32,14 @@ pub(super) fn is_allowed(draft: &PlanBuilder<'_>, kind: StepKind) -> bool {
 
 /// Returns whether the cluster has no means to keep users off a node. Taking a node out of service then only excludes
 /// it from what we offer; the remaining steps use what the backend supports.
-pub(super) fn cannot_mark(draft: &PlanBuilder<'_>) -> bool {
-    let caps = &draft.snapshot.capabilities;
+pub(super) fn cannot_mark(builder: &PlanBuilder<'_>) -> bool {
+    let caps = &builder.snapshot.capabilities;
     !caps.mark && !caps.drain
 }
 
 /// Returns whether an operator ordered this step for the node; it then needs no permission in the policy.
-pub(super) fn is_commanded(draft: &PlanBuilder<'_>, case: &Case, kind: StepKind) -> bool {
-    let caps = &draft.snapshot.capabilities;
+pub(super) fn is_commanded(builder: &PlanBuilder<'_>, case: &Case, kind: StepKind) -> bool {
+    let caps = &builder.snapshot.capabilities;
     let can = match kind {
         StepKind::Mark => caps.mark,
         StepKind::Drain => caps.drain,
@@ -47,60 +47,60 @@ pub(super) fn is_commanded(draft: &PlanBuilder<'_>, case: &Case, kind: StepKind)
         _ => false,
     };
     let ordered = case.is_under_examination() && case.step(kind).is_some_and(|step| step.state != StepState::Proposed);
-    ordered && can && draft.snapshot.policy.mode != Mode::Observe
+    ordered && can && builder.snapshot.policy.mode != Mode::Observe
 }
 
-pub(super) fn hand_over(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
-    let op = draft.ids.op();
+pub(super) fn hand_over(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) -> bool {
+    let op = builder.ids.op();
     let step = StepKind::HandOver;
-    draft.push_action(
+    builder.push_action(
         Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 },
         "handed-over",
         why,
     );
-    draft.touched.insert(node);
-    draft.apply_event(node, &NodeEvent::HandedOver, Some(case.id), "handed-over", why);
+    builder.touched.insert(node);
+    builder.apply_event(node, &NodeEvent::HandedOver, Some(case.id), "handed-over", why);
     false
 }
 
 /// Takes a step, and repeats it if it was interrupted or failed. The same operation id has the same effect.
-pub(super) fn take_step(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
-    let most = draft.snapshot.policy.repair.tries;
+pub(super) fn take_step(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
+    let most = builder.snapshot.policy.repair.tries;
     let (op, tries) = match case.step(kind) {
         Some(step) if step.state == StepState::Intended => (step.op, step.tries),
-        Some(step) if step.state == StepState::Failed => (draft.ids.op(), step.tries.saturating_add(1)),
+        Some(step) if step.state == StepState::Failed => (builder.ids.op(), step.tries.saturating_add(1)),
         // Done, but not visible: give the backend time, then repeat it. Saved evidence is never visible.
         Some(step)
             if step.state == StepState::Done
                 && kind != StepKind::SaveEvidence
-                && draft.snapshot.at.since(step.at) <= VISIBLE_WITHIN =>
+                && builder.snapshot.at.since(step.at) <= VISIBLE_WITHIN =>
         {
             return;
         }
-        _ => (draft.ids.op(), 1),
+        _ => (builder.ids.op(), 1),
     };
     // Marks are retried for ever, with a growing delay of at least one cycle.
     let last = case.step(kind).filter(|step| step.state == StepState::Failed);
     if let Some(step) = last
-        && draft.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.tries.min(10), Span::hours(1))
+        && builder.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.tries.min(10), Span::hours(1))
         && !(kind.destroys_evidence() && step.tries < most)
     {
         return;
     }
     let text = format!("for case {}, repair step {}", case.id, case.rung);
-    draft.touched.insert(node);
-    draft.push_action(
+    builder.touched.insert(node);
+    builder.push_action(
         Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },
         "case",
         text.clone(),
     );
     if matches!(kind, StepKind::Reset | StepKind::Reboot | StepKind::Replace) {
-        draft.apply_event(node, &NodeEvent::StepStarted { step: kind, tries }, Some(case.id), "case", text);
+        builder.apply_event(node, &NodeEvent::StepStarted { step: kind, tries }, Some(case.id), "case", text);
     }
 }
 
 pub(super) fn propose(
-    draft: &mut PlanBuilder<'_>,
+    builder: &mut PlanBuilder<'_>,
     node: u32,
     record: &NodeRecord,
     case: &Case,
@@ -108,9 +108,9 @@ pub(super) fn propose(
     why: &str,
 ) {
     if case.step(kind).is_none_or(|step| step.state != StepState::Proposed) {
-        let op = draft.ids.op();
-        draft.touched.insert(node);
-        draft.push_action(
+        let op = builder.ids.op();
+        builder.touched.insert(node);
+        builder.push_action(
             Action::Propose { case: case.id, node: record.node.name.clone(), step: kind, op },
             "not-allowed",
             why,
@@ -118,16 +118,16 @@ pub(super) fn propose(
     }
 }
 
-pub(super) fn escalate(draft: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
+pub(super) fn escalate(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
     let Some(to) = case.rung.next() else {
-        hand_over(draft, node, record, case, why);
+        hand_over(builder, node, record, case, why);
         return;
     };
-    draft.touched.insert(node);
-    draft.push_action(Action::Escalate { case: case.id, to }, "did-not-help", why);
+    builder.touched.insert(node);
+    builder.push_action(Action::Escalate { case: case.id, to }, "did-not-help", why);
     let event = match record.state {
         NodeState::Proving { .. } => NodeEvent::RequalificationEnded,
         _ => NodeEvent::StepEnded,
     };
-    draft.apply_event(node, &event, Some(case.id), "did-not-help", why);
+    builder.apply_event(node, &event, Some(case.id), "did-not-help", why);
 }

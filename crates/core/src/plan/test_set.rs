@@ -18,8 +18,8 @@ impl TestSet {
         self.inline[0] | self.inline[1] == 0 && self.heap.is_empty()
     }
 
-    pub(super) fn contains(&self, place: usize) -> bool {
-        let (word, bit) = (place / BITS_PER_WORD, 1 << (place % BITS_PER_WORD));
+    pub(super) fn contains(&self, index: usize) -> bool {
+        let (word, bit) = (index / BITS_PER_WORD, 1 << (index % BITS_PER_WORD));
         let word = if word < INLINE_WORDS {
             self.inline[word]
         } else {
@@ -28,8 +28,8 @@ impl TestSet {
         word & bit != 0
     }
 
-    pub(super) fn insert(&mut self, place: usize) {
-        let (word, bit) = (place / BITS_PER_WORD, 1 << (place % BITS_PER_WORD));
+    pub(super) fn insert(&mut self, index: usize) {
+        let (word, bit) = (index / BITS_PER_WORD, 1 << (index % BITS_PER_WORD));
         if word < INLINE_WORDS {
             self.inline[word] |= bit;
             return;
@@ -64,10 +64,10 @@ impl TestSet {
 }
 
 impl FromIterator<usize> for TestSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(places: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
         let mut set = Self::default();
-        for place in places {
-            set.insert(place);
+        for index in indices {
+            set.insert(index);
         }
         set
     }
@@ -80,13 +80,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_of_tests_is_a_set_of_numbers_of_any_size(
+        fn a_test_set_behaves_like_a_set_of_integers(
             a in btree_set(0_usize..400, 0..20),
             b in btree_set(0_usize..400, 0..20),
         ) {
-            let [one, other]: [TestSet; 2] = [&a, &b].map(|places| places.iter().copied().collect());
-            for place in 0..500 {
-                prop_assert_eq!(one.contains(place), a.contains(&place));
+            let [one, other]: [TestSet; 2] = [&a, &b].map(|indices| indices.iter().copied().collect());
+            for index in 0..500 {
+                prop_assert_eq!(one.contains(index), a.contains(&index));
             }
             prop_assert_eq!((one.is_empty(), one.first()), (a.is_empty(), a.first().copied()));
             let both: TestSet = a.intersection(&b).copied().collect();

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_what_would_be_accepted() {
+    fn an_impossible_rule_is_rejected_with_the_accepted_form() {
         for (condition, says) in [
             ("", "either `event` or `metric`"),
             ("metric = \"m\"\nevent = \"e\"", "either `event` or `metric`"),

@@ -64,7 +64,7 @@ const COVERED: [&str; 18] = [
 /// machine type.
 pub fn import(name: &str, text: &str) -> Imported {
     let lines = || {
-        let numbered = text.lines().enumerate().map(|(place, line)| (place + 1, line.trim()));
+        let numbered = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
     };
     let mut imported = Imported::default();
@@ -116,9 +116,9 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
             imported.skip((number, line), "applies to some hosts only; a profile is for a whole machine type");
             continue;
         }
-        let mut words = rest.split_whitespace();
-        let check = words.next().unwrap_or_default();
-        let arguments: Vec<&str> = words.collect();
+        let mut tokens = rest.split_whitespace();
+        let check = tokens.next().unwrap_or_default();
+        let arguments: Vec<&str> = tokens.collect();
         if COVERED.contains(&check) {
             imported.covered += 1;
             continue;
@@ -152,12 +152,12 @@ struct ImportedMachine {
 
 impl ImportedMachine {
     fn apply_check(&mut self, check: &str, arguments: &[&str]) -> Result<(), String> {
-        let number = |place: usize| {
-            let word = arguments.get(place).ok_or_else(|| format!("expected a number as argument {}", place + 1))?;
-            let value = word.parse::<f64>().ok().filter(|value| (0.0..=MAX_VALUE).contains(value));
-            value.ok_or_else(|| format!("`{word}` is not a number"))
+        let number = |index: usize| {
+            let argument = arguments.get(index).ok_or_else(|| format!("expected a number as argument {}", index + 1))?;
+            let value = argument.parse::<f64>().ok().filter(|value| (0.0..=MAX_VALUE).contains(value));
+            value.ok_or_else(|| format!("`{argument}` is not a number"))
         };
-        let giga = |place: usize| number(place).map(|value| value * 1e9);
+        let giga = |index: usize| number(index).map(|value| value * 1e9);
         match check {
             "check_gpu_count" if arguments.get(1) == Some(&"rocm") => {
                 return Err("AMD GPUs are not supported".to_owned());
@@ -260,7 +260,7 @@ nonsense
 ";
 
     #[test]
-    fn a_file_of_aznhc_becomes_a_profile_and_what_is_strange_is_named_by_its_line() {
+    fn an_aznhc_file_becomes_a_profile_and_unknown_lines_are_reported() {
         let imported = import("nd96isr_h100_v5", ND);
         let file = &imported.files[0];
         assert_eq!(file.sku.as_str(), "nd96isr_h100_v5");
@@ -296,7 +296,7 @@ nonsense
     }
 
     #[test]
-    fn machines_of_others_are_not_made_into_ours() {
+    fn unsupported_hardware_is_not_imported() {
         let imported = import("nd96isr_mi300x_v5", " * || check_gpu_count 8 rocm\n");
         assert!(imported.files.is_empty() && imported.skipped[0].why.contains("AMD"));
         assert_eq!(import("empty", "# nothing\n"), Imported::default());

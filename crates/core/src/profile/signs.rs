@@ -33,7 +33,7 @@ impl Signs {
     }
 
     /// Returns whether a list contains this word, case-insensitively.
-    pub(crate) fn contains_ignoring_case(list: &[String], word: &str) -> bool {
-        list.iter().any(|entry| entry.eq_ignore_ascii_case(word.trim()))
+    pub(crate) fn contains_ignoring_case(list: &[String], text: &str) -> bool {
+        list.iter().any(|entry| entry.eq_ignore_ascii_case(text.trim()))
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn headline(view: &WhyView) -> String {
     match &view.state {
         NodeState::InService => match unverified_tests(view) {
             None => format!("{node} is in service and every test that applies has passed"),
-            Some(words) => format!("{node} is in service; {words}"),
+            Some(problems) => format!("{node} is in service; {problems}"),
         },
         NodeState::Suspect => format!("{node} is suspect{worst}"),
         NodeState::Quarantined => format!("{node} is out of service{worst}"),
@@ -31,18 +31,18 @@ pub(super) fn headline(view: &WhyView) -> String {
 /// Returns the tests that keep a node without findings from being reported as healthy.
 fn unverified_tests(view: &WhyView) -> Option<String> {
     let doubtful = [TestStatus::Fail, TestStatus::Inconclusive, TestStatus::Stale, TestStatus::NeverTested];
-    let mut words = Vec::new();
-    for standing in doubtful {
+    let mut problems = Vec::new();
+    for status in doubtful {
         let tests: Vec<&str> =
-            view.tests.iter().filter(|line| line.standing == standing).map(|line| line.test.as_str()).collect();
+            view.tests.iter().filter(|line| line.standing == status).map(|line| line.test.as_str()).collect();
         if !tests.is_empty() {
-            words.push(format!("{}: {}", standing.label(), tests.join(", ")));
+            problems.push(format!("{}: {}", status.label(), tests.join(", ")));
         }
     }
     if view.tests.is_empty() {
-        words.push("no test applies to the node".to_owned());
+        problems.push("no test applies to the node".to_owned());
     }
-    (!words.is_empty()).then(|| words.join("; "))
+    (!problems.is_empty()).then(|| problems.join("; "))
 }
 
 /// Returns the next steps, one line each.

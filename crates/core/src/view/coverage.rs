@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
 
-/// One test over all nodes of its pools. The counts by standing add up to `nodes`.
+/// One test over all nodes of its pools. The counts by status add up to `nodes`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoverageRow {
     pub test: TestId,
@@ -43,10 +43,10 @@ impl CoverageRow {
         }
     }
 
-    fn count(&mut self, standing: TestStatus, covered: bool) {
+    fn count(&mut self, status: TestStatus, covered: bool) {
         self.nodes += 1;
         self.covered += u32::from(covered);
-        *match standing {
+        *match status {
             TestStatus::Pass => &mut self.pass,
             TestStatus::Fail => &mut self.fail,
             TestStatus::Inconclusive => &mut self.inconclusive,

@@ -85,8 +85,8 @@ impl Distribution {
 
 /// Returns the smallest value that at least `percent` percent of the values do not exceed.
 fn quantile(sorted: &[f64], percent: usize) -> f64 {
-    let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
-    sorted[place.min(sorted.len() - 1)]
+    let index = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+    sorted[index.min(sorted.len() - 1)]
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between zero and the last bar")]
@@ -97,8 +97,8 @@ fn bars(sorted: &[f64], least: f64, most: f64) -> Vec<u32> {
     }
     let mut bars = vec![0; BARS];
     for value in sorted {
-        let place = (((value - least) / width) as usize).min(BARS - 1);
-        bars[place] += 1;
+        let index = (((value - least) / width) as usize).min(BARS - 1);
+        bars[index] += 1;
     }
     bars
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_node_is_named_and_the_others_are_not() {
+    fn only_the_slow_node_is_an_outlier() {
         let mut values: Vec<f64> = (0..200).map(|n| 100.0 + f64::from(n % 7)).collect();
         values[17] = 60.0;
         let spread = Distribution::of(&fleet(&values)).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn of_values_that_are_all_equal_none_stands_apart_and_of_none_there_is_no_spread() {
+    fn equal_values_have_no_outlier_and_no_values_have_no_spread() {
         let spread = Distribution::of(&fleet(&[8.0, 8.0, 8.0, 7.0])).unwrap();
         assert_eq!((spread.deviation, spread.outliers.len()), (0.0, 0));
         assert_eq!(Distribution::of(&fleet(&[5.0])).unwrap().bars, [1]);

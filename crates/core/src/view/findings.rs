@@ -21,12 +21,12 @@ pub struct FindingRow {
 }
 
 /// Returns the open findings of the selected nodes: worst first, then oldest.
-pub fn findings(facts: &Facts, wanted: impl Fn(&NodeRecord) -> bool) -> Vec<FindingRow> {
+pub fn findings(facts: &Facts, selects: impl Fn(&NodeRecord) -> bool) -> Vec<FindingRow> {
     let mut rows: Vec<FindingRow> = Vec::new();
-    for (record, here) in facts.nodes().filter(|(record, _)| wanted(record)) {
+    for (record, listed) in facts.nodes().filter(|(record, _)| selects(record)) {
         rows.extend(record.findings.iter().map(|open| FindingRow {
             node: record.node.name.clone(),
-            pool: here.then(|| record.node.pool.clone()),
+            pool: listed.then(|| record.node.pool.clone()),
             life: record.state.as_str(),
             case: record.case,
             finding: FindingView::of(open),

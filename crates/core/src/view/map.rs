@@ -1,6 +1,6 @@
 //! The fleet map: one short row per node, designed for ten thousand nodes.
 //!
-//! Repeated words are stored once, in the lists at the top, and rows refer to them by index. The map contains no
+//! Repeated strings are stored once, in the lists at the top, and rows refer to them by index. The map contains no
 //! current time: the same cluster gives the same bytes, so that a client with the present version need not fetch it
 //! again.
 
@@ -57,11 +57,11 @@ impl Serialize for MapRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut row = serializer.serialize_tuple(COLUMNS.len())?;
         row.serialize_element(&self.node)?;
-        for place in [self.pool, self.rack, self.sku] {
-            row.serialize_element(&place)?;
+        for index in [self.pool, self.rack, self.sku] {
+            row.serialize_element(&index)?;
         }
-        for place in [self.health, self.state, self.occupancy] {
-            row.serialize_element(&place)?;
+        for index in [self.health, self.state, self.occupancy] {
+            row.serialize_element(&index)?;
         }
         row.serialize_element(&self.validated)?;
         row.serialize_element(&self.severity)?;
@@ -72,24 +72,24 @@ impl Serialize for MapRow {
 /// Words in the order of their first occurrence.
 #[derive(Debug, Default)]
 struct StringTable {
-    places: BTreeMap<String, u32>,
-    words: Vec<String>,
+    indices: BTreeMap<String, u32>,
+    strings: Vec<String>,
 }
 
 impl StringTable {
-    fn index_of(&mut self, word: &str) -> u32 {
-        if let Some(place) = self.places.get(word) {
-            return *place;
+    fn index_of(&mut self, text: &str) -> u32 {
+        if let Some(index) = self.indices.get(text) {
+            return *index;
         }
-        let place = u32::try_from(self.words.len()).unwrap_or(u32::MAX);
-        self.places.insert(word.to_owned(), place);
-        self.words.push(word.to_owned());
-        place
+        let index = u32::try_from(self.strings.len()).unwrap_or(u32::MAX);
+        self.indices.insert(text.to_owned(), index);
+        self.strings.push(text.to_owned());
+        index
     }
 }
 
 fn position_in<T: PartialEq>(all: &[T], one: &T) -> u32 {
-    all.iter().position(|known| known == one).and_then(|place| u32::try_from(place).ok()).unwrap_or(u32::MAX)
+    all.iter().position(|known| known == one).and_then(|index| u32::try_from(index).ok()).unwrap_or(u32::MAX)
 }
 
 /// Builds the map, sorted by name. The rack of a node is the part of its name before the last `rack_before`.
@@ -116,9 +116,9 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
     }
     FleetMap {
         columns: COLUMNS,
-        pools: pools.words,
-        racks: racks.words,
-        skus: skus.words,
+        pools: pools.strings,
+        racks: racks.strings,
+        skus: skus.strings,
         health: NodeHealth::ALL.iter().map(|status| status.code()).collect(),
         lives: NODE_STATES.to_vec(),
         uses: OccupancyKind::ALL.iter().map(|used| used.code()).collect(),

@@ -67,9 +67,9 @@ pub struct TestCell {
 
 /// Returns the rows of these nodes, sorted by name. Unknown names are omitted.
 pub fn node_rows(facts: &Facts, names: &[NodeName]) -> Vec<NodeRow> {
-    let wanted: std::collections::BTreeSet<&NodeName> = names.iter().collect();
-    let chosen = facts.nodes().filter(|(record, _)| wanted.contains(&record.node.name));
-    chosen.map(|(record, here)| node_row(facts, record, here)).collect()
+    let selected: std::collections::BTreeSet<&NodeName> = names.iter().collect();
+    let records = facts.nodes().filter(|(record, _)| selected.contains(&record.node.name));
+    records.map(|(record, listed)| node_row(facts, record, listed)).collect()
 }
 
 /// Returns one node's row.

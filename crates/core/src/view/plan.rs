@@ -35,9 +35,9 @@ pub struct SkippedRow {
     pub why: String,
 }
 
-/// Returns the whole plan, with the passed-over nodes that `wanted` selects.
-pub fn plan_view(plan: &Plan, wanted: impl Fn(&NodeName) -> bool) -> PlanView {
-    let passed_over = plan.skipped.iter().filter(|(name, _)| wanted(name)).map(|(name, reason)| SkippedRow {
+/// Returns the whole plan, with the passed-over nodes that `selects` accepts.
+pub fn plan_view(plan: &Plan, selects: impl Fn(&NodeName) -> bool) -> PlanView {
+    let passed_over = plan.skipped.iter().filter(|(name, _)| selects(name)).map(|(name, reason)| SkippedRow {
         node: name.clone(),
         code: skip_code(reason),
         why: skip_text(reason),

@@ -123,13 +123,13 @@ pub struct SilentAgentsView {
 }
 
 /// Builds the overall status.
-pub fn status(facts: &Facts, ledger: &StoredStatus) -> StatusView {
+pub fn status(facts: &Facts, stored: &StoredStatus) -> StatusView {
     let snapshot = &facts.snapshot;
     let mut view = StatusView {
         at: facts.now,
         mode: snapshot.policy.mode,
-        leader: leader(facts, ledger),
-        last_cycle: ledger.last_cycle.clone(),
+        leader: leader(facts, stored),
+        last_cycle: stored.last_cycle.clone(),
         seen: facts.observed_at,
         nodes: count_nodes(facts),
         running: count_runs(facts),
@@ -138,16 +138,16 @@ pub fn status(facts: &Facts, ledger: &StoredStatus) -> StatusView {
         requests: snapshot.commands.len(),
         silent: silent(facts),
         coverage: coverage(facts),
-        rejected: ledger.rejected,
-        spent_today_hours: ledger.spent_today.as_hours(),
+        rejected: stored.rejected,
+        spent_today_hours: stored.spent_today.as_hours(),
         troubles: Vec::new(),
     };
     view.troubles = problems(&view);
     view
 }
 
-fn leader(facts: &Facts, ledger: &StoredStatus) -> LeaderView {
-    match &ledger.leader {
+fn leader(facts: &Facts, stored: &StoredStatus) -> LeaderView {
+    match &stored.leader {
         Some((by, until)) if *until > facts.now => LeaderView::Leads { by: by.clone(), until: *until },
         Some((by, until)) => LeaderView::Lost { by: by.clone(), since: *until },
         None => LeaderView::NoLeader,
@@ -155,9 +155,9 @@ fn leader(facts: &Facts, ledger: &StoredStatus) -> LeaderView {
 }
 
 fn count_nodes(facts: &Facts) -> NodeCounts {
-    let mut counts = NodeCounts { lives: NODE_STATES.map(|life| (life, 0)).to_vec(), ..NodeCounts::default() };
-    for (record, here) in facts.nodes() {
-        match occupancy_of(record, here).0 {
+    let mut counts = NodeCounts { lives: NODE_STATES.map(|state| (state, 0)).to_vec(), ..NodeCounts::default() };
+    for (record, listed) in facts.nodes() {
+        match occupancy_of(record, listed).0 {
             OccupancyKind::Free => counts.free += 1,
             OccupancyKind::Busy => counts.busy += 1,
             OccupancyKind::Unknown => counts.unknown += 1,
@@ -168,8 +168,8 @@ fn count_nodes(facts: &Facts) -> NodeCounts {
         }
         counts.total += 1;
         counts.overdue += u32::from(is_overdue(facts, record));
-        if let Some(life) = counts.lives.iter_mut().find(|(life, _)| *life == record.state.as_str()) {
-            life.1 += 1;
+        if let Some(state) = counts.lives.iter_mut().find(|(state, _)| *state == record.state.as_str()) {
+            state.1 += 1;
         }
     }
     counts
@@ -207,12 +207,12 @@ fn silent(facts: &Facts) -> SilentAgentsView {
     let policy = &facts.snapshot.policy.agents;
     // Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent
     // silent.
-    let looked = facts.observed_at.unwrap_or(facts.now);
+    let observed_at = facts.observed_at.unwrap_or(facts.now);
     let mut view = SilentAgentsView::default();
     for record in &facts.snapshot.nodes {
-        let Some(heard) = record.last_report else { continue };
+        let Some(last_report) = record.last_report else { continue };
         view.agents += 1;
-        if looked.since(heard) > policy.silent_after {
+        if observed_at.since(last_report) > policy.silent_after {
             view.silent.push(record.node.name.clone());
         }
     }
@@ -233,17 +233,17 @@ fn problems(view: &StatusView) -> Vec<String> {
         }
         LeaderView::NoLeader => lines.push("no controller leads; start `doctor serve`".to_owned()),
     }
-    if let Some(trouble) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
-        lines.push(format!("problem in the last cycle: {trouble}"));
+    if let Some(error) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
+        lines.push(format!("problem in the last cycle: {error}"));
     }
     if view.breaker.state == BreakerState::Open {
         let why = view.breaker.why.as_deref().unwrap_or("reason unknown");
         lines.push(format!("the breaker is open: {why}; check the cause, then `doctor breaker close --why …`"));
     }
     for pause in &view.pauses {
-        let place = pause.pool.as_ref().map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"));
+        let scope = pause.pool.as_ref().map_or_else(|| "everywhere".to_owned(), |pool| format!("in pool {pool}"));
         let until = pause.until.map_or_else(|| "until resumed".to_owned(), |until| format!("until {until}"));
-        lines.push(format!("paused {place} by {} {until}: {}", pause.by, pause.why));
+        lines.push(format!("paused {scope} by {} {until}: {}", pause.by, pause.why));
     }
     if view.silent.incident {
         let (silent, agents) = (view.silent.silent.len(), view.silent.agents);

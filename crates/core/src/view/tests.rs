@@ -110,8 +110,8 @@ impl Facts {
 
     /// Adds a result to the node added last. Results are given oldest first.
     fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
-        let place = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
-        self.last().test_records[place].add(verdict, at);
+        let index = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
+        self.last().test_records[index].add(verdict, at);
         self
     }
 
@@ -156,9 +156,9 @@ fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
 }
 
 #[test]
-fn six_standings_have_six_words() {
+fn every_test_status_has_its_own_label() {
     use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
-    for (results, standing) in [
+    for (results, status) in [
         (vec![], TestStatus::NeverTested),
         (vec![(Pass, 2)], TestStatus::Pass),
         (vec![(Pass, 8)], TestStatus::Stale),
@@ -176,10 +176,10 @@ fn six_standings_have_six_words() {
         }
         let row = node_rows(&facts, &[name("a")]).remove(0);
         let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
-        assert_eq!(cell.standing, standing, "{results:?}");
+        assert_eq!(cell.standing, status, "{results:?}");
     }
-    let words: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|standing| standing.label()).collect();
-    assert_eq!(words.len(), 6);
+    let labels: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
+    assert_eq!(labels.len(), 6);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_test_that_applies_to_no_node_has_no_percentage() {
 }
 
 #[test]
-fn due_is_what_the_planner_says() {
+fn due_tests_match_the_planner() {
     let due = |facts: &Facts| {
         let view = why(facts, &name("a"), StoredNodeData::default()).unwrap();
         view.tests.iter().find(|line| line.test.as_str() == "storage").unwrap().due
@@ -241,7 +241,7 @@ fn due_is_what_the_planner_says() {
 }
 
 #[test]
-fn a_quiet_node_is_only_called_well_when_every_test_has_passed() {
+fn a_node_without_findings_is_healthy_only_if_every_test_has_passed() {
     let headline = |facts: &Facts| why(facts, &name("a"), StoredNodeData::default()).unwrap().headline;
     let passed = cluster().with("a").result("dl", Verdict::Pass, days(1)).result("storage", Verdict::Pass, days(1));
     assert!(headline(&passed).contains("every test that applies has passed"), "{}", headline(&passed));
@@ -252,7 +252,7 @@ fn a_quiet_node_is_only_called_well_when_every_test_has_passed() {
 }
 
 #[test]
-fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
+fn why_explains_cause_and_next_step_for_every_state() {
     let case = Case {
         id: CaseId::from_number(1),
         hardware: HardwareId::new("board-1").unwrap(),
@@ -300,14 +300,14 @@ fn why_says_what_is_wrong_and_what_to_do_for_every_life() {
 }
 
 #[test]
-fn a_hold_whose_time_is_over_is_not_shown() {
+fn an_expired_hold_is_not_in_the_view() {
     let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
     let facts = cluster().with("a").change(|record| record.hold = Some(hold));
     assert_eq!(why(&facts, &name("a"), StoredNodeData::default()).unwrap().hold, None);
 }
 
 #[test]
-fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
+fn a_node_no_longer_listed_is_gone_and_not_free() {
     let mut facts = cluster().with("a");
     facts.gone = std::mem::take(&mut facts.snapshot.nodes);
     let row = node_rows(&facts, &[name("a")]).remove(0);
@@ -323,7 +323,7 @@ fn a_node_that_the_cluster_names_no_more_is_gone_and_not_free() {
 }
 
 #[test]
-fn status_names_what_wants_attention_and_nothing_else() {
+fn status_lists_only_problems_that_need_attention() {
     let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
     assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
 
@@ -360,7 +360,7 @@ fn one_silent_agent_of_many_is_no_incident() {
 }
 
 #[test]
-fn a_run_on_a_node_comes_before_the_reason_for_passing_it_over() {
+fn a_run_on_a_node_takes_precedence_over_its_skip_reason() {
     let mut facts = cluster().with("a");
     facts.skip_reasons.insert(name("a"), SkippedSince { since: days(1), reason: SkipReason::WaitingForSlot });
     assert_eq!(node_rows(&facts, &[name("a")])[0].passed_over.as_ref().unwrap().code, "waiting-for-slot");

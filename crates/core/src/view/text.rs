@@ -80,7 +80,7 @@ pub fn skip_text(reason: &SkipReason) -> String {
         SkipReason::OccupancyUnknown { why } => format!("occupancy unknown: {why}"),
         SkipReason::ForeignMark { by, text } => format!("kept out of service by {by}: {text}"),
         SkipReason::Held { by } => format!("held by {by}"),
-        SkipReason::OutOfService { life } => format!("out of service: {}", life.as_str()),
+        SkipReason::OutOfService { life: state } => format!("out of service: {}", state.as_str()),
         SkipReason::BackingOff { until } => format!("its last jobs did not start; next try after {}", clock(*until)),
         SkipReason::Fresh { until } if *until == Timestamp::MAX => "no test will be due".to_owned(),
         SkipReason::Fresh { until } => format!("no test is due before {}", clock(*until)),
@@ -96,8 +96,8 @@ pub fn skip_text(reason: &SkipReason) -> String {
 
 /// Formats a time to the second: more digits would be noise in a sentence.
 fn clock(at: Timestamp) -> String {
-    let whole = Timestamp::from_secs(at.secs()).to_string();
-    if matches!(at, Timestamp::MIN | Timestamp::MAX) { at.to_string() } else { whole }
+    let seconds = Timestamp::from_secs(at.secs()).to_string();
+    if matches!(at, Timestamp::MIN | Timestamp::MAX) { at.to_string() } else { seconds }
 }
 
 /// Formats the evidence of a finding.
@@ -135,7 +135,7 @@ mod tests {
     use crate::{ids::PoolName, ids::TestId, lifecycle::NodeState};
 
     #[test]
-    fn every_reason_for_passing_over_has_its_meaning_and_the_code_that_json_has() {
+    fn every_skip_reason_has_a_text_and_the_code_used_in_json() {
         let reasons = [
             SkipReason::Busy { by: "job 7".into() },
             SkipReason::OccupancyUnknown { why: "no answer".into() },

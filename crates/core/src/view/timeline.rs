@@ -95,19 +95,19 @@ fn started(boot: &BootFacts) -> TimelineEntry {
 /// Returns one entry for each run, and for each result without a run.
 fn by_run(results: &[ResultFacts]) -> Vec<TimelineEntry> {
     let mut runs: BTreeMap<(Option<RunId>, Option<usize>), Vec<&ResultFacts>> = BTreeMap::new();
-    for (place, result) in results.iter().enumerate() {
-        let alone = result.run.is_none().then_some(place);
-        runs.entry((result.run, alone)).or_default().push(result);
+    for (index, result) in results.iter().enumerate() {
+        let own_key = result.run.is_none().then_some(index);
+        runs.entry((result.run, own_key)).or_default().push(result);
     }
     let moments = runs.into_iter().filter_map(|((run, _), results)| {
         let at = results.iter().map(|result| result.at).max()?;
         let worst = worst(&results)?;
-        let said = |verdict: Verdict| {
+        let describe = |verdict: Verdict| {
             let of = |result: &&&ResultFacts| result.verdict == verdict;
             let tests: Vec<&str> = results.iter().filter(of).map(|result| result.test.as_str()).collect();
             (!tests.is_empty()).then(|| format!("{verdict}: {}", tests.join(", ")))
         };
-        let text = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable].map(said);
+        let text = [Verdict::Fail, Verdict::Inconclusive, Verdict::Pass, Verdict::NotApplicable].map(describe);
         let text = text.into_iter().flatten().collect::<Vec<_>>().join("; ");
         let what = worst.code().to_owned();
         Some(TimelineEntry { at, kind: TimelineKind::Results, what, text, by: None, code: None, run })
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_a_run_are_one_line_with_its_worst_verdict_and_a_boot_is_told_once() {
+    fn results_of_a_run_are_one_entry_with_the_worst_verdict_and_a_boot_is_listed_once() {
         let at = Timestamp::from_secs;
         let result = |run: u64, secs: i64, test: &str, verdict| ResultFacts {
             at: at(secs),
@@ -153,9 +153,9 @@ mod tests {
             run: None,
         };
         let boots = vec![boot(200, "b", 20), boot(90, "a", 50), boot(100, "a", 60)];
-        let moments = timeline(vec![line], &results, boots);
-        let told: Vec<(i64, &str, &str)> =
-            moments.iter().map(|moment| (moment.at.secs(), moment.kind.code(), moment.what.as_str())).collect();
+        let timeline_entries = timeline(vec![line], &results, boots);
+        let entries: Vec<(i64, &str, &str)> =
+            timeline_entries.iter().map(|moment| (moment.at.secs(), moment.kind.code(), moment.what.as_str())).collect();
         let expected = [
             (200, "results", "pass"),
             (180, "boot", "b"),
@@ -163,7 +163,7 @@ mod tests {
             (100, "results", "inconclusive"),
             (40, "boot", "a"),
         ];
-        assert_eq!(told, expected);
-        assert_eq!(moments[3].text, "inconclusive: storage; pass: dl");
+        assert_eq!(entries, expected);
+        assert_eq!(timeline_entries[3].text, "inconclusive: storage; pass: dl");
     }
 }

@@ -24,30 +24,30 @@ pub struct StoredNodeData {
 }
 
 /// Returns everything about one node; `None` if it is unknown.
-pub fn why(facts: &Facts, name: &NodeName, kept: StoredNodeData) -> Option<WhyView> {
-    let (record, here) = facts.node(name)?;
+pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<WhyView> {
+    let (record, listed) = facts.node(name)?;
     let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
         test: test.id.clone(),
         standing: TestStatus::of(known, test, facts.now),
         cutoff: test.cutoff,
-        last: kept.latest.get(&test.id).cloned(),
+        last: stored.latest.get(&test.id).cloned(),
         due,
     });
     let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
     let mut view = WhyView {
-        row: node_row(facts, record, here),
+        row: node_row(facts, record, listed),
         at: facts.now,
         headline: String::new(),
         state: record.state.clone(),
         hardware: record.hardware.clone(),
         hold: record.hold_at(facts.now).cloned(),
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
-        case: kept.case.as_ref().map(CaseView::of),
+        case: stored.case.as_ref().map(CaseView::of),
         findings,
         failed_work: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
         tests: tests.collect(),
-        audit: kept.audit,
+        audit: stored.audit,
         next: Vec::new(),
     };
     view.headline = advice::headline(&view);

@@ -19,7 +19,7 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(sql: &str, kinds: &[ColumnType], rows: &[SqlValue<'_>]) -> Self {
         let columns =
-            kinds.iter().enumerate().map(|(place, kind)| Column::gather(*kind, rows, place, kinds.len())).collect();
+            kinds.iter().enumerate().map(|(index, kind)| Column::gather(*kind, rows, index, kinds.len())).collect();
         Self { sql: sql.to_owned(), columns, tables: vec![table_of(sql).to_owned()] }
     }
 
@@ -36,7 +36,7 @@ impl Batch {
         }
         // `WITH a AS (…), b AS (…) c`: the previous last statement becomes a named part.
         let (parts, last) =
-            self.sql.split_at(self.sql.rfind(PART_SEPARATOR).map_or(0, |place| place + PART_SEPARATOR.len()));
+            self.sql.split_at(self.sql.rfind(PART_SEPARATOR).map_or(0, |index| index + PART_SEPARATOR.len()));
         let parts = if parts.is_empty() { "WITH " } else { parts.strip_suffix(PART_SEPARATOR).unwrap_or(parts) };
         let comma = if self.tables.len() == 1 { "" } else { ", " };
         let number = self.tables.len();

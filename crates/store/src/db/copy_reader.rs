@@ -50,12 +50,12 @@ impl CopyReader {
     fn read<'a>(&mut self, mut text: &'a [u8], visit: Visit<'_>) -> Result<&'a [u8]> {
         loop {
             let mut rest = Rest(text);
-            let whole = match self.position {
+            let parsed = match self.position {
                 CopyPosition::Start => header(&mut rest)?.map(|()| CopyPosition::Rows),
                 CopyPosition::Rows => row(&mut rest, &mut self.values)?,
                 CopyPosition::End => None,
             };
-            let Some(next) = whole else { return Ok(text) };
+            let Some(next) = parsed else { return Ok(text) };
             if self.position == CopyPosition::Rows && next == CopyPosition::Rows {
                 visit(&Row::Copied(&self.values))?;
             }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_every_width_and_what_is_not_there_come_back_whatever_the_pieces() {
+    fn integers_of_every_width_and_nulls_are_read_across_chunk_boundaries() {
         let first = [&[0, 2][..], &[0, 0, 0, 2, 0xff, 0xfe], &[0, 0, 0, 4, 0, 0, 1, 0]].concat();
         let second = [&[0, 2][..], &[0, 0, 0, 8, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], &[0xff; 4]].concat();
         let copied = copy(&[&first[..], &second[..], &[0xff, 0xff]].concat());
@@ -156,11 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_no_copy_is_refused() {
-        let whole = copy(&[0, 2, 0, 0, 0, 2, 0, 7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        read(&whole, 5).unwrap();
-        for length in 0..whole.len() {
-            assert!(read(&whole[..length], 5).is_err(), "{length}");
+    fn truncated_or_foreign_copy_data_is_rejected() {
+        let full = copy(&[0, 2, 0, 0, 0, 2, 0, 7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        read(&full, 5).unwrap();
+        for length in 0..full.len() {
+            assert!(read(&full[..length], 5).is_err(), "{length}");
         }
         let three_bytes = copy(&[0, 1, 0, 0, 0, 3, 0, 7, 0, 0xff, 0xff]);
         assert!(read(&three_bytes, 64).is_err());

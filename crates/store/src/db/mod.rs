@@ -63,8 +63,8 @@ pub(super) enum Access {
     Write,
     /// As `Write`, for incoming results. Where [`Db::has_separate_sync`], durable only after [`Db::sync`].
     EnqueueResults,
-    /// As `Write`, for results that are in the inbox. On SQLite, durable some time later: a crash of the host also ends
-    /// this process, and what is lost is still in the inbox. PostgreSQL commits durably, because this process would not
+    /// As `Write`, for results that are in the ingest queue. On SQLite, durable some time later: a crash of the host also ends
+    /// this process, and what is lost is still in the ingest queue. PostgreSQL commits durably, because this process would not
     /// notice that a restarted server had lost the commit.
     ApplyResults,
     /// Excludes all other writers.

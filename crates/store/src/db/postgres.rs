@@ -35,16 +35,16 @@ const MAX_QUEUED_BYTES: usize = 8 << 20;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Parses the URL and rejects settings that this build cannot honour: a request for TLS must not be silently ignored.
-pub(super) fn config(url: &str, shown: &str) -> Result<Config> {
+pub(super) fn config(url: &str, redacted_url: &str) -> Result<Config> {
     if ["sslmode=verify-ca", "sslmode=verify-full"].iter().any(|mode| url.contains(mode)) {
-        return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
+        return Err(StoreError::TlsNotSupported { database: redacted_url.to_owned() });
     }
     let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| StoreError::BadUrl {
-        text: shown.to_owned(),
+        text: redacted_url.to_owned(),
         why: std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
     })?;
     if config.get_ssl_mode() == SslMode::Require {
-        return Err(StoreError::TlsNotSupported { database: shown.to_owned() });
+        return Err(StoreError::TlsNotSupported { database: redacted_url.to_owned() });
     }
     if config.get_application_name().is_none() {
         config.application_name("cluster-doctor");
@@ -276,8 +276,8 @@ impl PgSession {
 
     pub(super) fn query_keys(&mut self, operation: &'static str, sql: &str, keys: &[i64]) -> Result<Vec<Row>> {
         let same = |one: &PrefetchedQuery| one.sql == sql && one.keys == keys;
-        if let Some(place) = self.prefetched.iter().position(same) {
-            return Ok(self.prefetched.swap_remove(place).rows);
+        if let Some(index) = self.prefetched.iter().position(same) {
+            return Ok(self.prefetched.swap_remove(index).rows);
         }
         let statement = self.prepare(operation, sql)?;
         self.flush_and_query(operation, async |client| client.query(&statement, &[&keys]).await)
@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_for_tls_is_refused_and_not_ignored() {
+    fn a_url_that_requires_tls_is_rejected() {
         for mode in ["require", "verify-ca", "verify-full"] {
             let url = format!("postgres://doctor@db.example/doctor?sslmode={mode}");
             let error = config(&url, &url).unwrap_err();

@@ -187,8 +187,8 @@ pub(super) fn transaction(
 /// Sets the sync level. SQLite applies this pragma when it parses the statement, not when it runs it, so a cached
 /// statement would have no effect.
 fn set_sync(connection: &Connection, level: &str) -> Result<()> {
-    let words = format!("PRAGMA synchronous = {level}");
-    connection.execute_batch(&words).map_err(sqlite_error("setting the sync mode"))
+    let sql = format!("PRAGMA synchronous = {level}");
+    connection.execute_batch(&sql).map_err(sqlite_error("setting the sync mode"))
 }
 
 fn attempt(connection: &Connection, access: Access, names: &mut Arc<IdCache>, body: Body<'_>) -> Result<()> {
@@ -239,12 +239,12 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
     let connection = open_read_only(path)?;
-    let whole = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
-    let check = if whole { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
+    let check_fully = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
+    let check = if check_fully { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
     let checked: rusqlite::Result<String> = connection.query_row(check, (), |row| row.get(0));
     match checked {
-        Ok(answer) if answer == "ok" => Ok(()),
-        Ok(answer) => Err(damaged(answer)),
+        Ok(output) if output == "ok" => Ok(()),
+        Ok(output) => Err(damaged(output)),
         Err(rusqlite::Error::SqliteFailure(error, _))
             if error.code == rusqlite::ErrorCode::CannotOpen && Path::new(&log).exists() =>
         {

@@ -268,15 +268,15 @@ impl Tx<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let places: Vec<String> = (1..=kinds.len()).map(|n| format!("${n}")).collect();
+        let placeholders: Vec<String> = (1..=kinds.len()).map(|n| format!("${n}")).collect();
         match &mut self.conn {
             Conn::Sqlite(connection) => {
-                let sql = format!("INSERT INTO {into} VALUES ({}) {conflict}", places.join(","));
+                let sql = format!("INSERT INTO {into} VALUES ({}) {conflict}", placeholders.join(","));
                 for_each(connection, operation, &sql, kinds, rows).map(drop)
             }
             Conn::Postgres(session) => {
                 let arrays: Vec<String> =
-                    places.iter().zip(kinds).map(|(place, kind)| format!("{place}::{}[]", kind.postgres())).collect();
+                    placeholders.iter().zip(kinds).map(|(placeholder, kind)| format!("{placeholder}::{}[]", kind.postgres())).collect();
                 let sql = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
                 session.defer_arrays(operation, &sql, kinds, rows, when)
             }
@@ -337,12 +337,12 @@ pub(crate) mod plans {
     }
 
     pub(crate) fn record_plan(connection: &rusqlite::Connection, sql: &str) {
-        RECORDED.with_borrow_mut(|told| {
-            let Some(told) = told else { return };
+        RECORDED.with_borrow_mut(|recorded| {
+            let Some(recorded) = recorded else { return };
             let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
             let mut steps = statement.raw_query();
             while let Some(step) = steps.next().unwrap() {
-                told.push(format!("{} -- {sql}", step.get::<_, String>(3).unwrap()));
+                recorded.push(format!("{} -- {sql}", step.get::<_, String>(3).unwrap()));
             }
         });
     }

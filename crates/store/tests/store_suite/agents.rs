@@ -11,9 +11,9 @@ use crate::{
 
 suite!(
     agents_open_and_clear_findings_without_history,
-    an_agent_speaks_with_its_key_until_it_is_revoked,
-    an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked,
-    what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told,
+    an_agent_key_is_valid_until_it_is_revoked,
+    an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked,
+    agent_contacts_are_stored_and_dropped_reports_are_audited,
 );
 
 fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
@@ -43,7 +43,7 @@ fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
     assert!(bed.store.history(&HistoryFilter::default()).unwrap().is_empty());
 }
 
-fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
+fn an_agent_key_is_valid_until_it_is_revoked(bed: &mut StoreTestbed) {
     let (n1, first, second) = (node("n1"), RunKey::new([1; 32]), RunKey::new([2; 32]));
     assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Unknown);
     assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
@@ -63,11 +63,11 @@ fn an_agent_speaks_with_its_key_until_it_is_revoked(bed: &mut StoreTestbed) {
     assert!(bed.store.revoke_agent(&n1, "ann", "stolen", at).unwrap());
     assert_eq!(bed.store.agent_key(&n1).unwrap(), AgentKey::Revoked);
     assert_eq!(bed.store.agents().unwrap()[0].revoked, Some(at));
-    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["revoke-agent", "enroll-agent", "enroll-agent"]);
+    let actions: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
+    assert_eq!(actions, ["revoke-agent", "enroll-agent", "enroll-agent"]);
 }
 
-fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
+fn an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked(bed: &mut StoreTestbed) {
     let (n1, n2, key) = (node("n1"), node("n2"), RunKey::new([1; 32]));
     bed.store.enroll_agent(&n1, &key, "ann", "new node", bed.now).unwrap();
     let operators = bed.store.operator_changes().unwrap();
@@ -76,19 +76,19 @@ fn an_agent_that_its_cluster_vouches_for_has_no_key_and_can_be_revoked(bed: &mut
     }
     assert!(matches!(bed.store.agent_key(&n1).unwrap(), AgentKey::Enrolled { key: known, .. } if known == key));
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::ClusterToken { heard: None });
-    let by: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
-    assert_eq!(by, [AgentAuth::Key, AgentAuth::Token]);
+    let auth: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
+    assert_eq!(auth, [AgentAuth::Key, AgentAuth::Token]);
     assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator was involved");
-    let said: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
-    assert_eq!(said, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
+    let actions: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
+    assert_eq!(actions, ["introduce-agent", "enroll-agent"], "once, and only for the new one");
 
     assert!(bed.store.revoke_agent(&n2, "ann", "taken over", bed.now).unwrap());
     bed.store.register_agents(&[(n2.clone(), bed.now)]).unwrap();
     assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::Revoked, "only an operator can enroll it again");
 }
 
-fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut StoreTestbed) {
-    let heard = |number: u64, at: Timestamp| AgentContact {
+fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTestbed) {
+    let contact = |number: u64, at: Timestamp| AgentContact {
         at,
         number,
         sent: at,
@@ -99,10 +99,10 @@ fn what_was_heard_of_agents_is_kept_and_what_was_dropped_is_told(bed: &mut Store
     }
     bed.store.revoke_agent(&node("n2"), "ann", "x", bed.now).unwrap();
     let at = bed.wait(Span::minutes(1));
-    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), heard(5, at))).into();
+    let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), contact(5, at))).into();
     bed.store.record_agent_contacts(&bed.lease, &all).unwrap();
     let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
-    assert_eq!(known, [Some(heard(5, at)), None, None], "neither revoked nor unknown agents are recorded");
+    assert_eq!(known, [Some(contact(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
     let dropped = DroppedReports { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
     let report = AgentFindings {

@@ -18,14 +18,14 @@ use crate::{
 };
 
 suite!(
-    a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once,
-    what_was_asked_of_the_api_says_from_where_and_with_which_plan,
-    pages_of_history_add_up_whatever_is_asked_for,
+    a_token_is_stored_as_a_digest_and_its_name_is_used_once,
+    an_api_call_is_audited_with_its_origin_and_plan,
+    pages_of_history_add_up_for_every_filter,
     pages_of_runs_audit_and_days_add_up,
-    the_picture_of_the_cluster_is_replaced_as_a_whole,
+    the_cluster_state_is_replaced_completely,
 );
 
-fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut StoreTestbed) {
+fn a_token_is_stored_as_a_digest_and_its_name_is_used_once(bed: &mut StoreTestbed) {
     let digest = TokenDigest::of("doctor_token_x");
     let expires = Some(bed.now.plus(Span::days(1)));
     let (by, name) = ("ann".to_owned(), "ops".to_owned());
@@ -44,7 +44,7 @@ fn a_token_is_kept_by_what_it_comes_down_to_and_its_name_is_used_once(bed: &mut 
     assert_eq!(trail, ["revoke-token", "add-token"]);
 }
 
-fn what_was_asked_of_the_api_says_from_where_and_with_which_plan(bed: &mut StoreTestbed) {
+fn an_api_call_is_audited_with_its_origin_and_plan(bed: &mut StoreTestbed) {
     let call = ApiCall {
         action: "api-hold",
         by: "ops".to_owned(),
@@ -63,7 +63,7 @@ fn what_was_asked_of_the_api_says_from_where_and_with_which_plan(bed: &mut Store
 }
 
 /// Results of two nodes, three tests each, over two days, with every third inconclusive.
-fn filled(bed: &mut StoreTestbed) {
+fn fill_history(bed: &mut StoreTestbed) {
     for hour in 0..16 {
         for name in ["n1", "n2"] {
             let run = bed.plan(name, &["memory", "disk", "gpu"]);
@@ -76,14 +76,14 @@ fn filled(bed: &mut StoreTestbed) {
     }
 }
 
-fn pages_of_history_add_up_whatever_is_asked_for(bed: &mut StoreTestbed) {
-    filled(bed);
+fn pages_of_history_add_up_for_every_filter(bed: &mut StoreTestbed) {
+    fill_history(bed);
     for name in [None, Some(node("n1"))] {
         for of in [None, Some(test("disk"))] {
             for verdict in [None, Some(Verdict::Inconclusive), Some(Verdict::Fail)] {
                 let filter =
                     HistoryFilter { node: name.clone(), test: of.clone(), verdict, ..HistoryFilter::default() };
-                let whole = bed.store.history(&filter).unwrap();
+                let full = bed.store.history(&filter).unwrap();
                 let mut paged: Vec<HistoryRow> = Vec::new();
                 loop {
                     let after = paged.last().map(HistoryRow::cursor);
@@ -94,8 +94,8 @@ fn pages_of_history_add_up_whatever_is_asked_for(bed: &mut StoreTestbed) {
                         break;
                     }
                 }
-                assert_eq!(paged, whole, "{name:?} {of:?} {verdict:?}");
-                assert!(whole.iter().all(|row| verdict.is_none_or(|verdict| row.verdict == verdict)));
+                assert_eq!(paged, full, "{name:?} {of:?} {verdict:?}");
+                assert!(full.iter().all(|row| verdict.is_none_or(|verdict| row.verdict == verdict)));
             }
         }
     }
@@ -106,10 +106,10 @@ fn pages_of_history_add_up_whatever_is_asked_for(bed: &mut StoreTestbed) {
 }
 
 fn pages_of_runs_audit_and_days_add_up(bed: &mut StoreTestbed) {
-    filled(bed);
+    fill_history(bed);
     for name in [None, Some(node("n2"))] {
-        let whole = bed.store.runs_before(None, 1000, name.as_ref()).unwrap();
-        assert_eq!(whole.len(), if name.is_some() { 16 } else { 32 });
+        let full = bed.store.runs_before(None, 1000, name.as_ref()).unwrap();
+        assert_eq!(full.len(), if name.is_some() { 16 } else { 32 });
         let (mut paged, mut before) = (Vec::new(), None);
         loop {
             let page = bed.store.runs_before(before, 5, name.as_ref()).unwrap();
@@ -117,11 +117,11 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut StoreTestbed) {
             before = Some(last.run.id);
             paged.extend(page);
         }
-        assert_eq!(paged, whole);
-        let whole = bed.store.audit_before(None, 1000, name.as_ref()).unwrap();
+        assert_eq!(paged, full);
+        let full = bed.store.audit_before(None, 1000, name.as_ref()).unwrap();
         let first = bed.store.audit_before(None, 3, name.as_ref()).unwrap();
         let rest = bed.store.audit_before(Some(first[2].0), 1000, name.as_ref()).unwrap();
-        assert_eq!([first, rest].concat(), whole);
+        assert_eq!([first, rest].concat(), full);
     }
     let days = bed.store.node_time_by_day(Timestamp::from_secs(0)).unwrap();
     let sum: Span = days.iter().map(|(_, spent)| *spent).sum();
@@ -130,7 +130,7 @@ fn pages_of_runs_audit_and_days_add_up(bed: &mut StoreTestbed) {
 }
 
 /// Opens a second connection to the database of this bed.
-fn beside(bed: &StoreTestbed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
+fn second_connection(bed: &StoreTestbed) -> (tokio::runtime::Runtime, tokio_postgres::Client) {
     let Some(StoreUrl::Postgres(url)) = &bed.url else { panic!("a test bed on PostgreSQL has an address") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (client, connection) = runtime.block_on(tokio_postgres::connect(url, tokio_postgres::NoTls)).unwrap();
@@ -138,13 +138,13 @@ fn beside(bed: &StoreTestbed) -> (tokio::runtime::Runtime, tokio_postgres::Clien
     (runtime, client)
 }
 
-fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut StoreTestbed) {
+fn the_cluster_state_is_replaced_completely(bed: &mut StoreTestbed) {
     assert_eq!((bed.store.cluster_state().unwrap(), bed.store.cluster_state_time().unwrap()), (None, None));
     for nodes in [1_000, 1] {
-        let picture: Vec<String> = (0..nodes).map(|number| format!("é\u{0}\\{number} is free")).collect();
+        let state: Vec<String> = (0..nodes).map(|number| format!("é\u{0}\\{number} is free")).collect();
         let at = bed.wait(Span::minutes(1));
-        bed.store.save_cluster_state(&bed.lease, at, &picture).unwrap();
-        assert_eq!(bed.store.cluster_state().unwrap(), Some((at, serde_json::to_vec(&picture).unwrap())));
+        bed.store.save_cluster_state(&bed.lease, at, &state).unwrap();
+        assert_eq!(bed.store.cluster_state().unwrap(), Some((at, serde_json::to_vec(&state).unwrap())));
         assert_eq!(bed.store.cluster_state_time().unwrap(), Some(at));
     }
     bed.assert_sound();
@@ -152,9 +152,9 @@ fn the_picture_of_the_cluster_is_replaced_as_a_whole(bed: &mut StoreTestbed) {
 
 /// The same on SQLite is tested with the other files.
 #[test]
-fn a_store_of_another_version_in_postgresql_is_refused_and_left_as_it_is() {
+fn a_postgresql_store_of_another_version_is_rejected_unchanged() {
     let Some(bed) = StoreTestbed::postgres() else { return };
-    let (runtime, client) = beside(&bed);
+    let (runtime, client) = second_connection(&bed);
     let content = "SELECT MAX(version), COUNT(*), (SELECT COUNT(*) FROM pg_class) FROM schema_version";
     for found in [1, 8, 99] {
         let set = format!("UPDATE schema_version SET version = {found}");
@@ -174,11 +174,11 @@ fn a_store_of_another_version_in_postgresql_is_refused_and_left_as_it_is() {
 
 /// PostgreSQL consumes an id for each name that exists already.
 #[test]
-fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long() {
+fn latest_results_are_the_same_with_ids_above_sixteen_bits() {
     let Some(mut bed) = StoreTestbed::postgres() else { return };
     bed.run_test("n2", "disk", Verdict::Fail);
     bed.run_test("n1", "disk", Verdict::Pass);
-    let (runtime, client) = beside(&bed);
+    let (runtime, client) = second_connection(&bed);
     for table in ["test", "outcome"] {
         let sql = format!("ALTER TABLE {table} ALTER COLUMN id RESTART WITH 70000");
         runtime.block_on(client.batch_execute(&sql)).unwrap();
@@ -194,9 +194,9 @@ fn latest_results_are_the_same_when_the_numbers_of_their_names_have_grown_long()
 
 /// Another session locks the table and does not release it.
 #[test]
-fn a_question_that_postgresql_does_not_answer_in_time_is_given_up() {
+fn a_postgresql_query_over_its_deadline_is_aborted() {
     let Some(bed) = StoreTestbed::postgres() else { return };
-    let (runtime, client) = beside(&bed);
+    let (runtime, client) = second_connection(&bed);
     runtime.block_on(client.batch_execute("BEGIN; LOCK TABLE token IN ACCESS EXCLUSIVE MODE")).unwrap();
     for _ in 0..6 {
         let late = bed.store.with_deadline(Instant::now() + Duration::from_millis(300)).tokens().unwrap_err();

@@ -17,10 +17,10 @@ use crate::{
 };
 
 suite!(
-    a_case_is_kept_step_by_step_and_its_closing_frees_the_node,
-    a_case_follows_its_machine_to_another_name,
-    the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for,
-    what_operators_say_is_read_back_and_audited,
+    a_case_is_stored_step_by_step_and_closing_it_frees_the_node,
+    a_case_is_rebound_when_its_hardware_moves_to_another_name,
+    the_breaker_counts_our_quarantines_and_not_those_of_operators,
+    operator_commands_are_read_back_and_audited,
 );
 
 pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
@@ -51,7 +51,7 @@ pub(crate) fn open_case(bed: &mut StoreTestbed, name: &str) -> Case {
     case
 }
 
-fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTestbed) {
+fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTestbed) {
     bed.run_test("n1", "gpu", Verdict::Fail);
     let case = open_case(bed, "n1");
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
@@ -71,8 +71,8 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
     let (prove, drain) = (bed.ids.op(), bed.ids.op());
     bed.commit(&[WithReason::new(step(StepKind::Requalify, prove), "proof", "prove it")]);
     bed.commit(&[WithReason::new(step(StepKind::Drain, drain), "case", "drain it")]);
-    let kept = bed.store.case(case.id).unwrap().unwrap();
-    let steps: Vec<_> = kept.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
+    let stored = bed.store.case(case.id).unwrap().unwrap();
+    let steps: Vec<_> = stored.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
     assert_eq!(
         steps,
         [
@@ -84,7 +84,7 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
             (StepKind::Drain, StepState::Intended, RepairStep::Reboot)
         ]
     );
-    assert_eq!(kept.steps[1].text, "driver is stuck");
+    assert_eq!(stored.steps[1].text, "driver is stuck");
     let unknown = bed.ids.op();
     assert!(bed.store.record_step(&bed.lease, case.id, unknown, Ok(()), bed.now).is_err());
 
@@ -105,7 +105,7 @@ fn a_case_is_kept_step_by_step_and_its_closing_frees_the_node(bed: &mut StoreTes
     bed.assert_sound();
 }
 
-fn a_case_follows_its_machine_to_another_name(bed: &mut StoreTestbed) {
+fn a_case_is_rebound_when_its_hardware_moves_to_another_name(bed: &mut StoreTestbed) {
     let case = open_case(bed, "n1");
     bed.commit(&[WithReason::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
     let nodes = bed.store.load_nodes().unwrap();
@@ -117,7 +117,7 @@ fn a_case_follows_its_machine_to_another_name(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mut StoreTestbed) {
+fn the_breaker_counts_our_quarantines_and_not_those_of_operators(bed: &mut StoreTestbed) {
     let since = bed.now;
     let request = bed
         .store
@@ -154,7 +154,7 @@ fn the_breaker_counts_what_we_took_out_and_not_what_operators_asked_for(bed: &mu
     bed.assert_sound();
 }
 
-fn what_operators_say_is_read_back_and_audited(bed: &mut StoreTestbed) {
+fn operator_commands_are_read_back_and_audited(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     let before = store.operator_changes().unwrap();
     let hold = Hold { by: "ada".to_owned(), why: "debugging".to_owned(), since: now, until: None };
@@ -194,10 +194,10 @@ fn what_operators_say_is_read_back_and_audited(bed: &mut StoreTestbed) {
     let requests = store.open_commands().unwrap();
     assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));
     assert_eq!(store.operator_changes().unwrap(), before + 6);
-    let who: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
+    let audited: Vec<_> = store.audit(100, None).unwrap().into_iter().map(|row| (row.by, row.what)).collect();
     for (by, what) in
         [("ada", "hold"), ("bob", "pause"), ("bob", "resume"), ("ada", "close-breaker"), ("eve", "ask-test")]
     {
-        assert!(who.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {who:?}");
+        assert!(audited.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {audited:?}");
     }
 }

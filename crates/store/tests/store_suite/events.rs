@@ -52,30 +52,30 @@ fn evidence(settings: &Settings, boot: &str, records: &[(u64, &str)], bed: &Stor
     TestEvidence { test: id, started: bed.now, ended: bed.now, probes: probes.into_iter().zip(outputs).collect() }
 }
 
-fn machine(boot: &str) -> Hardware {
+fn hardware(boot: &str) -> Hardware {
     Hardware { board_serial: Some("SN-n1".to_owned()), boot_id: Some(boot.to_owned()), ..Hardware::default() }
 }
 
-fn settled(bed: &StoreTestbed) -> Vec<AcknowledgedEvents> {
+fn acknowledged(bed: &StoreTestbed) -> Vec<AcknowledgedEvents> {
     bed.store.acknowledged_events().unwrap().remove(&node("n1")).unwrap_or_default()
 }
 
 /// Lets the agent of `n1` report these records; returns the open findings.
-fn reports(bed: &mut StoreTestbed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
+fn report_events(bed: &mut StoreTestbed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
     let report = AgentReport {
         up: None,
         node: node("n1"),
-        hardware: machine(boot),
+        hardware: hardware(boot),
         number: u64::try_from(bed.now.millis()).unwrap(),
         at: bed.now,
         checks: vec![evidence(&settings, boot, records, bed)],
         versions: Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, waiting: 0 },
         dropped: None,
     };
-    let settled = settled(bed);
-    let by = ClassifyContext { settings: &settings, sku: None, acknowledged: &settled };
+    let acknowledged = acknowledged(bed);
+    let by = ClassifyContext { settings: &settings, sku: None, acknowledged: &acknowledged };
     let findings = ingest::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
     assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Stored);
     open(bed)
@@ -87,7 +87,7 @@ fn open(bed: &StoreTestbed) -> Vec<String> {
 }
 
 /// Requalifies `n1` with these records; returns the verdict.
-fn proof(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
+fn requalify(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
     let settings = settings();
     let mut run = bed.run_on(&["n1"], &["kernel-log"]);
     run.asked = WithReason::new(Purpose::Requalification, "proof", "prove it");
@@ -100,13 +100,13 @@ fn proof(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, rec
         up: None,
         run: id,
         node: node("n1"),
-        hardware: machine(boot),
+        hardware: hardware(boot),
         started: bed.now,
         ended: bed.now,
         tests: vec![evidence(&settings, boot, records, bed)],
     };
     let bytes = document.sign(&stored.key).unwrap();
-    let known = settled(bed);
+    let known = acknowledged(bed);
     let result = ingest::open_document(
         &settings,
         &stored,
@@ -123,35 +123,35 @@ fn proof(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, rec
 }
 
 fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one_does(bed: &mut StoreTestbed) {
-    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let case = open_case(bed, "n1");
     // It was repaired without a reboot: the log still contains the record.
-    assert_eq!(proof(bed, case.id, BOOT, &[(500, MACHINE_CHECK)]), Verdict::Pass);
+    assert_eq!(requalify(bed, case.id, BOOT, &[(500, MACHINE_CHECK)]), Verdict::Pass);
     assert_eq!(open(bed), Vec::<String>::new());
     // The agent reports it again, even after its own restart.
     for _ in 0..3 {
-        assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
+        assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
     }
-    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK), (731, MACHINE_CHECK)]), ["machine-check"], "a new one");
+    assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK), (731, MACHINE_CHECK)]), ["machine-check"], "a new one");
     let case = open_case(bed, "n1");
-    assert_eq!(proof(bed, case.id, BOOT, &[(731, MACHINE_CHECK), (732, MACHINE_CHECK)]), Verdict::Fail, "during it");
+    assert_eq!(requalify(bed, case.id, BOOT, &[(731, MACHINE_CHECK), (732, MACHINE_CHECK)]), Verdict::Fail, "during it");
     bed.assert_sound();
 }
 
 fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut StoreTestbed) {
-    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
-    assert_eq!(reports(bed, BOOT, &[]), ["machine-check"], "the event has left the log, and the node is unchanged");
-    assert_eq!(reports(bed, NEXT_BOOT, &[]), Vec::<String>::new());
+    assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    assert_eq!(report_events(bed, BOOT, &[]), ["machine-check"], "the event has left the log, and the node is unchanged");
+    assert_eq!(report_events(bed, NEXT_BOOT, &[]), Vec::<String>::new());
 }
 
 fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut StoreTestbed) {
-    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
+    assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
     assert_eq!((stored.state, stored.case), (NodeState::InService, None), "no case was opened");
     let request =
         bed.store.add_command(&CommandKind::Release { node: node("n1") }, "ann", "repaired", bed.now).unwrap();
     bed.commit(&[WithReason::new(Action::Answer { request }, "operator", "requested by ann")]);
     assert_eq!(open(bed), Vec::<String>::new());
-    assert_eq!(reports(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
-    assert_eq!(reports(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);
+    assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
+    assert_eq!(report_events(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);
 }

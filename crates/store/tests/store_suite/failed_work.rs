@@ -14,14 +14,14 @@ use crate::{
     suite,
 };
 
-suite!(failed_work_is_kept_once_and_as_it_was_told_last, failed_work_is_forgotten_with_its_machine_and_with_time,);
+suite!(a_job_failure_is_stored_once_with_its_latest_report, job_failures_are_deleted_with_the_hardware_and_by_retention,);
 
 fn failed(bed: &StoreTestbed, id: &str, on: &str, how: JobFailureKind) -> (NodeName, JobFailure) {
     let [id, name, owner] = [id, "train", "ann"].map(Label::new);
     (node(on), JobFailure { id, name, owner, at: bed.now, how })
 }
 
-fn failed_work_is_kept_once_and_as_it_was_told_last(bed: &mut StoreTestbed) {
+fn a_job_failure_is_stored_once_with_its_latest_report(bed: &mut StoreTestbed) {
     let begin = bed.now;
     let first = failed(bed, "7", "n1", JobFailureKind::Exit { code: 1 });
     bed.store
@@ -37,16 +37,16 @@ fn failed_work_is_kept_once_and_as_it_was_told_last(bed: &mut StoreTestbed) {
     assert_eq!(bed.store.job_failures_since(bed.now).unwrap(), [again]);
 }
 
-fn failed_work_is_forgotten_with_its_machine_and_with_time(bed: &mut StoreTestbed) {
+fn job_failures_are_deleted_with_the_hardware_and_by_retention(bed: &mut StoreTestbed) {
     let begin = bed.now;
-    let told = [failed(bed, "7", "n1", JobFailureKind::Untold), failed(bed, "8", "n2", JobFailureKind::NodeFailed)];
-    bed.store.add_job_failures(&bed.lease, &told, bed.now).unwrap();
+    let reported = [failed(bed, "7", "n1", JobFailureKind::Untold), failed(bed, "8", "n2", JobFailureKind::NodeFailed)];
+    bed.store.add_job_failures(&bed.lease, &reported, bed.now).unwrap();
     bed.wait(Span::minutes(5));
     let hardware = HardwareId::new("board-another").unwrap();
     let what = Action::Rename { node: node("n1"), hardware };
     bed.commit(&[WithReason { what, code: ReasonCode::fixed("another-machine"), text: String::new() }]);
     let left = bed.store.job_failures_since(begin).unwrap();
-    assert_eq!(left, [told[1].clone()]);
+    assert_eq!(left, [reported[1].clone()]);
     bed.wait(Span::days(40));
     let keep = RetentionPolicy { history: Span::days(30), evidence: Span::days(30), logs: Span::days(30) };
     bed.store.apply_retention(&bed.lease, bed.now, keep).unwrap();

@@ -23,13 +23,13 @@ use crate::{
 };
 
 suite!(
-    the_published_copy_answers_the_seeds_queries_and_follows_what_changes,
+    the_published_copy_supports_the_seed_queries_and_follows_changes,
     a_foreign_database_is_moved_aside_and_not_overwritten,
     an_import_is_untrusted_history_and_is_added_once,
-    a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before,
-    what_cannot_be_imported_is_named_and_nothing_is_changed,
+    a_trusted_import_makes_tests_fresh_even_if_imported_untrusted_before,
+    an_unreadable_import_is_rejected_by_name_and_changes_nothing,
     a_backup_restores_into_an_empty_store_of_either_kind,
-    retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one,
+    retention_keeps_the_last_conclusive_result_and_all_later_ones,
     retention_keeps_an_open_cases_evidence_and_logs,
 );
 
@@ -57,7 +57,7 @@ fn row(node: &str, test: &str, at: Timestamp, result: &str) -> (String, String, 
     (node.to_owned(), test.to_owned(), at.secs(), result.to_owned())
 }
 
-fn the_published_copy_answers_the_seeds_queries_and_follows_what_changes(bed: &mut StoreTestbed) {
+fn the_published_copy_supports_the_seed_queries_and_follows_changes(bed: &mut StoreTestbed) {
     let dest = bed.path("validation.db");
     let first = bed.now;
     bed.run_test("n1", "disk", Verdict::Fail);
@@ -158,9 +158,9 @@ fn an_import_is_untrusted_history_and_is_added_once(bed: &mut StoreTestbed) {
     let history = bed.store.history(&HistoryFilter::default()).unwrap();
     assert_eq!(history.len(), 4);
     assert!(history.iter().all(|row| row.untrusted && row.run.is_none()));
-    let words: Vec<_> = history.iter().map(|row| (row.test.to_string(), row.verdict)).collect();
-    assert!(words.contains(&("DL-unit-test".to_owned(), Verdict::Pass)), "{words:?}");
-    assert!(words.contains(&("storage".to_owned(), Verdict::Inconclusive)), "{words:?}");
+    let verdicts: Vec<_> = history.iter().map(|row| (row.test.to_string(), row.verdict)).collect();
+    assert!(verdicts.contains(&("DL-unit-test".to_owned(), Verdict::Pass)), "{verdicts:?}");
+    assert!(verdicts.contains(&("storage".to_owned(), Verdict::Inconclusive)), "{verdicts:?}");
     assert!(bed.store.latest_all().unwrap().is_empty());
     assert!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap().is_empty());
     assert!(bed.store.load_nodes().unwrap()[&node("n1")].records.is_empty());
@@ -171,7 +171,7 @@ fn an_import_is_untrusted_history_and_is_added_once(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mut StoreTestbed) {
+fn a_trusted_import_makes_tests_fresh_even_if_imported_untrusted_before(bed: &mut StoreTestbed) {
     let file = [bed.path("old.db")];
     let recent = bed.now.minus(Span::days(1)).secs().to_string();
     validation_db(
@@ -183,9 +183,9 @@ fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mu
     let trusted = bed.store.import(&file, true, bed.now).unwrap();
     assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
     let latest = bed.store.latest_all().unwrap();
-    let words: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
+    let rows: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
     // Our own later result remains the newest.
-    assert_eq!(words, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
+    assert_eq!(rows, [("n2".to_owned(), Verdict::Fail, true), ("n1".to_owned(), Verdict::Pass, false)]);
     assert_eq!(bed.store.failure_rates(Timestamp::from_secs(0)).unwrap()[0].pass, 2);
     assert_eq!(bed.store.import(&file, true, bed.now).unwrap().trusted, 0);
     let copy = bed.path("validation.db");
@@ -194,7 +194,7 @@ fn a_trusted_import_makes_tests_fresh_also_when_it_was_untrusted_before(bed: &mu
     bed.assert_sound();
 }
 
-fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut StoreTestbed) {
+fn an_unreadable_import_is_rejected_by_name_and_changes_nothing(bed: &mut StoreTestbed) {
     let garbage = bed.path("garbage.db");
     std::fs::write(&garbage, b"this is no database, and long enough to look at").unwrap();
     let stranger = bed.path("stranger.db");
@@ -214,7 +214,7 @@ fn what_cannot_be_imported_is_named_and_nothing_is_changed(bed: &mut StoreTestbe
 }
 
 fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) {
-    let kept = bed.run_test("n1", "gpu", Verdict::Fail);
+    let failed_run = bed.run_test("n1", "gpu", Verdict::Fail);
     bed.wait(Span::hours(1));
     bed.run_test("n2", "disk", Verdict::Pass);
     let active = bed.plan("n3", &["disk"]);
@@ -233,7 +233,7 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) 
         assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
         assert_eq!(store.cases_all(9).unwrap(), std::slice::from_ref(&case));
         assert_eq!(store.active_runs().unwrap()[0].run.id, active);
-        assert_eq!(store.evidence(kept, &node("n1")).unwrap(), bed.store.evidence(kept, &node("n1")).unwrap());
+        assert_eq!(store.evidence(failed_run, &node("n1")).unwrap(), bed.store.evidence(failed_run, &node("n1")).unwrap());
         assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
         assert_eq!(store.leader().unwrap(), None);
         assert!(store.verify().unwrap().is_consistent());
@@ -275,7 +275,7 @@ fn case_of(bed: &mut StoreTestbed, name: &str) -> Case {
 const KEEP: RetentionPolicy =
     RetentionPolicy { history: Span::days(90), evidence: Span::days(30), logs: Span::days(30) };
 
-fn retention_keeps_the_last_conclusive_result_and_what_came_after_the_settled_one(bed: &mut StoreTestbed) {
+fn retention_keeps_the_last_conclusive_result_and_all_later_ones(bed: &mut StoreTestbed) {
     let mut runs: Vec<RunId> = Vec::new();
     for verdict in [
         Verdict::Pass,
@@ -355,7 +355,7 @@ fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut StoreTestbed) {
 }
 
 #[test]
-fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
+fn a_file_that_is_not_a_database_is_rejected_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("doctor.db");
     for content in [b"an operator's precious notes".to_vec(), b"SQLite format 3\0 but not really".to_vec()] {
@@ -397,7 +397,7 @@ fn a_store_of_a_newer_program_is_refused() {
 }
 
 #[test]
-fn a_store_of_a_development_version_is_refused_and_left_as_it_is() {
+fn a_store_of_a_development_version_is_rejected_unchanged() {
     let mut bed = StoreTestbed::file();
     bed.run_test("n1", "disk", Verdict::Pass);
     let copy = bed.path("copy.db");
@@ -422,7 +422,7 @@ fn a_store_of_a_development_version_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
+fn an_unusable_store_path_is_rejected_with_reason_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let missing = StoreUrl::Sqlite(folder.path().join("no/such/doctor.db"));
     assert!(Store::open(&missing).unwrap_err().to_string().contains("create it first"));
@@ -433,7 +433,7 @@ fn a_place_where_no_store_can_be_says_why_and_what_to_do() {
 }
 
 #[test]
-fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() {
+fn a_store_opens_after_a_kill_with_all_acknowledged_results() {
     let mut bed = StoreTestbed::file();
     bed.run_test("n1", "disk", Verdict::Pass);
     // A killed process leaves the file, its log, and no checkpoint.
@@ -449,7 +449,7 @@ fn a_store_that_was_killed_in_the_middle_opens_with_all_that_was_acknowledged() 
 }
 
 #[test]
-fn verification_finds_what_does_not_fit() {
+fn verification_finds_inconsistencies() {
     for (damage, finds) in [
         ("UPDATE latest_result SET inconclusive_count = 7", "differs between"),
         ("DELETE FROM history", "not in `history`"),
@@ -472,6 +472,6 @@ fn verification_finds_what_does_not_fit() {
         let StoreUrl::Sqlite(path) = bed.url.clone().unwrap() else { panic!() };
         Connection::open(path).unwrap().execute_batch(damage).unwrap();
         let verified = bed.store.verify().unwrap();
-        assert!(verified.troubles.iter().any(|trouble| trouble.contains(finds)), "{damage}: {verified:?}");
+        assert!(verified.troubles.iter().any(|problem| problem.contains(finds)), "{damage}: {verified:?}");
     }
 }

@@ -26,12 +26,12 @@ use crate::{
 };
 
 suite!(
-    a_result_is_read_as_soon_as_it_is_kept,
-    another_process_sees_what_was_kept_a_moment_later,
-    a_run_whose_result_was_kept_is_not_ended_without_it,
-    an_inbox_emptied_by_another_process_is_not_entered_again,
-    a_new_leader_enters_what_the_old_one_had_kept,
-    a_document_is_found_whatever_its_length_and_its_neighbours,
+    a_result_is_readable_as_soon_as_it_is_stored,
+    another_process_sees_stored_results_soon,
+    a_run_with_a_stored_result_is_not_concluded_without_it,
+    results_applied_by_another_process_are_not_applied_again,
+    a_new_leader_applies_the_results_that_the_old_one_stored,
+    a_document_of_any_length_is_found,
 );
 
 /// Plans `runs` runs on one node each, in one cycle.
@@ -60,24 +60,24 @@ fn results_seen(store: &Store) -> usize {
     store.history(&HistoryFilter::default()).unwrap().len()
 }
 
-fn a_result_is_read_as_soon_as_it_is_kept(bed: &mut StoreTestbed) {
+fn a_result_is_readable_as_soon_as_it_is_stored(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 40);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    for (place, (name, run)) in runs.iter().enumerate() {
+    for (index, (name, run)) in runs.iter().enumerate() {
         assert_eq!(group.submit(passed(bed, name, *run)).unwrap(), Accepted::Stored);
         assert_eq!(bed.store.latest_of(&node(name)).unwrap()[0].run, Some(*run));
-        assert_eq!(bed.store.counters().unwrap().results_kept, place as u64 + 1);
+        assert_eq!(bed.store.counters().unwrap().results_kept, index as u64 + 1);
         assert_eq!(group.submit(passed(bed, name, *run)).unwrap(), Accepted::Duplicate);
     }
     bed.assert_sound();
 }
 
-fn another_process_sees_what_was_kept_a_moment_later(bed: &mut StoreTestbed) {
+fn another_process_sees_stored_results_soon(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let other = Store::open(&url).unwrap();
     let runs = plan(bed, "n", 30);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    // Also after a reader has found the inbox empty.
+    // Also after a reader has found the ingest queue empty.
     for (some, expected) in runs.chunks(10).zip([10, 20, 30]) {
         submit(bed, &group, some);
         let began = Instant::now();
@@ -89,7 +89,7 @@ fn another_process_sees_what_was_kept_a_moment_later(bed: &mut StoreTestbed) {
     }
 }
 
-fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut StoreTestbed) {
+fn a_run_with_a_stored_result_is_not_concluded_without_it(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 20);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     submit(bed, &group, &runs);
@@ -108,13 +108,13 @@ fn a_run_whose_result_was_kept_is_not_ended_without_it(bed: &mut StoreTestbed) {
     bed.assert_sound();
 }
 
-fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut StoreTestbed) {
+fn results_applied_by_another_process_are_not_applied_again(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let runs = plan(bed, "n", 50);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     for some in runs.chunks(5) {
         submit(bed, &group, some);
-        // Opening it enters the inbox, possibly concurrently with this process.
+        // Opening it enters the ingest queue, possibly concurrently with this process.
         drop(Store::open(&url).unwrap());
     }
     assert_eq!(results_seen(&Store::open(&url).unwrap()), 50);
@@ -123,7 +123,7 @@ fn an_inbox_emptied_by_another_process_is_not_entered_again(bed: &mut StoreTestb
     bed.assert_sound();
 }
 
-fn a_new_leader_enters_what_the_old_one_had_kept(bed: &mut StoreTestbed) {
+fn a_new_leader_applies_the_results_that_the_old_one_stored(bed: &mut StoreTestbed) {
     let Some(url) = bed.url.clone() else { return };
     let other = Store::open(&url).unwrap();
     let runs = plan(bed, "n", 20);
@@ -141,16 +141,16 @@ fn a_new_leader_enters_what_the_old_one_had_kept(bed: &mut StoreTestbed) {
     assert!(other.verify().unwrap().is_consistent());
 }
 
-fn a_document_is_found_whatever_its_length_and_its_neighbours(bed: &mut StoreTestbed) {
+fn a_document_of_any_length_is_found(bed: &mut StoreTestbed) {
     let runs = plan(bed, "n", 30);
-    let document = |place: usize| {
+    let document = |index: usize| {
         let lengths = [0, 1, 700, 15_000, 20_000, 300_000];
-        (0..lengths[place % lengths.len()]).map(|i| (i * 31 + place) as u8).collect::<Vec<u8>>()
+        (0..lengths[index % lengths.len()]).map(|i| (i * 31 + index) as u8).collect::<Vec<u8>>()
     };
     let results: Vec<ClassifiedResult> = runs
         .iter()
         .enumerate()
-        .map(|(place, (name, run))| ClassifiedResult { evidence: document(place), ..passed(bed, name, *run) })
+        .map(|(index, (name, run))| ClassifiedResult { evidence: document(index), ..passed(bed, name, *run) })
         .collect();
     assert!(bed.accept(&results[..15]).iter().all(|accepted| *accepted == Accepted::Stored));
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
@@ -158,9 +158,9 @@ fn a_document_is_found_whatever_its_length_and_its_neighbours(bed: &mut StoreTes
         assert_eq!(group.submit(result.clone()).unwrap(), Accepted::Stored);
     }
     for result in &results {
-        let kept = bed.store.evidence(result.run, &result.node).unwrap().unwrap();
-        assert!(kept.bytes == result.evidence && !kept.truncated, "{} of {}", kept.bytes.len(), result.evidence.len());
-        assert_eq!((kept.received, kept.pinned_by), (bed.now, None));
+        let stored = bed.store.evidence(result.run, &result.node).unwrap().unwrap();
+        assert!(stored.bytes == result.evidence && !stored.truncated, "{} of {}", stored.bytes.len(), result.evidence.len());
+        assert_eq!((stored.received, stored.pinned_by), (bed.now, None));
     }
     assert_eq!(bed.store.evidence(results[0].run, &results[1].node).unwrap(), None);
 }
@@ -185,10 +185,10 @@ fn a_process_that_brings_results_until_it_is_killed() {
     let bed = StoreTestbed::at(&url);
     let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
     std::thread::scope(|scope| {
-        for hand in 0..WRITERS {
+        for worker in 0..WRITERS {
             let (bed, group, runs) = (&bed, &group, &runs);
             scope.spawn(move || {
-                for (name, run) in runs.iter().skip(hand).step_by(WRITERS) {
+                for (name, run) in runs.iter().skip(worker).step_by(WRITERS) {
                     if group.submit(passed(bed, name, *run)).unwrap() == Accepted::Stored {
                         println!("kept {name}={run}");
                     }
@@ -199,18 +199,18 @@ fn a_process_that_brings_results_until_it_is_killed() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
-    let mut left_in_the_inbox = 0;
+fn acknowledged_results_survive_a_kill_at_any_instant() {
+    let mut left_in_queue = 0;
     for mut bed in [Some(StoreTestbed::file()), StoreTestbed::postgres()].into_iter().flatten() {
         let url = bed.url.clone().unwrap();
-        let mut told: BTreeMap<RunId, NodeName> = BTreeMap::new();
-        for (life, acknowledged) in [1, 3, 17, 60, 140, 300].into_iter().enumerate() {
-            let runs = plan(&mut bed, &format!("life{life}n"), RUNS);
-            told.extend(run_until_killed(&url, &runs, acknowledged));
+        let mut expected: BTreeMap<RunId, NodeName> = BTreeMap::new();
+        for (round, acknowledged) in [1, 3, 17, 60, 140, 300].into_iter().enumerate() {
+            let runs = plan(&mut bed, &format!("life{round}n"), RUNS);
+            expected.extend(run_until_killed(&url, &runs, acknowledged));
             if let StoreUrl::Sqlite(path) = &url {
                 let count = "SELECT COUNT(*) FROM ingest_queue";
                 let file = rusqlite::Connection::open(path).unwrap();
-                left_in_the_inbox += file.query_row(count, (), |row| row.get::<_, u32>(0)).unwrap();
+                left_in_queue += file.query_row(count, (), |row| row.get::<_, u32>(0)).unwrap();
             }
             bed.reopen();
         }
@@ -219,16 +219,16 @@ fn what_was_acknowledged_is_there_whatever_instant_the_process_dies_at() {
         for row in rows {
             assert_eq!((row.test, row.verdict), (test("disk"), Verdict::Pass));
             let run = row.run.unwrap();
-            let kept = bed.store.evidence(run, &row.node).unwrap().unwrap();
-            assert_eq!(kept.bytes, format!("raw output of {run} on {}", row.node).into_bytes());
+            let stored = bed.store.evidence(run, &row.node).unwrap().unwrap();
+            assert_eq!(stored.bytes, format!("raw output of {run} on {}", row.node).into_bytes());
             assert_eq!(seen.insert(run, row.node), None, "{run} is in history twice");
         }
-        let lost: Vec<_> = told.iter().filter(|(run, name)| seen.get(run) != Some(name)).collect();
+        let lost: Vec<_> = expected.iter().filter(|(run, name)| seen.get(run) != Some(name)).collect();
         assert!(lost.is_empty(), "acknowledged but missing: {lost:?}");
         assert_eq!(bed.store.counters().unwrap().results_kept, seen.len() as u64);
         bed.assert_sound();
     }
-    assert!(left_in_the_inbox > 0, "no process died between storing and entering: the test proves nothing");
+    assert!(left_in_queue > 0, "no process died between storing and entering: the test proves nothing");
 }
 
 /// Starts a process that submits results for these runs, kills it after `acknowledged` results, and returns which were
@@ -247,18 +247,18 @@ fn run_until_killed(url: &StoreUrl, runs: &[(String, RunId)], acknowledged: usiz
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let mut told = Vec::new();
+    let mut confirmed = Vec::new();
     for line in lines {
         // The first line may follow the test runner's output.
         let Some((_, pair)) = line.split_once("kept ") else { continue };
         let (name, run) = pair.split_once('=').unwrap();
-        told.push((run.parse().unwrap(), node(name)));
-        if told.len() == acknowledged {
+        confirmed.push((run.parse().unwrap(), node(name)));
+        if confirmed.len() == acknowledged {
             // Output until the process has exited is read too.
             child.kill().unwrap();
         }
     }
     child.wait().unwrap();
-    assert!(told.len() >= acknowledged, "{} of {acknowledged} were acknowledged", told.len());
-    told
+    assert!(confirmed.len() >= acknowledged, "{} of {acknowledged} were acknowledged", confirmed.len());
+    confirmed
 }

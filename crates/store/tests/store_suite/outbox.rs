@@ -22,12 +22,12 @@ use crate::{
 };
 
 suite!(
-    notes_become_one_message_and_what_comes_later_waits_for_the_next,
-    a_message_is_tried_by_one_at_a_time_and_keeps_its_key,
-    what_is_given_up_is_counted_and_said_with_the_next_message,
-    messages_to_a_receiver_that_is_no_more_are_lost_and_not_forgotten,
-    a_trouble_of_the_service_and_what_is_told_of_it_are_written_together,
-    a_snooze_ends_once_and_a_closed_case_is_muted_no_more,
+    notes_become_one_message_and_later_ones_wait_for_the_next,
+    a_message_is_claimed_by_one_worker_and_keeps_its_key,
+    lost_messages_are_counted_and_reported_with_the_next_message,
+    messages_to_a_removed_receiver_are_recorded_as_lost,
+    a_service_condition_and_its_notifications_are_written_together,
+    a_snooze_ends_once_and_closing_a_case_ends_its_mute,
     messages_survive_a_backup,
 );
 
@@ -37,9 +37,9 @@ fn trial(receiver: &str, by: &str) -> RoutedNote {
 }
 
 /// Queues notes as the service alerts do.
-fn queue(bed: &StoreTestbed, told: &[RoutedNote]) {
+fn queue(bed: &StoreTestbed, notes: &[RoutedNote]) {
     let known = bed.store.alert_conditions().unwrap();
-    assert!(bed.store.replace_conditions(&known, &known, told).unwrap());
+    assert!(bed.store.replace_conditions(&known, &known, notes).unwrap());
 }
 
 fn by(notes: &[Notification]) -> Vec<&str> {
@@ -54,7 +54,7 @@ fn by(notes: &[Notification]) -> Vec<&str> {
 
 const MINUTE: Span = Span::minutes(1);
 
-fn notes_become_one_message_and_what_comes_later_waits_for_the_next(bed: &mut StoreTestbed) {
+fn notes_become_one_message_and_later_ones_wait_for_the_next(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     assert!(!store.compose_alert("chat", now, now.plus(MINUTE)).unwrap(), "without notes there is no message");
     queue(bed, &[trial("chat", "1"), trial("pager", "1"), trial("chat", "2")]);
@@ -73,7 +73,7 @@ fn notes_become_one_message_and_what_comes_later_waits_for_the_next(bed: &mut St
     assert_eq!(store.counters().unwrap().alerts_delivered, 1);
 }
 
-fn a_message_is_tried_by_one_at_a_time_and_keeps_its_key(bed: &mut StoreTestbed) {
+fn a_message_is_claimed_by_one_worker_and_keeps_its_key(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     queue(bed, &[trial("chat", "1")]);
     store.compose_alert("chat", now, now.plus(Span::hours(1))).unwrap();
@@ -98,7 +98,7 @@ fn a_message_is_tried_by_one_at_a_time_and_keeps_its_key(bed: &mut StoreTestbed)
     assert_eq!((counters.alerts_delivered, counters.alerts_lost), (1, 0));
 }
 
-fn what_is_given_up_is_counted_and_said_with_the_next_message(bed: &mut StoreTestbed) {
+fn lost_messages_are_counted_and_reported_with_the_next_message(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     for lost in ["1", "2"] {
         queue(bed, &[trial("chat", lost)]);
@@ -116,7 +116,7 @@ fn what_is_given_up_is_counted_and_said_with_the_next_message(bed: &mut StoreTes
     assert_eq!(store.alert_messages(10, true).unwrap().len(), 1, "a waiting message is not deleted");
 }
 
-fn messages_to_a_receiver_that_is_no_more_are_lost_and_not_forgotten(bed: &mut StoreTestbed) {
+fn messages_to_a_removed_receiver_are_recorded_as_lost(bed: &mut StoreTestbed) {
     let (store, now) = (bed.store.clone(), bed.now);
     queue(bed, &[trial("old", "1")]);
     store.compose_alert("old", now, now.plus(MINUTE)).unwrap();
@@ -128,7 +128,7 @@ fn messages_to_a_receiver_that_is_no_more_are_lost_and_not_forgotten(bed: &mut S
     assert_eq!(store.pending_alerts().unwrap()["chat"].notes, 1);
 }
 
-fn a_trouble_of_the_service_and_what_is_told_of_it_are_written_together(bed: &mut StoreTestbed) {
+fn a_service_condition_and_its_notifications_are_written_together(bed: &mut StoreTestbed) {
     let store = bed.store.clone();
     let none = BTreeMap::new();
     let open = BTreeMap::from([(Condition::BreakerOpen, bed.now)]);
@@ -139,18 +139,18 @@ fn a_trouble_of_the_service_and_what_is_told_of_it_are_written_together(bed: &mu
     assert_eq!(store.pending_alerts().unwrap()["chat"].notes, 1);
 }
 
-fn a_snooze_ends_once_and_a_closed_case_is_muted_no_more(bed: &mut StoreTestbed) {
+fn a_snooze_ends_once_and_closing_a_case_ends_its_mute(bed: &mut StoreTestbed) {
     let store = bed.store.clone();
     let case = open_case(bed, "n1");
     let until = bed.now.plus(Span::hours(1));
     let mute = Mute { by: "ann".to_owned(), why: "later".to_owned(), at: bed.now, until: Some(until) };
     store.mute(&case, &mute).unwrap();
     assert_eq!(store.mutes().unwrap().get(&case.id), Some(&mute));
-    let told = |_: &doctor_core::case::Case, _: &Mute| vec![trial("chat", "still open")];
-    store.end_mute(case.id, bed.now, &told).unwrap();
+    let notes_for = |_: &doctor_core::case::Case, _: &Mute| vec![trial("chat", "still open")];
+    store.end_mute(case.id, bed.now, &notes_for).unwrap();
     assert_eq!(store.mutes().unwrap().len(), 1, "its snooze has not ended");
-    store.end_mute(case.id, until, &told).unwrap();
-    store.end_mute(case.id, until, &told).unwrap();
+    store.end_mute(case.id, until, &notes_for).unwrap();
+    store.end_mute(case.id, until, &notes_for).unwrap();
     assert_eq!(store.pending_alerts().unwrap()["chat"].notes, 1);
     store.mute(&case, &Mute { until: None, ..mute }).unwrap();
     let close = Action::CloseCase { case: case.id, node: node("n1"), how: CaseOutcome::Returned };

@@ -55,28 +55,28 @@ fn store_op() -> impl Strategy<Value = StoreOp> {
 
 const TESTS: [&str; 3] = ["disk", "gpu", "nccl"];
 
-fn named(tests: u8) -> Vec<&'static str> {
+fn tests_in(tests: u8) -> Vec<&'static str> {
     TESTS.into_iter().enumerate().filter(|(i, _)| tests & (1 << i) != 0).map(|(_, test)| test).collect()
 }
 
 /// Active runs: id, node, tests.
 type Active = Vec<(RunId, u8, u8)>;
 
-fn carry_out(bed: &mut StoreTestbed, active: &mut Active, deed: &StoreOp) {
-    match *deed {
+fn apply_op(bed: &mut StoreTestbed, active: &mut Active, op: &StoreOp) {
+    match *op {
         StoreOp::Plan { node, tests } => {
             if active.iter().all(|(_, busy, _)| *busy != node) {
-                active.push((bed.plan(&format!("n{node}"), &named(tests)), node, tests));
+                active.push((bed.plan(&format!("n{node}"), &tests_in(tests)), node, tests));
             }
         }
         StoreOp::Answer { which, verdict, hours_ago, partial, twice } => {
             if active.is_empty() {
                 return;
             }
-            let place = which as usize % active.len();
-            let (run, on, tests) = active[place];
+            let index = which as usize % active.len();
+            let (run, on, tests) = active[index];
             let name = format!("n{on}");
-            let mut outcomes: Vec<_> = named(tests).iter().map(|test| bed.outcome(&name, test, verdict)).collect();
+            let mut outcomes: Vec<_> = tests_in(tests).iter().map(|test| bed.outcome(&name, test, verdict)).collect();
             for outcome in &mut outcomes {
                 outcome.at = bed.now.minus(Span::hours(hours_ago.into()));
             }
@@ -91,7 +91,7 @@ fn carry_out(bed: &mut StoreTestbed, active: &mut Active, deed: &StoreOp) {
                 assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
             }
             if first == Accepted::Stored && !partial {
-                active.remove(place);
+                active.remove(index);
             }
         }
         StoreOp::Conclude { which, started } => {
@@ -116,10 +116,10 @@ fn carry_out(bed: &mut StoreTestbed, active: &mut Active, deed: &StoreOp) {
     }
 }
 
-fn apply_ops(mut bed: StoreTestbed, deeds: &[StoreOp]) -> StoreTestbed {
+fn apply_ops(mut bed: StoreTestbed, ops: &[StoreOp]) -> StoreTestbed {
     let mut active = Active::new();
-    for deed in deeds {
-        carry_out(&mut bed, &mut active, deed);
+    for op in ops {
+        apply_op(&mut bed, &mut active, op);
     }
     bed.assert_sound();
     assert_eq!(bed.store.active_runs().unwrap().len(), active.len());
@@ -138,8 +138,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn latest_is_what_history_says_whatever_happens(deeds in prop::collection::vec(store_op(), 1..60)) {
-        apply_ops(StoreTestbed::memory(), &deeds);
+    fn latest_results_match_history_after_any_operations(ops in prop::collection::vec(store_op(), 1..60)) {
+        apply_ops(StoreTestbed::memory(), &ops);
     }
 }
 
@@ -148,10 +148,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_deeds_leave_the_same_store_on_both_databases(deeds in prop::collection::vec(store_op(), 20..60)) {
+    fn the_same_operations_leave_the_same_store_on_both_databases(ops in prop::collection::vec(store_op(), 20..60)) {
         if let Some(bed) = StoreTestbed::postgres() {
-            let on_postgres = apply_ops(bed, &deeds);
-            let in_memory = apply_ops(StoreTestbed::memory(), &deeds);
+            let on_postgres = apply_ops(bed, &ops);
+            let in_memory = apply_ops(StoreTestbed::memory(), &ops);
             prop_assert_eq!(format!("{:?}", all_of(&on_postgres)), format!("{:?}", all_of(&in_memory)));
         }
     }

@@ -7,7 +7,7 @@ use crate::{case::RepairStep, finding::Severity, lifecycle::NodeState, snapshot:
 fn agents(silent: usize, of: usize) -> Cluster {
     (0..of).fold(cluster(), |cluster, n| {
         let ago = if n < silent { 20.minutes() } else { 1.minutes() };
-        cluster.node(busy(&format!("n{n:02}")).fresh().heard(ago))
+        cluster.node(busy(&format!("n{n:02}")).fresh().reported(ago))
     })
 }
 
@@ -26,7 +26,7 @@ fn two_silent_agents_of_two_are_no_incident() {
 }
 
 #[test]
-fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
+fn many_silent_agents_are_one_incident_and_make_no_node_suspect() {
     let mut cluster = agents(4, 20);
     assert_eq!(cluster.cycle(), ["notice 4 of 20 silent: agents-silent"]);
     for _ in 0..5 {
@@ -40,47 +40,47 @@ fn many_silent_agents_are_one_incident_of_ours_and_make_no_node_suspect() {
 }
 
 #[test]
-fn the_share_that_makes_an_incident_is_the_policys() {
+fn the_policy_sets_the_share_of_silent_agents_that_is_an_incident() {
     assert_eq!(agents(3, 20).lines().len(), 3);
     assert_eq!(agents(3, 20).policy(|policy| policy.agents.incident_percent = 15.0).lines().len(), 1);
 }
 
 #[test]
 fn silence_begins_after_its_limit_and_only_where_an_agent_is_expected() {
-    for (heard, suspect) in [(15.minutes(), false), (16.minutes(), true)] {
-        let cluster = cluster().node(busy("a").fresh().heard(heard)).node(busy("b").fresh());
-        assert_eq!(!cluster.lines().is_empty(), suspect, "{heard}");
+    for (ago, suspect) in [(15.minutes(), false), (16.minutes(), true)] {
+        let cluster = cluster().node(busy("a").fresh().reported(ago)).node(busy("b").fresh());
+        assert_eq!(!cluster.lines().is_empty(), suspect, "{ago}");
     }
 }
 
 #[test]
 fn a_node_that_is_out_may_be_silent() {
-    let out = free("a").fresh().heard(1.hours()).out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let out = free("a").fresh().reported(1.hours()).out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     let out = out.step(super::cluster::done(crate::case::StepKind::HandOver, RepairStep::Replace, 1.hours()));
-    let theirs = free("b").fresh().heard(1.hours()).cordoned_by("bob");
+    let theirs = free("b").fresh().reported(1.hours()).cordoned_by("bob");
     assert!(acting().node(out).node(theirs).lines().is_empty());
 }
 
 #[test]
 fn a_silent_node_moves_only_once_in_a_plan() {
-    let mut adopted = acting().fillers(20).node(free("a").fresh().heard(1.hours()));
+    let mut adopted = acting().fillers(20).node(free("a").fresh().reported(1.hours()));
     adopted.record("a").node.marks.ours.push(unhealthy_mark());
-    let asked = acting()
+    let quarantined = acting()
         .fillers(20)
-        .node(free("a").fresh().heard(1.hours()))
+        .node(free("a").fresh().reported(1.hours()))
         .asks(CommandKind::Quarantine { node: name("a"), evict: false });
-    let known = acting().fillers(20).node(free("a").fresh().heard(1.hours()).shows_machine("J1"));
-    let held = acting().fillers(20).node(free("a").fresh().heard(1.hours()).held("ann", Some(NOW.plus(1.hours()))));
-    for cluster in [adopted, asked, known, held] {
+    let known = acting().fillers(20).node(free("a").fresh().reported(1.hours()).shows_machine("J1"));
+    let held = acting().fillers(20).node(free("a").fresh().reported(1.hours()).held("ann", Some(NOW.plus(1.hours()))));
+    for cluster in [adopted, quarantined, known, held] {
         let moves = cluster.lines().iter().filter(|line| line.starts_with("move a")).count();
         assert!(moves <= 1, "{:?}", cluster.lines());
     }
 }
 
 #[test]
-fn a_silent_node_with_an_old_finding_is_suspect_all_the_same() {
+fn a_silent_node_with_an_old_finding_is_suspect() {
     let mut open = bad("dl", Severity::Monitor);
     open.last_seen = NOW.minus(30.days());
-    let cluster = cluster().node(busy("a").fresh().heard(1.hours()).found(open));
+    let cluster = cluster().node(busy("a").fresh().reported(1.hours()).found(open));
     assert_eq!(cluster.lines(), ["move a suspect: agent-silent"]);
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Returns the notes of the cluster's next plan, after which a minute passes.
-fn told(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Notification> {
+fn next_notes(cluster: &mut Cluster, muted: &BTreeMap<CaseId, Mute>) -> Vec<Notification> {
     let notes = alert::case_notifications(&cluster.snapshot, &cluster.plan().actions, muted);
     cluster.cycle();
     notes
@@ -38,11 +38,11 @@ fn none() -> BTreeMap<CaseId, Mute> {
 }
 
 #[test]
-fn a_case_is_told_at_each_change_of_state_and_in_no_cycle_between() {
+fn a_case_is_notified_at_each_change_of_state_and_in_no_other_cycle() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
     let mut all = Vec::new();
     for _ in 0..40 {
-        all.extend(kinds(&told(&mut cluster, &none())));
+        all.extend(kinds(&next_notes(&mut cluster, &none())));
         if !cluster.snapshot.runs.is_empty() {
             cluster.ends("a", Verdict::Fail);
         }
@@ -52,10 +52,10 @@ fn a_case_is_told_at_each_change_of_state_and_in_no_cycle_between() {
 }
 
 #[test]
-fn cases_that_open_in_one_cycle_are_told_with_what_they_rest_on_and_where_to_look() {
+fn cases_that_open_in_one_cycle_are_notified_with_findings_and_command() {
     let nodes = ["a", "b"].map(|name| free(name).fresh().found(bad("dl", Severity::Reset)));
     let mut cluster = nodes.into_iter().fold(acting().fillers(30), Cluster::node);
-    let notes = told(&mut cluster, &none());
+    let notes = next_notes(&mut cluster, &none());
     assert_eq!(kinds(&notes), ["a opened", "b opened"]);
     let case = case_of(&notes[0]);
     assert!(case.open && case.findings.len() == 1 && case.more_findings == 0);
@@ -69,12 +69,12 @@ fn cases_that_open_in_one_cycle_are_told_with_what_they_rest_on_and_where_to_loo
 }
 
 #[test]
-fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() {
+fn a_handed_over_case_is_notified_and_its_end_even_if_acknowledged() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Isolate)));
     cluster = cluster.policy(|policy| policy.allow.replace = false);
     let mut all = Vec::new();
     for _ in 0..8 {
-        all.extend(kinds(&told(&mut cluster, &none())));
+        all.extend(kinds(&next_notes(&mut cluster, &none())));
     }
     assert!(all.iter().any(|line| line.contains("handed-over")), "{all:?}");
     let case = cluster.snapshot.cases[0].id;
@@ -83,7 +83,7 @@ fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() 
     cluster.ask(crate::snapshot::CommandKind::Release { node: name("a") });
     let mut after = Vec::new();
     for _ in 0..12 {
-        let notes = told(&mut cluster, &acknowledged);
+        let notes = next_notes(&mut cluster, &acknowledged);
         let text = alert::paragraphs(&notes).concat();
         assert!(!text.contains("out of service until repaired"), "a closed case requires nothing: {text}");
         after.extend(kinds(&notes));
@@ -95,9 +95,9 @@ fn a_handed_over_case_says_so_and_its_end_is_told_even_if_it_was_acknowledged() 
 }
 
 #[test]
-fn nothing_is_told_of_a_snoozed_case_until_its_time_is_over() {
+fn a_snoozed_case_is_not_notified_until_the_snooze_ends() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
-    told(&mut cluster, &none());
+    next_notes(&mut cluster, &none());
     let case = cluster.snapshot.cases[0].clone();
     let until = cluster.snapshot.at.plus(10.minutes());
     let mute = Mute { by: "ann".into(), why: "tomorrow".into(), at: NOW, until: Some(until) };
@@ -106,7 +106,7 @@ fn nothing_is_told_of_a_snoozed_case_until_its_time_is_over() {
     let mut later = Vec::new();
     for _ in 0..40 {
         let is_over = cluster.snapshot.at >= until;
-        let notes = told(&mut cluster, &snoozed);
+        let notes = next_notes(&mut cluster, &snoozed);
         if is_over {
             later.extend(kinds(&notes));
         } else {
@@ -123,11 +123,11 @@ fn nothing_is_told_of_a_snoozed_case_until_its_time_is_over() {
 }
 
 #[test]
-fn a_case_that_becomes_more_severe_is_told_with_what_it_was_before() {
+fn a_worsened_case_is_notified_with_its_previous_severity() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
-    told(&mut cluster, &none());
+    next_notes(&mut cluster, &none());
     cluster.record("a").findings.push(bad("storage", Severity::Isolate));
-    let notes = told(&mut cluster, &none());
+    let notes = next_notes(&mut cluster, &none());
     let case = case_of(notes.first().expect("a worse finding is a change"));
     assert!(case.changes.iter().any(|change| change.what == ChangeKind::Worsened), "{:?}", case.changes);
     assert_eq!((case.severity_before, case.severity), (Some(Severity::Reset), Severity::Isolate));
@@ -135,9 +135,9 @@ fn a_case_that_becomes_more_severe_is_told_with_what_it_was_before() {
 }
 
 #[test]
-fn a_receiver_hears_of_what_it_wants() {
+fn a_receiver_gets_the_notes_that_its_route_accepts() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
-    let notes = told(&mut cluster, &none());
+    let notes = next_notes(&mut cluster, &none());
     let route = |severity, changes: &[ChangeKind]| Route { severity, changes: changes.to_vec(), service: false };
     assert!(Route::default().accepts(&notes[0]));
     assert!(route(Severity::Reboot, &[]).accepts(&notes[0]));
@@ -167,7 +167,7 @@ fn service(change: impl FnOnce(&mut ServiceFacts)) -> Vec<Notification> {
 }
 
 #[test]
-fn a_trouble_of_the_service_is_told_once_when_it_begins_and_once_when_it_ends() {
+fn a_service_condition_is_notified_once_when_raised_and_once_when_cleared() {
     assert!(service(|_| {}).is_empty());
     let mut all = facts();
     all.breaker = Breaker::Open { since: NOW, why: "9 nodes".into() };
@@ -184,7 +184,7 @@ fn a_trouble_of_the_service_is_told_once_when_it_begins_and_once_when_it_ends() 
 }
 
 #[test]
-fn a_storm_is_one_headline_and_the_breaker_one_note() {
+fn many_cases_give_one_headline_and_the_breaker_one_note() {
     let nodes = (0..40).map(|n| free(&format!("b{n:02}")).fresh().found(bad("dl", Severity::Isolate)));
     let cluster = nodes.fold(acting().fillers(400), Cluster::node);
     let snapshot: &Snapshot = &cluster.snapshot;
@@ -198,11 +198,11 @@ fn a_storm_is_one_headline_and_the_breaker_one_note() {
 }
 
 #[test]
-fn what_a_node_says_is_shortened_and_breaks_no_line() {
+fn text_from_a_node_is_truncated_to_one_line() {
     let mut open = bad("dl", Severity::Reset);
     open.finding.text = format!("\x1b[2J\r\n{}", "x".repeat(10_000));
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(open));
-    let notes = told(&mut cluster, &none());
+    let notes = next_notes(&mut cluster, &none());
     let line = alert::line(&notes[0]);
     assert!(line.chars().count() < 400 && !line.contains(char::is_control), "{line}");
 }

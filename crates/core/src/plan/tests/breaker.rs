@@ -46,10 +46,10 @@ fn no_more_than_three_nodes_an_hour_are_taken_out() {
 }
 
 #[test]
-fn nodes_that_are_already_out_count_whatever_took_them_out() {
+fn nodes_already_out_count_for_any_reason() {
     let others = [
         busy("c1").fresh().cordoned_by("bob"),
-        busy("c1").fresh().out(Severity::Isolate, RepairStep::Replace).life(crate::lifecycle::NodeState::Out),
+        busy("c1").fresh().out(Severity::Isolate, RepairStep::Replace).state(crate::lifecycle::NodeState::Out),
     ];
     for other in others {
         let cluster = pool_of(19, 2).node(other.clone());
@@ -59,7 +59,7 @@ fn nodes_that_are_already_out_count_whatever_took_them_out() {
 }
 
 #[test]
-fn others_may_take_out_what_the_breaker_would_let_go() {
+fn take_out_permits_follow_the_breaker() {
     let allowed = |cluster: Cluster, node: &str| Planner::new(cluster.snapshot).take_out_permit().allows(&name(node));
     assert!(allowed(pool_of(20, 1), "b00"));
     let open = |snapshot: &mut Snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "x".into() };
@@ -76,7 +76,7 @@ fn others_may_take_out_what_the_breaker_would_let_go() {
 }
 
 #[test]
-fn pools_are_counted_apart() {
+fn the_breaker_counts_each_pool_separately() {
     let mut cluster = pool_of(10, 2);
     for n in 0..9 {
         cluster = cluster.node(busy(&format!("y{n}")).fresh().pool("other"));
@@ -88,7 +88,7 @@ fn pools_are_counted_apart() {
 }
 
 #[test]
-fn an_open_breaker_records_findings_marks_nothing_and_is_spoken_of_once() {
+fn an_open_breaker_records_findings_marks_nothing_and_is_reported_once() {
     let mut cluster = pool_of(10, 3);
     let lines = cluster.cycle();
     assert_eq!(lines.last().unwrap(), "open breaker: breaker-opened");
@@ -102,14 +102,14 @@ fn an_open_breaker_records_findings_marks_nothing_and_is_spoken_of_once() {
 }
 
 #[test]
-fn the_breaker_says_which_limit_it_was() {
+fn the_breaker_names_the_limit_that_opened_it() {
     let why = |cluster: Cluster| cluster.plan().actions.last().unwrap().text.clone();
     assert_eq!(why(pool_of(10, 3)), "1 of 10 nodes of pool gpu are out already and 1 is the limit (10 %)");
     assert_eq!(why(pool_of(100, 5)), "hourly limit reached: 3 nodes taken out, 3 allowed");
 }
 
 #[test]
-fn closing_the_breaker_counts_the_hour_anew_but_not_the_pool() {
+fn closing_the_breaker_resets_the_hourly_count_but_not_the_pool_share() {
     let closed =
         |cluster: &mut Cluster| cluster.snapshot.breaker = Breaker::Closed { since: Some(cluster.snapshot.at) };
     let mut hourly = pool_of(100, 7);
@@ -137,7 +137,7 @@ fn an_operators_quarantine_needs_no_breaker() {
 }
 
 #[test]
-fn an_open_breaker_does_not_stop_the_repair_of_what_is_out() {
+fn an_open_breaker_does_not_stop_repairs_in_progress() {
     let cluster = pool_of(10, 0)
         .node(free("a").fresh().out(Severity::Reset, RepairStep::Reset))
         .with(|snapshot| snapshot.breaker = Breaker::Open { since: NOW, why: "enough".into() });

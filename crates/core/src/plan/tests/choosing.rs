@@ -20,7 +20,7 @@ fn only_free_nodes_are_chosen_and_every_other_says_why_not() {
         .node(unknown("c"))
         .node(free("d").cordoned_by("bob"))
         .node(free("e").backing_off(5.minutes()))
-        .node(free("f").held("ann", None).life(NodeState::Held { by: "ann".into() }))
+        .node(free("f").held("ann", None).state(NodeState::Held { by: "ann".into() }))
         .node(free("g").out(Severity::Isolate, crate::case::RepairStep::Reset));
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["a dl"]);
@@ -77,7 +77,7 @@ fn a_failing_result_is_as_fresh_as_a_passing_one() {
 }
 
 #[test]
-fn where_user_work_failed_is_tested_before_others_that_are_as_stale_and_more_owners_come_first() {
+fn nodes_with_job_failures_are_tested_first_among_equally_stale_ones_by_owners() {
     let cluster = cluster()
         .policy(|policy| policy.limits.jobs = 2)
         .node(free("a").stale(9.days()))
@@ -86,14 +86,14 @@ fn where_user_work_failed_is_tested_before_others_that_are_as_stale_and_more_own
         .node(free("d"));
     let plan = cluster.plan();
     assert_eq!(cluster.chosen(), ["c dl", "b dl"]);
-    let said: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
+    let reasons: Vec<_> = plan.actions.iter().map(|action| (action.code.as_str(), action.text.as_str())).collect();
     let three = "3 pieces of user work of 3 owners failed here recently; last result 8d ago";
     let one = "user work failed here recently; last result 8d ago";
-    assert_eq!(said, [("user-work-failed", three), ("user-work-failed", one)]);
+    assert_eq!(reasons, [("user-work-failed", three), ("user-work-failed", one)]);
 }
 
 #[test]
-fn what_is_fresh_is_tested_again_only_when_work_of_several_owners_failed_since() {
+fn a_fresh_node_is_retested_only_after_job_failures_of_several_owners() {
     let tested = |owners, failed: Span, past: Span| {
         let node = free("a").result("dl", Verdict::Pass, past).user_work_failed(owners, failed);
         !cluster().node(node).chosen().is_empty()
@@ -142,7 +142,7 @@ fn suspects_come_first_then_the_stalest_and_never_tested_is_oldest() {
 }
 
 #[test]
-fn equals_are_taken_by_name() {
+fn equally_ranked_nodes_are_chosen_by_name() {
     let mut cluster = cluster().policy(|policy| policy.limits.jobs = 2);
     for node in ["d", "b", "a", "c"] {
         cluster = cluster.node(free(node).stale(8.days()));
@@ -152,7 +152,7 @@ fn equals_are_taken_by_name() {
 }
 
 #[test]
-fn a_result_that_says_nothing_is_tried_again_at_a_growing_distance() {
+fn an_inconclusive_test_is_retried_with_exponential_backoff() {
     for (misses, wait) in [(1, 30.minutes()), (2, 1.hours()), (3, 2.hours()), (9, 1.days())] {
         for (ago, due) in [(Span::from_millis(wait.millis() - 1), false), (wait, true)] {
             let mut node = free("a").stale(8.days());
@@ -166,7 +166,7 @@ fn a_result_that_says_nothing_is_tried_again_at_a_growing_distance() {
 }
 
 #[test]
-fn a_test_that_never_says_anything_does_not_starve_the_others() {
+fn a_test_that_stays_inconclusive_does_not_starve_the_others() {
     let mut cluster = cluster()
         .policy(|policy| policy.limits.jobs = 1)
         .node(free("never-says-anything"))
@@ -185,7 +185,7 @@ fn a_test_that_never_says_anything_does_not_starve_the_others() {
 }
 
 #[test]
-fn a_result_that_says_nothing_does_not_make_a_stale_test_fresh_nor_a_fresh_one_stale() {
+fn an_inconclusive_result_changes_no_freshness() {
     let stale = free("a").stale(8.days()).result("dl", Verdict::Inconclusive, 1.hours());
     assert_eq!(cluster().node(stale).chosen(), ["a dl"]);
     let fresh = free("a").stale(2.days()).result("dl", Verdict::Inconclusive, 1.hours());
@@ -193,7 +193,7 @@ fn a_result_that_says_nothing_does_not_make_a_stale_test_fresh_nor_a_fresh_one_s
 }
 
 #[test]
-fn not_applicable_holds_for_one_cut_off() {
+fn not_applicable_is_valid_until_the_cutoff() {
     for (ago, chosen) in [(6.days(), 0), (8.days(), 1)] {
         let cluster = cluster().node(free("a").result("dl", Verdict::NotApplicable, ago));
         assert_eq!(cluster.chosen().len(), chosen, "{ago}");
@@ -201,14 +201,14 @@ fn not_applicable_holds_for_one_cut_off() {
 }
 
 #[test]
-fn an_unconfirmed_failure_is_repeated_soon_and_called_a_confirmation() {
+fn an_unconfirmed_failure_is_repeated_soon_as_a_confirmation() {
     let node = |ago| free("a").suspect().result("dl", Verdict::Fail, ago).found(unconfirmed("dl", Severity::Reset));
     assert!(cluster().node(node(9.minutes())).chosen().is_empty());
     assert_eq!(cluster().node(node(10.minutes())).lines(), ["submit a dl: unconfirmed"]);
 }
 
 #[test]
-fn a_confirmation_that_says_nothing_is_tried_again_and_not_put_off_for_a_week() {
+fn an_inconclusive_confirmation_is_retried_soon() {
     let node = |ago: Span| {
         free("a")
             .suspect()
@@ -221,14 +221,14 @@ fn a_confirmation_that_says_nothing_is_tried_again_and_not_put_off_for_a_week() 
 }
 
 #[test]
-fn a_watched_trouble_is_looked_at_again_every_day() {
+fn a_monitored_finding_is_tested_again_every_day() {
     let node = |ago| free("a").suspect().result("dl", Verdict::Fail, ago).found(bad("dl", Severity::Monitor));
     assert!(cluster().node(node(23.hours())).chosen().is_empty());
     assert_eq!(cluster().node(node(24.hours())).lines(), ["submit a dl: suspect"]);
 }
 
 #[test]
-fn a_node_for_which_no_test_is_meant_says_so() {
+fn a_node_to_which_no_test_applies_is_skipped_with_that_reason() {
     let mut only = test("dl");
     only.pools = Some(vec![PoolName::new("other").unwrap()]);
     let cluster = cluster().tests(vec![only]).node(free("a")).node(free("b").pool("other"));

@@ -188,13 +188,13 @@ impl NodeFixture {
         self
     }
 
-    pub(super) fn life(mut self, life: NodeState) -> Self {
-        self.record.state = life;
+    pub(super) fn state(mut self, state: NodeState) -> Self {
+        self.record.state = state;
         self
     }
 
     pub(super) fn suspect(self) -> Self {
-        self.life(NodeState::Suspect)
+        self.state(NodeState::Suspect)
     }
 
     /// Its state has been the present one for this long.
@@ -224,11 +224,11 @@ impl NodeFixture {
     }
 
     /// Out of service with a case, in a cluster without marks.
-    pub(super) fn excluded(mut self, severity: Severity, rung: RepairStep) -> Self {
-        let case = case_of(&self.record, severity, rung);
+    pub(super) fn excluded(mut self, severity: Severity, repair_step: RepairStep) -> Self {
+        let case = case_of(&self.record, severity, repair_step);
         self.record.case = Some(case.id);
         self.case = Some(case);
-        self.life(NodeState::Quarantined).since(1.hours())
+        self.state(NodeState::Quarantined).since(1.hours())
     }
 
     pub(super) fn held(mut self, by: &str, until: Option<Timestamp>) -> Self {
@@ -277,25 +277,25 @@ impl NodeFixture {
         self
     }
 
-    pub(super) fn heard(mut self, ago: Span) -> Self {
+    pub(super) fn reported(mut self, ago: Span) -> Self {
         self.record.last_report = Some(NOW.minus(ago));
         self
     }
 
     /// Out of service with a case open at this escalation level, marked by us an hour ago.
-    pub(super) fn out(mut self, severity: Severity, rung: RepairStep) -> Self {
-        let mut case = case_of(&self.record, severity, rung);
-        case.steps.push(done(StepKind::Mark, rung, 1.hours()));
+    pub(super) fn out(mut self, severity: Severity, repair_step: RepairStep) -> Self {
+        let mut case = case_of(&self.record, severity, repair_step);
+        case.steps.push(done(StepKind::Mark, repair_step, 1.hours()));
         self.record.case = Some(case.id);
         self.case = Some(case);
-        self.life(NodeState::Quarantined).since(1.hours()).marked()
+        self.state(NodeState::Quarantined).since(1.hours()).marked()
     }
 
     /// Out of service, drained by us, and seen without user work after that.
-    pub(super) fn emptied(self, severity: Severity, rung: RepairStep) -> Self {
-        let mut emptied = self.out(severity, rung).step(done(StepKind::Drain, rung, 1.hours()));
+    pub(super) fn emptied(self, severity: Severity, repair_step: RepairStep) -> Self {
+        let mut emptied = self.out(severity, repair_step).step(done(StepKind::Drain, repair_step, 1.hours()));
         emptied.record.node.marks.ours.push(OurMark { kind: MarkKind::Cordon, case: None });
-        emptied.step(done(StepKind::SaveEvidence, rung, 50.minutes()))
+        emptied.step(done(StepKind::SaveEvidence, repair_step, 50.minutes()))
     }
 
     pub(super) fn step(mut self, step: Step) -> Self {
@@ -324,17 +324,17 @@ impl NodeFixture {
 }
 
 /// An open case of this node. Its number derives from the name.
-pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: RepairStep) -> Case {
+pub(super) fn case_of(record: &NodeRecord, severity: Severity, repair_step: RepairStep) -> Case {
     let number = record.node.name.as_str().bytes().fold(0_u64, |sum, byte| (sum * 251 + u64::from(byte)) % (1 << 48));
-    let told = record.node.hardware.as_ref().and_then(|hardware| hardware.id()).or_else(|| record.hardware.clone());
+    let hardware = record.node.hardware.as_ref().and_then(|hardware| hardware.id()).or_else(|| record.hardware.clone());
     Case {
         id: CaseId::from_number(number),
-        hardware: told.unwrap_or_else(|| HardwareId::new(record.node.name.as_str()).unwrap()),
+        hardware: hardware.unwrap_or_else(|| HardwareId::new(record.node.name.as_str()).unwrap()),
         node: record.node.name.clone(),
         opened: NOW.minus(1.hours()),
         severity,
         findings: record.findings.iter().map(|open| open.finding.clone()).collect(),
-        rung,
+        rung: repair_step,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
@@ -344,20 +344,20 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, rung: RepairStep)
 }
 
 /// A case of this machine that ended with its return, that long ago.
-pub(super) fn returned(serial: &str, rung: RepairStep, did: StepKind, ago: Span) -> Case {
-    let mut case = case_of(&free("elsewhere").machine(serial).record, Severity::Reset, rung);
-    case.steps.push(done(did, rung, ago));
+pub(super) fn returned(serial: &str, repair_step: RepairStep, did: StepKind, ago: Span) -> Case {
+    let mut case = case_of(&free("elsewhere").machine(serial).record, Severity::Reset, repair_step);
+    case.steps.push(done(did, repair_step, ago));
     case.state = CaseState::Closed { at: NOW.minus(ago), how: CaseOutcome::Returned };
     case
 }
 
-pub(super) fn step(what: StepKind, rung: RepairStep, state: StepState, ago: Span) -> Step {
-    let op = OpId::from_number(what as u64 + 1000 * rung as u64);
-    Step { op, what, rung, state, at: NOW.minus(ago), tries: 1, text: String::new() }
+pub(super) fn step(what: StepKind, repair_step: RepairStep, state: StepState, ago: Span) -> Step {
+    let op = OpId::from_number(what as u64 + 1000 * repair_step as u64);
+    Step { op, what, rung: repair_step, state, at: NOW.minus(ago), tries: 1, text: String::new() }
 }
 
-pub(super) fn done(what: StepKind, rung: RepairStep, ago: Span) -> Step {
-    step(what, rung, StepState::Done, ago)
+pub(super) fn done(what: StepKind, repair_step: RepairStep, ago: Span) -> Step {
+    step(what, repair_step, StepState::Done, ago)
 }
 
 /// A run on a node, with this state of its job.

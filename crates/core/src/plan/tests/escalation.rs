@@ -31,7 +31,7 @@ const PROOF: [&str; 3] = ["step a prove: proof", "submit a dl: proof", "move a p
 const HELPED_NOT: &str = "move a quarantined: did-not-help";
 
 #[test]
-fn a_case_climbs_from_reset_over_reboot_and_quarantine_to_replacement_with_evidence_kept_before_each() {
+fn a_case_escalates_from_reset_to_replacement_with_evidence_saved_before_each_step() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
     let mut lines = prove(&mut cluster, Verdict::Fail);
     for _ in 0..2 {
@@ -55,7 +55,7 @@ fn a_case_climbs_from_reset_over_reboot_and_quarantine_to_replacement_with_evide
 }
 
 #[test]
-fn what_no_restart_cures_is_handed_over_where_replacing_is_not_ours() {
+fn a_fault_without_restart_remedy_is_handed_over_if_replacing_is_not_allowed() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)));
     cluster = cluster.policy(|policy| policy.allow.replace = false);
     let lines: Vec<String> = (0..6).flat_map(|_| cluster.cycle()).collect();
@@ -71,8 +71,8 @@ fn what_no_restart_cures_is_handed_over_where_replacing_is_not_ours() {
 }
 
 #[test]
-fn a_case_that_waits_for_a_person_waits() {
-    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+fn a_case_that_waits_for_an_operator_takes_no_step() {
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     let mut cluster = lone(node.step(done(StepKind::HandOver, RepairStep::Replace, 1.hours())));
     for _ in 0..10 {
         assert!(cluster.cycle().is_empty());
@@ -81,7 +81,7 @@ fn a_case_that_waits_for_a_person_waits() {
 }
 
 #[test]
-fn a_failing_step_is_tried_again_with_fresh_evidence_and_then_the_next_rung() {
+fn a_failing_step_is_retried_with_fresh_evidence_and_then_escalated() {
     let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).step(done(
         StepKind::SaveEvidence,
         RepairStep::Reset,
@@ -96,11 +96,11 @@ fn a_failing_step_is_tried_again_with_fresh_evidence_and_then_the_next_rung() {
 }
 
 #[test]
-fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
+fn an_interrupted_step_is_retried_with_the_same_operation_id() {
     let node = free("a")
         .fresh()
         .out(Severity::Reset, RepairStep::Reset)
-        .life(NodeState::Repairing { step: StepKind::Reset, tries: 1 });
+        .state(NodeState::Repairing { step: StepKind::Reset, tries: 1 });
     let intended = step(StepKind::Reset, RepairStep::Reset, StepState::Intended, 1.minutes());
     let cluster = lone(node.step(done(StepKind::SaveEvidence, RepairStep::Reset, 2.minutes())).step(intended.clone()));
     let plan = cluster.plan();
@@ -114,12 +114,12 @@ fn a_step_that_was_interrupted_is_asked_for_again_with_the_same_operation() {
 fn rebooting(node: super::cluster::NodeFixture, ago: i64) -> Cluster {
     let node = node
         .emptied(Severity::Reboot, RepairStep::Reboot)
-        .life(NodeState::Repairing { step: StepKind::Reboot, tries: 1 });
+        .state(NodeState::Repairing { step: StepKind::Reboot, tries: 1 });
     lone(node.step(done(StepKind::Reboot, RepairStep::Reboot, ago.minutes())))
 }
 
 #[test]
-fn a_reboot_is_over_when_the_node_is_free_again_under_another_boot() {
+fn a_reboot_is_done_when_the_node_is_free_with_another_boot_id() {
     let cluster = rebooting(free("a").fresh().machine("J1").boot("one"), 5);
     assert!(cluster.lines().is_empty(), "still the old boot");
     let mut cluster = cluster;
@@ -150,7 +150,7 @@ fn an_outage_long_after_a_reset_does_not_make_the_reset_fail() {
 }
 
 #[test]
-fn a_node_that_waits_for_its_proof_is_no_longer_repairing() {
+fn a_node_that_waits_for_requalification_is_no_longer_repairing() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.limits.jobs = 0);
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "move a quarantined: repaired");
@@ -158,13 +158,13 @@ fn a_node_that_waits_for_its_proof_is_no_longer_repairing() {
 
 #[test]
 fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
-    for (severity, rung) in [
+    for (severity, repair_step) in [
         (Severity::Reset, RepairStep::Reset),
         (Severity::Reboot, RepairStep::Reboot),
         (Severity::Isolate, RepairStep::Replace),
     ] {
         let out = |node: super::cluster::NodeFixture| {
-            node.fresh().out(severity, rung).step(done(StepKind::SaveEvidence, rung, 1.minutes()))
+            node.fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()))
         };
         let no_drain = |policy: &mut crate::policy::Policy| {
             policy.allow.drain = false;
@@ -172,39 +172,39 @@ fn a_node_is_not_reset_or_replaced_under_user_work_or_under_a_run() {
                 steps.retain(|step| *step != StepKind::Drain);
             }
         };
-        assert!(lone(out(busy("a"))).policy(no_drain).lines().is_empty(), "{rung}");
+        assert!(lone(out(busy("a"))).policy(no_drain).lines().is_empty(), "{repair_step}");
         let run = super::cluster::run("a", &["dl"], super::cluster::running(1.minutes()));
-        assert!(lone(out(free("a"))).policy(no_drain).run(run).lines().is_empty(), "{rung}");
-        assert_eq!(lone(out(free("a"))).policy(no_drain).lines().len(), 2, "{rung}");
+        assert!(lone(out(free("a"))).policy(no_drain).run(run).lines().is_empty(), "{repair_step}");
+        assert_eq!(lone(out(free("a"))).policy(no_drain).lines().len(), 2, "{repair_step}");
     }
 }
 
 #[test]
-fn a_node_that_does_not_answer_can_be_rebooted_but_not_reset() {
-    let out = |severity, rung| lone(unknown("a").fresh().emptied(severity, rung));
+fn an_unreachable_node_can_be_rebooted_but_not_reset() {
+    let out = |severity, repair_step| lone(unknown("a").fresh().emptied(severity, repair_step));
     assert!(out(Severity::Reset, RepairStep::Reset).lines().is_empty());
     assert_eq!(out(Severity::Reboot, RepairStep::Reboot).lines(), ["step a reboot: case", "move a repairing: case"]);
 }
 
 /// Found by the kill test: an unreachable node was drained and immediately rebooted while a user's job was on it.
 #[test]
-fn a_node_that_never_was_seen_empty_is_not_disturbed_while_it_does_not_answer() {
-    for (severity, rung) in [(Severity::Reboot, RepairStep::Reboot), (Severity::Isolate, RepairStep::Replace)] {
-        let mut cluster = lone(unknown("a").fresh().out(severity, rung));
-        assert_eq!(cluster.cycle(), ["step a drain: case"], "{rung}");
-        assert!(cluster.cycle().is_empty(), "{rung}");
+fn an_unreachable_node_never_seen_empty_is_not_disrupted() {
+    for (severity, repair_step) in [(Severity::Reboot, RepairStep::Reboot), (Severity::Isolate, RepairStep::Replace)] {
+        let mut cluster = lone(unknown("a").fresh().out(severity, repair_step));
+        assert_eq!(cluster.cycle(), ["step a drain: case"], "{repair_step}");
+        assert!(cluster.cycle().is_empty(), "{repair_step}");
         cluster.wait(25.hours());
-        assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{rung}");
-        assert!(cluster.cycle().is_empty(), "{rung}");
+        assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{repair_step}");
+        assert!(cluster.cycle().is_empty(), "{repair_step}");
         cluster.record("a").node.occupancy = crate::node::Occupancy::Free;
-        assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{rung}");
+        assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{repair_step}");
         cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
-        assert_eq!(cluster.cycle().len(), 2, "{rung}: once seen empty, it may be rebooted or replaced");
+        assert_eq!(cluster.cycle().len(), 2, "{repair_step}: once seen empty, it may be rebooted or replaced");
     }
 }
 
 #[test]
-fn steps_that_disturb_wait_for_the_maintenance_window() {
+fn disruptive_steps_wait_for_the_maintenance_window() {
     let window = |from: u16| Window {
         kind: WindowKind::Maintenance,
         pool: None,
@@ -213,15 +213,15 @@ fn steps_that_disturb_wait_for_the_maintenance_window() {
         to: TimeOfDay((from + 1) * 60),
         utc_offset_minutes: 0,
     };
-    for (severity, rung, first) in [
+    for (severity, repair_step, first) in [
         (Severity::Reset, RepairStep::Reset, "step a reset: case"),
         (Severity::Reboot, RepairStep::Reboot, "step a drain: case"),
         (Severity::Isolate, RepairStep::Replace, "step a drain: case"),
     ] {
-        let node = free("a").fresh().out(severity, rung).step(done(StepKind::SaveEvidence, rung, 1.minutes()));
+        let node = free("a").fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()));
         let at = |from: u16| lone(node.clone()).policy(|policy| policy.windows = vec![window(from)]).lines();
-        assert!(at(9).is_empty(), "{rung}");
-        assert_eq!(at(8)[0], first, "{rung}");
+        assert!(at(9).is_empty(), "{repair_step}");
+        assert_eq!(at(8)[0], first, "{repair_step}");
         let drained = |from: u16| {
             let policy = |policy: &mut crate::policy::Policy| {
                 policy.windows = vec![window(from)];
@@ -229,8 +229,8 @@ fn steps_that_disturb_wait_for_the_maintenance_window() {
             };
             lone(node.clone()).policy(policy).lines()
         };
-        assert!(drained(9).is_empty(), "{rung}");
-        assert_eq!(drained(8).len(), 2, "{rung}");
+        assert!(drained(9).is_empty(), "{repair_step}");
+        assert_eq!(drained(8).len(), 2, "{repair_step}");
     }
 }
 
@@ -250,7 +250,7 @@ fn marking_does_not_wait_for_a_maintenance_window() {
 }
 
 #[test]
-fn user_work_that_does_not_end_is_brought_before_a_person_once() {
+fn user_work_that_does_not_end_is_proposed_to_an_operator_once() {
     let out = || busy("a").fresh().out(Severity::Reboot, RepairStep::Reboot).since(25.hours());
     let mut undrained = lone(out()).policy(|policy| policy.allow.drain = false);
     assert_eq!(undrained.cycle(), ["propose a drain: not-allowed"]);
@@ -264,7 +264,7 @@ fn user_work_that_does_not_end_is_brought_before_a_person_once() {
 }
 
 #[test]
-fn a_reboot_that_a_person_was_asked_for_is_noticed_by_the_boot() {
+fn a_proposed_reboot_is_detected_by_the_boot_id() {
     let node = free("a").fresh().machine("J1").boot("one").found(bad("dl", Severity::Reboot));
     let mut cluster = lone(node).policy(|policy| policy.allow.reboot = false);
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
@@ -276,7 +276,7 @@ fn a_reboot_that_a_person_was_asked_for_is_noticed_by_the_boot() {
 }
 
 #[test]
-fn a_proposal_is_carried_out_once_the_policy_allows_it() {
+fn a_proposed_step_is_taken_once_the_policy_allows_it() {
     let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).step(done(
         StepKind::SaveEvidence,
         RepairStep::Reset,
@@ -295,7 +295,7 @@ fn a_policy_that_lists_no_way_back_hands_the_node_to_a_person() {
 }
 
 #[test]
-fn replacing_that_fails_is_handed_over() {
+fn a_failed_replacement_is_handed_over() {
     let mut failed = step(StepKind::Replace, RepairStep::Replace, StepState::Failed, 1.minutes());
     failed.tries = 2;
     let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).step(failed);
@@ -305,8 +305,8 @@ fn replacing_that_fails_is_handed_over() {
 }
 
 #[test]
-fn the_ladder_remembers_what_was_tried_on_the_machine_whatever_its_name() {
-    for (past, rung) in [
+fn escalation_continues_from_earlier_cases_of_the_same_hardware() {
+    for (past, repair_step) in [
         (vec![], RepairStep::Reset),
         (vec![returned("J1", RepairStep::Reset, StepKind::Reset, 5.days())], RepairStep::Reboot),
         (vec![returned("J1", RepairStep::Reboot, StepKind::Reboot, 5.days())], RepairStep::Quarantine),
@@ -319,7 +319,7 @@ fn the_ladder_remembers_what_was_tried_on_the_machine_whatever_its_name() {
         for case in past.clone() {
             cluster = cluster.case(case);
         }
-        assert_eq!(cluster.lines()[0], format!("open a {rung}: confirmed"), "{past:?}");
+        assert_eq!(cluster.lines()[0], format!("open a {repair_step}: confirmed"), "{past:?}");
     }
 }
 
@@ -335,7 +335,7 @@ fn memory_lifts_a_case_and_never_lowers_it() {
 }
 
 #[test]
-fn a_case_is_of_the_machine_and_only_without_one_of_the_name() {
+fn a_case_belongs_to_the_hardware_or_without_an_id_to_the_name() {
     let hardware = |node: super::cluster::NodeFixture| {
         let plan = lone(node.fresh().found(bad("dl", Severity::Reset))).plan();
         let super::super::Action::OpenCase(case) = &plan.actions[0].what else { panic!("{plan:?}") };
@@ -347,7 +347,7 @@ fn a_case_is_of_the_machine_and_only_without_one_of_the_name() {
 }
 
 #[test]
-fn a_mark_that_fails_is_tried_again_at_a_growing_distance() {
+fn a_failed_mark_is_retried_with_exponential_backoff() {
     let mut failed = step(StepKind::Mark, RepairStep::Reset, StepState::Failed, 3.minutes());
     for (tries, due) in [(1, true), (2, false)] {
         failed.tries = tries;

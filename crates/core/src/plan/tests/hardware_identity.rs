@@ -18,12 +18,12 @@ fn out(node: &str) -> NodeFixture {
         .machine("J1")
         .found(bad("dl", Severity::Isolate))
         .out(Severity::Isolate, RepairStep::Replace)
-        .life(NodeState::Out)
+        .state(NodeState::Out)
         .step(done(StepKind::HandOver, RepairStep::Replace, 1.hours()))
 }
 
 #[test]
-fn a_machine_that_becomes_known_is_written_down_once() {
+fn a_hardware_id_is_recorded_once() {
     let mut cluster = lone(free("a").fresh().shows_machine("J1"));
     assert_eq!(cluster.cycle(), ["identify a board-J1: machine-known"]);
     assert!(cluster.cycle().is_empty());
@@ -31,7 +31,7 @@ fn a_machine_that_becomes_known_is_written_down_once() {
 }
 
 #[test]
-fn a_machine_that_says_nothing_about_itself_changes_nothing() {
+fn a_node_without_hardware_id_changes_nothing() {
     assert!(lone(free("a").fresh().was_machine("J1")).lines().is_empty());
     let mut silent = lone(free("a").fresh().machine("J1"));
     silent.record("a").node.hardware = Some(crate::node::Hardware::default().into());
@@ -39,7 +39,7 @@ fn a_machine_that_says_nothing_about_itself_changes_nothing() {
 }
 
 #[test]
-fn an_exchanged_machine_begins_anew() {
+fn replaced_hardware_starts_without_results() {
     let mut cluster = lone(free("a").fresh().machine("J1").found(bad("dl", Severity::Monitor)).suspect());
     std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).board_serial = Some("J2".into());
     assert_eq!(cluster.cycle(), ["rename a board-J2: machine-exchanged"]);
@@ -47,7 +47,7 @@ fn an_exchanged_machine_begins_anew() {
 }
 
 #[test]
-fn a_replaced_machine_closes_its_case_and_the_new_one_proves_itself_under_the_old_mark() {
+fn replaced_hardware_closes_its_case_and_the_new_machine_is_requalified_under_the_old_mark() {
     let mut cluster = lone(out("a").shows_machine("J2"));
     let expected = [
         "close a replaced: machine-exchanged",
@@ -67,7 +67,7 @@ fn a_replaced_machine_closes_its_case_and_the_new_one_proves_itself_under_the_ol
 }
 
 #[test]
-fn a_replaced_machine_without_a_mark_serves_and_is_tested_soon() {
+fn replaced_hardware_without_a_mark_is_in_service_and_tested_soon() {
     let mut cluster = lone(out("a").shows_machine("J2"));
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.cycle(), ["close a replaced: machine-exchanged", "rename a board-J2: machine-exchanged"]);
@@ -75,7 +75,7 @@ fn a_replaced_machine_without_a_mark_serves_and_is_tested_soon() {
 }
 
 #[test]
-fn a_machine_that_comes_back_under_another_name_brings_its_case() {
+fn a_case_is_rebound_when_its_hardware_returns_under_another_name() {
     for known in [None, Some("J9")] {
         let node = known.map_or_else(|| free("b").fresh(), |serial| free("b").fresh().was_machine(serial));
         let mut cluster = lone(node.shows_machine("J1")).case(out("a").case.unwrap());
@@ -94,7 +94,7 @@ fn a_machine_that_comes_back_under_another_name_brings_its_case() {
 }
 
 #[test]
-fn a_case_finds_its_machine_although_both_names_were_there_for_a_while() {
+fn a_case_is_rebound_although_both_names_existed_for_a_while() {
     let mut cluster = lone(free("b").fresh().machine("J1")).case(out("a").case.unwrap());
     let lines = cluster.cycle();
     assert_eq!(
@@ -108,7 +108,7 @@ fn a_case_finds_its_machine_although_both_names_were_there_for_a_while() {
 }
 
 #[test]
-fn two_machines_that_change_places_take_their_cases_along() {
+fn two_machines_that_swap_names_keep_their_cases() {
     for (first, second) in [("a", "b"), ("b", "a")] {
         let mut cluster =
             lone(out(first).shows_machine("J2")).node(free(second).fresh().machine("J2").shows_machine("J1"));
@@ -134,7 +134,7 @@ fn a_serial_number_shared_by_two_nodes_takes_no_node_out() {
 }
 
 #[test]
-fn a_name_of_unknown_occupancy_does_not_keep_its_machines_case() {
+fn a_name_of_unknown_occupancy_does_not_keep_the_case_of_its_hardware() {
     let mut old = lone(out("a")).node(free("b").fresh().shows_machine("J1"));
     old.record("a").node.occupancy = unknown_occupancy();
     assert_eq!(old.cycle()[1], "follow b: machine-followed");
@@ -143,7 +143,7 @@ fn a_name_of_unknown_occupancy_does_not_keep_its_machines_case() {
 }
 
 #[test]
-fn a_case_that_goes_with_its_machine_is_not_worked_on_under_its_old_name() {
+fn a_rebound_case_takes_no_step_under_its_old_name() {
     for (old, new) in [("a", "b"), ("b", "a")] {
         let mut cluster = lone(out(old).cordoned_by("bob")).node(free(new).fresh().shows_machine("J1"));
         cluster.record(old).node.occupancy = unknown_occupancy();
@@ -158,8 +158,8 @@ fn unknown_occupancy() -> crate::node::Occupancy {
 }
 
 #[test]
-fn a_held_name_gets_its_machines_case_and_stays_held() {
-    let held = free("b").fresh().life(NodeState::Held { by: "ann".into() }).held("ann", None).shows_machine("J1");
+fn a_held_node_gets_the_case_of_its_hardware_and_stays_held() {
+    let held = free("b").fresh().state(NodeState::Held { by: "ann".into() }).held("ann", None).shows_machine("J1");
     let mut cluster = lone(held).case(out("a").case.unwrap());
     assert_eq!(cluster.cycle()[1], "follow b: machine-followed");
     assert_eq!(cluster.record("b").state.as_str(), "held");
@@ -168,7 +168,7 @@ fn a_held_name_gets_its_machines_case_and_stays_held() {
 }
 
 #[test]
-fn a_case_that_followed_its_machine_is_not_closed_when_the_old_name_gets_another() {
+fn a_rebound_case_is_not_closed_when_the_old_name_gets_new_hardware() {
     let mut cluster = lone(out("a")).node(free("b").fresh().machine("J1"));
     let id = cluster.snapshot.cases[0].id;
     cluster.snapshot.cases[0].node = name("b");

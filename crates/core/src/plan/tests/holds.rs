@@ -20,32 +20,32 @@ fn held() -> NodeState {
 }
 
 #[test]
-fn a_hold_binds_in_every_life_and_nothing_else_happens_to_the_node() {
-    for life in [NodeState::InService, NodeState::Suspect, NodeState::Quarantined, NodeState::Out] {
-        let out = life.is_out_of_service();
+fn a_hold_applies_in_every_state_and_stops_all_other_actions() {
+    for state in [NodeState::InService, NodeState::Suspect, NodeState::Quarantined, NodeState::Out] {
+        let out = state.is_out_of_service();
         let mut node = free("a").found(bad("dl", Severity::Isolate));
         if out {
             node = node.out(Severity::Isolate, RepairStep::Replace);
         }
-        let mut cluster = lone(node.life(life.clone()).held("ann", None));
-        assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{life:?}");
+        let mut cluster = lone(node.state(state.clone()).held("ann", None));
+        assert_eq!(cluster.cycle(), ["move a held by ann: held"], "{state:?}");
         assert_eq!(cluster.passed_over("a"), Some(SkipReason::Held { by: "ann".into() }));
         for _ in 0..5 {
-            assert!(cluster.cycle().is_empty(), "{life:?}");
+            assert!(cluster.cycle().is_empty(), "{state:?}");
             cluster.wait(3.days());
         }
     }
 }
 
 #[test]
-fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
+fn an_expired_hold_ends_and_the_case_continues() {
     let until = Some(NOW.plus(1.hours()));
-    let mut cluster = lone(free("a").fresh().life(held()).held("ann", until));
+    let mut cluster = lone(free("a").fresh().state(held()).held("ann", until));
     assert!(cluster.lines().is_empty());
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a in-service: hold-over"]);
     assert!(cluster.cycle().is_empty());
-    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(held()).held("ann", until);
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).state(held()).held("ann", until);
     let mut cluster = lone(node);
     cluster.wait(1.hours());
     assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
@@ -53,12 +53,12 @@ fn a_hold_ends_at_its_time_and_the_node_goes_on_from_where_its_case_is() {
 }
 
 #[test]
-fn a_hold_that_was_taken_back_ends() {
-    assert_eq!(lone(free("a").fresh().life(held())).lines(), ["move a in-service: hold-over"]);
+fn a_removed_hold_ends() {
+    assert_eq!(lone(free("a").fresh().state(held())).lines(), ["move a in-service: hold-over"]);
 }
 
 #[test]
-fn a_hold_over_a_mere_proposal_does_not_take_the_node_out() {
+fn a_hold_on_a_proposed_case_does_not_take_the_node_out() {
     let mut cluster =
         lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.allow.mark = false);
     cluster.cycle();
@@ -85,7 +85,7 @@ fn a_foreign_mark_on_a_node_of_ours_makes_it_theirs_until_the_mark_is_gone() {
 }
 
 #[test]
-fn a_hold_whose_time_is_over_does_not_fight_with_a_foreign_mark() {
+fn an_expired_hold_does_not_conflict_with_a_foreign_mark() {
     let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob").held("ann", Some(NOW));
     let mut cluster = lone(node);
     assert_eq!(cluster.cycle(), ["move a held by bob: foreign-mark"]);
@@ -101,7 +101,7 @@ fn a_bad_node_that_another_party_keeps_out_is_recorded_and_not_marked() {
 }
 
 #[test]
-fn a_foreign_mark_that_keeps_no_work_off_is_no_hold() {
+fn a_foreign_mark_that_does_not_block_work_is_not_a_hold() {
     let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob"));
     cluster.record("a").node.marks.foreign[0].blocks = false;
     assert_eq!(cluster.lines(), ["step a keep-evidence: case"]);
@@ -129,7 +129,7 @@ fn our_cordon_removed_by_another_party_is_not_set_again() {
 }
 
 #[test]
-fn a_mark_whose_maker_died_before_writing_it_down_counts_as_made_once_it_is_seen() {
+fn a_mark_set_by_a_crashed_controller_counts_once_it_is_observed() {
     let mut cluster = lone(busy("a").fresh().out(Severity::Reboot, RepairStep::Reboot));
     cluster.snapshot.cases[0].steps[0].state = StepState::Intended;
     assert_eq!(cluster.cycle(), ["settle done: seen-done", "step a drain: case"]);
@@ -139,7 +139,7 @@ fn a_mark_whose_maker_died_before_writing_it_down_counts_as_made_once_it_is_seen
 }
 
 #[test]
-fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
+fn a_mark_that_is_not_visible_yet_was_not_removed() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
     cluster.cycle();
     cluster.record("a").node.marks.ours.clear();
@@ -152,7 +152,7 @@ fn a_mark_that_is_not_to_be_seen_yet_was_not_removed() {
 fn a_mark_that_we_removed_was_not_removed_by_another_party() {
     let node =
         free("a").out(Severity::Reset, RepairStep::Reset).step(done(StepKind::Unmark, RepairStep::Reset, 10.minutes()));
-    let node = node.life(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).result(
+    let node = node.state(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).result(
         "dl",
         Verdict::Pass,
         5.minutes(),
@@ -163,7 +163,7 @@ fn a_mark_that_we_removed_was_not_removed_by_another_party() {
 }
 
 #[test]
-fn marks_that_this_store_does_not_know_are_adopted_and_none_is_removed() {
+fn unknown_marks_of_ours_are_adopted_and_not_removed() {
     let mut cluster = lone(free("a").fresh().marked());
     assert_eq!(cluster.passed_over("a"), None);
     assert_eq!(cluster.cycle(), ["open a replace: mark-adopted", "move a quarantined: mark-adopted"]);
@@ -175,7 +175,7 @@ fn marks_that_this_store_does_not_know_are_adopted_and_none_is_removed() {
 }
 
 #[test]
-fn adopting_does_not_ask_the_breaker_and_does_not_open_it() {
+fn adopting_a_mark_bypasses_the_breaker_and_does_not_open_it() {
     let mut cluster = acting();
     for n in 0..10 {
         cluster = cluster.node(free(&format!("n{n}")).fresh().marked());
@@ -199,13 +199,13 @@ fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
 }
 
 #[test]
-fn a_node_out_of_service_whose_case_is_gone_gets_one_and_a_person() {
-    for life in [NodeState::Quarantined, NodeState::Out, NodeState::Repairing { step: StepKind::Reset, tries: 1 }] {
-        let mut cluster = lone(free("a").fresh().life(life.clone()));
+fn a_node_out_of_service_without_a_case_gets_one_for_an_operator() {
+    for state in [NodeState::Quarantined, NodeState::Out, NodeState::Repairing { step: StepKind::Reset, tries: 1 }] {
+        let mut cluster = lone(free("a").fresh().state(state.clone()));
         let lines = cluster.cycle();
-        assert_eq!(lines[0], "open a replace: case-missing", "{life:?}");
-        assert!(cluster.record("a").state.is_out_of_service(), "{life:?}");
-        assert!(cluster.cycle().is_empty(), "{life:?}");
+        assert_eq!(lines[0], "open a replace: case-missing", "{state:?}");
+        assert!(cluster.record("a").state.is_out_of_service(), "{state:?}");
+        assert!(cluster.cycle().is_empty(), "{state:?}");
     }
-    assert!(lone(unknown("a").fresh().life(NodeState::Out)).lines().is_empty(), "the machine of that name is unknown");
+    assert!(lone(unknown("a").fresh().state(NodeState::Out)).lines().is_empty(), "the machine of that name is unknown");
 }

@@ -8,21 +8,21 @@ use super::{
     super::{Planner, SkipReason, plan},
     cluster::{Cluster, NOW, Spans, cluster, free, name},
     model,
-    random::{a_cluster, a_happening, happen},
+    random::{a_cluster, an_event, apply_event},
 };
 use crate::{ids::NodeName, snapshot::Snapshot};
 
 /// Passes the differences of the snapshot to the planner, as the engine does.
-fn tell(planner: &mut Planner, snapshot: &Snapshot) {
-    for (place, record) in snapshot.nodes.iter().enumerate() {
-        let known = &planner.snapshot().nodes[place];
+fn update_planner(planner: &mut Planner, snapshot: &Snapshot) {
+    for (index, record) in snapshot.nodes.iter().enumerate() {
+        let known = &planner.snapshot().nodes[index];
         if known == record {
             continue;
         }
-        let mut only_heard = known.clone();
-        only_heard.last_report = record.last_report;
-        if only_heard == *record {
-            planner.set_last_report(place, record.last_report);
+        let mut only_report = known.clone();
+        only_report.last_report = record.last_report;
+        if only_report == *record {
+            planner.set_last_report(index, record.last_report);
         } else {
             assert!(planner.set_node(record.clone()));
         }
@@ -40,20 +40,20 @@ fn tell(planner: &mut Planner, snapshot: &Snapshot) {
 }
 
 /// Plans both ways, compares, and executes the plan.
-fn cycle(planner: &mut Planner, cluster: &mut Cluster, told: &mut BTreeMap<NodeName, SkipReason>) {
+fn cycle(planner: &mut Planner, cluster: &mut Cluster, reported: &mut BTreeMap<NodeName, SkipReason>) {
     let mut ids = cluster.ids.clone();
     let fresh = plan(&cluster.snapshot, &mut cluster.ids);
-    let grown = planner.plan(cluster.snapshot.at, &mut ids);
-    assert_eq!(grown.actions, fresh.actions);
+    let incremental = planner.plan(cluster.snapshot.at, &mut ids);
+    assert_eq!(incremental.actions, fresh.actions);
     let reasons: BTreeMap<NodeName, SkipReason> = fresh.skipped.iter().cloned().collect();
     for record in &cluster.snapshot.nodes {
         let node = &record.node.name;
         assert_eq!(planner.skip_reason(node).as_ref(), reasons.get(node), "{node}");
     }
     // Accumulated changes give the same reasons.
-    told.extend(grown.skipped);
+    reported.extend(incremental.skipped);
     for (node, why) in &reasons {
-        assert_eq!(told.get(node), Some(why), "{node}");
+        assert_eq!(reported.get(node), Some(why), "{node}");
     }
     model::carry_out(&mut cluster.snapshot, &fresh.actions);
 }
@@ -62,25 +62,25 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_any_sequence_of_changes_it_plans_as_if_from_scratch(
+    fn after_any_changes_the_incremental_plan_equals_one_from_scratch(
         mut cluster in a_cluster(),
-        story in vec(vec(a_happening(), 0..4), 1..25),
+        story in vec(vec(an_event(), 0..4), 1..25),
     ) {
         let mut planner = Planner::new(cluster.snapshot.clone());
-        let mut told = BTreeMap::new();
-        cycle(&mut planner, &mut cluster, &mut told);
+        let mut reported = BTreeMap::new();
+        cycle(&mut planner, &mut cluster, &mut reported);
         for chapter in &story {
-            for happening in chapter {
-                happen(&mut cluster, happening);
+            for event in chapter {
+                apply_event(&mut cluster, event);
             }
-            tell(&mut planner, &cluster.snapshot);
-            cycle(&mut planner, &mut cluster, &mut told);
+            update_planner(&mut planner, &cluster.snapshot);
+            cycle(&mut planner, &mut cluster, &mut reported);
         }
     }
 }
 
 #[test]
-fn only_reasons_that_changed_are_told() {
+fn only_changed_skip_reasons_are_returned() {
     let cluster = cluster().node(free("a").stale(3.days())).node(free("b").stale(6.days()));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut ids = cluster.ids.clone();
@@ -102,7 +102,7 @@ fn time_alone_makes_a_node_due() {
 }
 
 #[test]
-fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
+fn a_clock_that_jumps_back_makes_a_due_node_fresh_again() {
     let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
     let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     planner.plan(NOW, &mut ids);
@@ -112,7 +112,7 @@ fn a_clock_that_goes_back_makes_a_due_node_fresh_again() {
 }
 
 #[test]
-fn a_node_that_is_not_there_or_changed_its_pool_needs_a_new_planner() {
+fn an_unknown_node_or_a_changed_pool_needs_a_new_planner() {
     let cluster = cluster().node(free("a"));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut record = cluster.snapshot.nodes[0].clone();

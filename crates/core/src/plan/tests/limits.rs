@@ -24,7 +24,7 @@ fn no_more_than_five_jobs_at_a_time_by_default_and_running_ones_count() {
 }
 
 #[test]
-fn a_job_that_cannot_be_cancelled_does_not_keep_its_slot_for_ever() {
+fn a_job_that_cannot_be_cancelled_frees_its_slot_eventually() {
     let stuck = |ago: i64| {
         many(cluster().policy(|policy| policy.limits.jobs = 1), "a", 2)
             .run(run("a0", &["dl"], running(2.hours())))
@@ -44,7 +44,7 @@ fn a_pool_has_its_own_limit() {
 }
 
 #[test]
-fn a_test_runs_only_so_often_at_once_and_the_others_of_the_node_go_on() {
+fn a_test_at_its_concurrency_limit_does_not_block_other_tests_of_the_node() {
     let mut rare = test("nccl");
     rare.at_once = Some(2);
     let cluster = many(cluster().tests(vec![test("dl"), rare]), "a", 4);
@@ -77,7 +77,7 @@ fn two_hundred_tests_are_planned_like_two() {
 }
 
 #[test]
-fn one_mount_is_loaded_by_one_job_over_the_whole_fleet() {
+fn one_job_at_a_time_loads_a_shared_mount() {
     let mut storage = test("storage");
     storage.shares = vec!["/data".to_owned()];
     let mut scratch = test("scratch");
@@ -99,7 +99,7 @@ fn two_tests_of_one_job_on_the_same_mount_are_one_user_of_it() {
 }
 
 #[test]
-fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
+fn the_daily_budget_counts_spent_running_and_planned_time() {
     // An hour is six usual runs.
     let cluster = many(cluster().policy(|policy| policy.limits.node_hours_per_day = Some(1.0)), "a", 8);
     assert_eq!(cluster.clone().with(|snapshot| snapshot.spent = 30.minutes()).chosen().len(), 3);
@@ -112,7 +112,7 @@ fn the_daily_budget_counts_what_was_spent_what_runs_and_what_is_planned() {
 }
 
 #[test]
-fn a_node_that_the_budget_does_not_pay_for_says_so_although_cheaper_ones_took_the_slots() {
+fn a_node_over_the_budget_is_skipped_with_that_reason_even_if_slots_are_full() {
     let mut long = test("long");
     long.usual = 2.hours();
     long.pools = Some(vec![pool("a")]);
@@ -146,7 +146,7 @@ fn nothing_starts_inside_a_quiet_window() {
 }
 
 #[test]
-fn a_quiet_window_of_one_pool_leaves_the_others_alone() {
+fn a_quiet_window_of_one_pool_does_not_affect_others() {
     let mut quiet = window(WindowKind::Quiet, 7, 9);
     quiet.pool = Some(pool("a"));
     let cluster = many(many(cluster().policy(|policy| policy.windows = vec![quiet]), "a", 1), "b", 1);
@@ -161,7 +161,7 @@ fn a_maintenance_window_does_not_keep_validation_from_starting() {
 }
 
 #[test]
-fn nothing_starts_while_an_operator_pauses_and_a_pause_ends_by_itself() {
+fn nothing_starts_during_a_pause_and_a_pause_expires() {
     let cluster = many(many(cluster(), "a", 1), "b", 1);
     let all = cluster.clone().paused(None, None);
     assert!(all.chosen().is_empty());

@@ -38,7 +38,7 @@ fn a_bad_node_is_excluded_without_a_mark_and_replaced() {
 }
 
 #[test]
-fn what_the_cluster_cannot_do_is_passed_over_on_the_way_to_what_it_can() {
+fn unsupported_repair_steps_are_skipped() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
     let lines = cycles(&mut cluster, 6);
     let climbed: Vec<&String> = lines.iter().filter(|line| line.starts_with("escalate")).collect();
@@ -48,7 +48,7 @@ fn what_the_cluster_cannot_do_is_passed_over_on_the_way_to_what_it_can() {
 }
 
 #[test]
-fn a_node_with_users_on_it_waits_until_they_have_gone() {
+fn a_node_with_user_work_waits_until_it_ends() {
     let mut cluster = lone(busy("a").fresh().found(bad("dl", Severity::Isolate)));
     assert_eq!(cycles(&mut cluster, 4), ["open a replace: confirmed", "move a quarantined: confirmed"]);
     // It does not answer: users may still be on it.
@@ -62,7 +62,7 @@ fn a_node_with_users_on_it_waits_until_they_have_gone() {
 }
 
 #[test]
-fn what_only_people_replace_is_handed_to_them_with_what_to_do() {
+fn manual_replacement_is_handed_over_with_instructions() {
     let by_hand = NodeOverrides { by_hand: Some("take it out of `hosts`".to_owned()), ..NodeOverrides::default() };
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).apart(by_hand.clone()));
     assert_eq!(cluster.cycle(), ["open a replace: confirmed", "move a quarantined: confirmed"]);
@@ -74,7 +74,7 @@ fn what_only_people_replace_is_handed_to_them_with_what_to_do() {
 }
 
 #[test]
-fn without_leave_to_mark_a_person_is_asked_as_everywhere() {
+fn without_permission_to_mark_the_step_is_proposed() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)));
     cluster = cluster.policy(|policy| policy.allow.mark = false);
     assert!(cluster.cycle().contains(&"propose a mark: not-allowed".to_owned()));
@@ -83,7 +83,7 @@ fn without_leave_to_mark_a_person_is_asked_as_everywhere() {
 }
 
 #[test]
-fn a_proof_goes_past_the_cluster_to_a_node_of_a_case_and_to_no_other() {
+fn only_nodes_with_a_case_are_requalified_out_of_band() {
     let out = || unknown("a").fresh().excluded(Severity::Isolate, RepairStep::Quarantine);
     assert!(!lone(out()).lines().contains(&"submit a dl: proof".to_owned()), "there is no way to it");
     assert!(lone(out().apart(aside())).lines().contains(&"submit a dl: proof".to_owned()));

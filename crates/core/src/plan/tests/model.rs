@@ -180,15 +180,15 @@ fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
 /// The run ends without its result.
 fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
     let (at, retry) = (snapshot.at, snapshot.policy.retry.clone());
-    let place = snapshot.runs.iter().position(|active| active.run.id == run).unwrap();
-    let active = snapshot.runs.remove(place);
+    let index = snapshot.runs.iter().position(|active| active.run.id == run).unwrap();
+    let active = snapshot.runs.remove(index);
     for name in active.run.nodes.iter() {
         let Some(node) = snapshot.nodes.iter().position(|record| record.node.name == *name) else { continue };
         match end {
             Conclusion::Incomplete(_) => {
                 for test in active.run.tests.iter() {
-                    let place = snapshot.tests.iter().position(|policy| policy.id == *test).unwrap();
-                    snapshot.nodes[node].test_records[place].add(Verdict::Inconclusive, at);
+                    let index = snapshot.tests.iter().position(|policy| policy.id == *test).unwrap();
+                    snapshot.nodes[node].test_records[index].add(Verdict::Inconclusive, at);
                 }
             }
             Conclusion::NotStarted(NotStartedReason::PendingTooLong | NotStartedReason::Rejected) => {
@@ -204,15 +204,15 @@ fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
 /// The run on this node ends with its results, which open and clear findings.
 pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(usize) -> Verdict) {
     let at = snapshot.at;
-    let place = snapshot.runs.iter().position(|active| active.run.nodes.contains(name)).unwrap();
-    let active = snapshot.runs.remove(place);
+    let index = snapshot.runs.iter().position(|active| active.run.nodes.contains(name)).unwrap();
+    let active = snapshot.runs.remove(index);
     let tests = snapshot.tests.clone();
     let record = record(snapshot, name);
     record.backoff = None;
     for id in active.run.tests.iter() {
-        let place = tests.iter().position(|policy| policy.id == *id).unwrap();
-        let verdict = verdict(place);
-        record.test_records[place].add(verdict, at);
+        let index = tests.iter().position(|policy| policy.id == *id).unwrap();
+        let verdict = verdict(index);
+        record.test_records[index].add(verdict, at);
         let known = record.findings.iter().position(|open| open.finding.check == *id);
         match (verdict, known) {
             (Verdict::Pass, Some(known)) => {
@@ -224,8 +224,8 @@ pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(
                 open.last_seen = at;
             }
             (Verdict::Fail, None) => {
-                let severity = Severity::ALL[place % Severity::ALL.len()];
-                let make = if place % 2 == 0 { unconfirmed } else { bad };
+                let severity = Severity::ALL[index % Severity::ALL.len()];
+                let make = if index % 2 == 0 { unconfirmed } else { bad };
                 let mut open = make(id.as_str(), severity);
                 (open.first_seen, open.last_seen) = (at, at);
                 record.findings.push(open);

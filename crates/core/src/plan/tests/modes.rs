@@ -13,7 +13,7 @@ fn found(mode: Mode, severity: Severity) -> Cluster {
 }
 
 #[test]
-fn observing_records_a_suspicion_and_changes_nothing_in_the_cluster() {
+fn observe_mode_records_a_suspect_and_changes_nothing_in_the_cluster() {
     for severity in Severity::ALL {
         assert_eq!(found(Mode::Observe, *severity).lines(), ["move a suspect: watched"], "{severity}");
     }
@@ -27,14 +27,14 @@ fn what_is_only_worth_watching_is_never_marked() {
 }
 
 #[test]
-fn recommending_marks_and_proposes_the_rest() {
-    for (severity, rung, proposes) in [
+fn recommend_mode_marks_and_proposes_other_steps() {
+    for (severity, repair_step, proposes) in [
         (Severity::Reset, RepairStep::Reset, StepKind::Reset),
         (Severity::Reboot, RepairStep::Reboot, StepKind::Reboot),
     ] {
         let mut cluster = found(Mode::Recommend, severity);
         let taken_out = [
-            format!("open a {rung}: confirmed"),
+            format!("open a {repair_step}: confirmed"),
             "step a mark: confirmed".into(),
             "move a quarantined: confirmed".into(),
         ];
@@ -50,7 +50,7 @@ fn recommending_marks_and_proposes_the_rest() {
 }
 
 #[test]
-fn the_default_policy_marks_and_does_nothing_else_by_itself() {
+fn the_default_policy_only_marks_automatically() {
     let mut cluster = cluster().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
     let mut steps: Vec<String> = Vec::new();
     for _ in 0..50 {
@@ -61,7 +61,7 @@ fn the_default_policy_marks_and_does_nothing_else_by_itself() {
 }
 
 #[test]
-fn acting_does_only_what_is_allowed() {
+fn act_mode_takes_only_allowed_steps() {
     let off = Allow { mark: true, drain: false, evict: false, reset: false, reboot: false, replace: false };
     for (severity, allow, does) in [
         (Severity::Reset, Allow { reset: true, ..off.clone() }, StepKind::Reset),
@@ -83,7 +83,7 @@ fn acting_does_only_what_is_allowed() {
 }
 
 #[test]
-fn what_the_backend_cannot_do_is_left_to_a_person() {
+fn steps_that_the_backend_does_not_support_are_left_to_an_operator() {
     let mut cluster = found(Mode::Act, Severity::Reset).caps(Capabilities { reset: false, ..Capabilities::ALL });
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert!(lines.contains(&"propose a reset: not-allowed".to_owned()), "{lines:?}");
@@ -91,7 +91,7 @@ fn what_the_backend_cannot_do_is_left_to_a_person() {
 }
 
 #[test]
-fn where_marking_is_not_ours_the_node_stays_in_service_with_a_proposal() {
+fn without_permission_to_mark_the_node_stays_in_service_with_a_proposal() {
     let mut cluster = found(Mode::Act, Severity::Reset).policy(|policy| policy.allow.mark = false);
     let proposal = ["open a reset: confirmed", "propose a mark: not-allowed", "move a suspect: confirmed"];
     assert_eq!(cluster.cycle(), proposal);
@@ -103,7 +103,7 @@ fn where_marking_is_not_ours_the_node_stays_in_service_with_a_proposal() {
 }
 
 #[test]
-fn a_proposal_whose_node_is_marked_goes_on() {
+fn a_proposed_case_continues_when_its_node_is_marked() {
     let mut cluster = found(Mode::Act, Severity::Reset).policy(|policy| policy.allow.mark = false);
     cluster.cycle();
     cluster.record("a").node.marks.ours.push(super::cluster::unhealthy_mark());
@@ -111,7 +111,7 @@ fn a_proposal_whose_node_is_marked_goes_on() {
 }
 
 #[test]
-fn nothing_is_marked_any_more_once_the_mode_is_observe() {
+fn observe_mode_sets_no_mark_for_an_open_case() {
     let mut cluster = found(Mode::Act, Severity::Reset);
     cluster.cycle();
     // The mark was never set.
@@ -124,7 +124,7 @@ fn nothing_is_marked_any_more_once_the_mode_is_observe() {
 }
 
 #[test]
-fn an_operators_quarantine_is_not_marked_while_we_only_observe() {
+fn an_operators_quarantine_is_not_marked_in_observe_mode() {
     let mut cluster = found(Mode::Observe, Severity::Monitor)
         .asks(crate::snapshot::CommandKind::Quarantine { node: super::cluster::name("a"), evict: false });
     for _ in 0..5 {
@@ -134,7 +134,7 @@ fn an_operators_quarantine_is_not_marked_while_we_only_observe() {
 }
 
 #[test]
-fn a_failure_is_believed_when_it_was_seen_often_enough() {
+fn a_failure_is_confirmed_when_seen_often_enough() {
     let mut cluster = acting().fillers(20).node(busy("a").fresh().found(unconfirmed("dl", Severity::Isolate)));
     assert_eq!(cluster.cycle(), ["move a suspect: unconfirmed"]);
     assert!(cluster.cycle().is_empty());
@@ -170,13 +170,13 @@ fn the_worst_confirmed_finding_sets_the_rung() {
 }
 
 #[test]
-fn severity_decides_and_not_the_remedy_that_a_rule_names() {
+fn severity_and_not_the_remedy_of_the_rule_decides() {
     let node = free("a").fresh().found(with_remedy(bad("dl", Severity::Monitor), Remedy::Replace));
     assert_eq!(acting().fillers(20).node(node).lines(), ["move a suspect: watched"]);
 }
 
 #[test]
-fn new_and_worse_trouble_lifts_a_case_to_its_rung() {
+fn a_new_worse_finding_raises_the_repair_step_of_a_case() {
     let node = free("a").fresh().found(bad("dl", Severity::Reset)).out(Severity::Reset, RepairStep::Reset);
     let mut cluster = acting().fillers(20).node(node);
     cluster.record("a").findings.push(bad("nccl", Severity::Isolate));
@@ -185,7 +185,7 @@ fn new_and_worse_trouble_lifts_a_case_to_its_rung() {
 }
 
 #[test]
-fn trouble_that_is_not_worse_or_not_confirmed_does_not_lift_a_case() {
+fn a_finding_not_worse_or_not_confirmed_does_not_raise_a_case() {
     for more in [bad("nccl", Severity::Reset), bad("nccl", Severity::Monitor), unconfirmed("nccl", Severity::Isolate)] {
         let node = free("a").fresh().found(more.clone()).out(Severity::Reset, RepairStep::Reset);
         let cluster = acting().fillers(20).node(node);

@@ -23,7 +23,7 @@ fn ring() -> TestPolicy {
     TestPolicy { together: true, routine: false, ..test(TEST) }
 }
 
-fn asked(nodes: &[&str]) -> CommandKind {
+fn command(nodes: &[&str]) -> CommandKind {
     let nodes = NonEmpty::new(nodes.iter().map(|node| name(node)).collect()).unwrap();
     CommandKind::Together { nodes, test: test_id(TEST), trials: Vec::new() }
 }
@@ -34,12 +34,12 @@ fn eight() -> Cluster {
     for node in ["a", "b", "c", "d", "g1", "g2", "g3", "g4"] {
         cluster = cluster.node(free(node).result("dl", Verdict::Pass, 1.hours()));
     }
-    cluster.asks(asked(&["a", "b", "c", "d"]))
+    cluster.asks(command(&["a", "b", "c", "d"]))
 }
 
 /// Runs until the request is completed. Returns the attributed faults with the conclusion at the end, and the number of
 /// trials.
-fn played(mut cluster: Cluster, world: impl Fn(&[NodeName]) -> TrialResult) -> (Vec<String>, usize) {
+fn run_until_answered(mut cluster: Cluster, result_of: impl Fn(&[NodeName]) -> TrialResult) -> (Vec<String>, usize) {
     let (mut named, mut trials) = (Vec::new(), 0);
     for _ in 0..50 {
         let plan = cluster.plan();
@@ -54,8 +54,8 @@ fn played(mut cluster: Cluster, world: impl Fn(&[NodeName]) -> TrialResult) -> (
                 Action::Submit(run) if run.tests.contains(&test_id(TEST)) => {
                     trials += 1;
                     cluster.snapshot.runs.retain(|active| active.run.id != run.id);
-                    let said = world(&run.nodes);
-                    cluster.snapshot.trials.push(Trial { run: run.id, nodes: run.nodes.clone(), result: said });
+                    let result = result_of(&run.nodes);
+                    cluster.snapshot.trials.push(Trial { run: run.id, nodes: run.nodes.clone(), result });
                 }
                 _ => {}
             }
@@ -76,66 +76,66 @@ fn fails_between(one: &str, other: &str, over: &[NodeName]) -> TrialResult {
 }
 
 #[test]
-fn one_run_over_all_of_them_is_enough_if_it_passes() {
+fn one_run_on_all_nodes_is_enough_if_it_passes() {
     let cluster = eight();
     assert_eq!(cluster.lines(), ["submit a+b+c+d ring: operator", "try 1: operator"]);
-    assert_eq!(played(cluster, |_| TrialResult::Passed), (vec!["all nodes pass together".to_owned()], 1));
+    assert_eq!(run_until_answered(cluster, |_| TrialResult::Passed), (vec!["all nodes pass together".to_owned()], 1));
 }
 
 #[test]
 fn a_node_that_fails_with_two_good_nodes_is_named_and_no_other() {
-    let (said, trials) = played(eight(), |over| fails_with(&["c"], over));
-    assert_eq!(said, ["name c: named: fails together with each of a, b, d, g1, g3", "at fault: c"]);
+    let (messages, trials) = run_until_answered(eight(), |over| fails_with(&["c"], over));
+    assert_eq!(messages, ["name c: named: fails together with each of a, b, d, g1, g3", "at fault: c"]);
     // All, four pairs, and one more for `c`.
     assert_eq!(trials, 6);
 }
 
 #[test]
-fn a_bad_way_between_two_nodes_is_named_as_such() {
-    let (said, _) = played(eight(), |over| fails_between("b", "c", over));
-    assert_eq!(said.last().unwrap(), "at fault: the path between b and c");
-    assert_eq!(said[0], "name b with c: pair: fails together with c, and passes with others");
+fn a_bad_path_between_two_nodes_is_named_as_a_pair() {
+    let (messages, _) = run_until_answered(eight(), |over| fails_between("b", "c", over));
+    assert_eq!(messages.last().unwrap(), "at fault: the path between b and c");
+    assert_eq!(messages[0], "name b with c: pair: fails together with c, and passes with others");
     let two = cluster().tests(vec![test("dl"), ring()]);
     let two = ["a", "b", "g1", "g2"].into_iter().fold(two, |cluster, node| cluster.node(free(node).fresh()));
-    let (said, trials) = played(two.asks(asked(&["a", "b"])), |over| fails_between("a", "b", over));
-    assert_eq!((said.last().unwrap().as_str(), trials), ("at fault: the path between a and b", 3));
+    let (messages, trials) = run_until_answered(two.asks(command(&["a", "b"])), |over| fails_between("a", "b", over));
+    assert_eq!((messages.last().unwrap().as_str(), trials), ("at fault: the path between a and b", 3));
 }
 
 #[test]
-fn what_only_all_of_them_show_is_said_so() {
-    let (said, _) = played(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
-    assert_eq!(said, ["the nodes fail only all together: every pair passes"]);
+fn a_failure_only_of_all_nodes_together_is_reported_as_such() {
+    let (messages, _) = run_until_answered(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
+    assert_eq!(messages, ["the nodes fail only all together: every pair passes"]);
 }
 
 #[test]
-fn a_node_that_was_thought_good_and_is_not_takes_the_blame_itself() {
+fn a_supposedly_good_node_at_fault_is_named_itself() {
     // All nodes together fail, and so does every pair with `g1`, which is among the first partners.
-    let (said, _) = played(eight(), |over| {
+    let (messages, _) = run_until_answered(eight(), |over| {
         let has = |name: &str| over.iter().any(|node| node.as_str() == name);
         if over.len() > 2 || has("g1") { TrialResult::Failed } else { TrialResult::Passed }
     });
-    let named = said.last().unwrap();
-    assert!(named == "at fault: the path between a and g1" || named == "at fault: g1", "{said:?}");
+    let named = messages.last().unwrap();
+    assert!(named == "at fault: the path between a and g1" || named == "at fault: g1", "{messages:?}");
 }
 
 #[test]
-fn what_a_node_measured_of_itself_needs_no_pairs() {
-    let (said, trials) = played(eight(), |_| TrialResult::AtFault(vec![name("d")]));
-    assert_eq!((said, trials), (vec!["at fault: d".to_owned()], 1), "its finding is open already");
+fn a_fault_that_a_node_measured_itself_needs_no_pairs() {
+    let (messages, trials) = run_until_answered(eight(), |_| TrialResult::AtFault(vec![name("d")]));
+    assert_eq!((messages, trials), (vec!["at fault: d".to_owned()], 1), "its finding is open already");
 }
 
 #[test]
-fn no_result_names_no_node() {
-    let (said, trials) = played(eight(), |_| TrialResult::Inconclusive("no-result".to_owned()));
-    assert_eq!((said, trials), (vec!["the fault is not located: no-result".to_owned()], 3));
-    let (said, _) = played(eight(), |_| TrialResult::Inconclusive("withdrawn".to_owned()));
-    assert_eq!(said, ["the fault is not located: an operator withdrew it"]);
-    let (said, _) = played(eight(), |over| match over.len() {
+fn inconclusive_trials_name_no_node() {
+    let (messages, trials) = run_until_answered(eight(), |_| TrialResult::Inconclusive("no-result".to_owned()));
+    assert_eq!((messages, trials), (vec!["the fault is not located: no-result".to_owned()], 3));
+    let (messages, _) = run_until_answered(eight(), |_| TrialResult::Inconclusive("withdrawn".to_owned()));
+    assert_eq!(messages, ["the fault is not located: an operator withdrew it"]);
+    let (messages, _) = run_until_answered(eight(), |over| match over.len() {
         2 => TrialResult::Inconclusive("no-result".to_owned()),
         _ => TrialResult::Failed,
     });
-    let why = said[0].strip_prefix("the fault is not located: ");
-    assert!(why.is_some_and(|why| why.ends_with("with another: no-result")), "{said:?}");
+    let why = messages[0].strip_prefix("the fault is not located: ");
+    assert!(why.is_some_and(|why| why.ends_with("with another: no-result")), "{messages:?}");
 }
 
 #[test]
@@ -143,17 +143,17 @@ fn without_known_good_nodes_no_node_is_named() {
     let doubtful = [free("g"), free("g").fresh().found(bad("dl", Severity::Monitor))];
     for other in doubtful {
         let two = cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(free("b").fresh());
-        let (said, trials) = played(two.node(other.clone()).asks(asked(&["a", "b"])), |_| TrialResult::Failed);
-        assert_eq!((said.len(), trials), (1, 1), "{other:?}");
-        assert!(said[0].starts_with("the fault is not located: there is no "), "{said:?}");
+        let (messages, trials) = run_until_answered(two.node(other.clone()).asks(command(&["a", "b"])), |_| TrialResult::Failed);
+        assert_eq!((messages.len(), trials), (1, 1), "{other:?}");
+        assert!(messages[0].starts_with("the fault is not located: there is no "), "{messages:?}");
     }
 }
 
 #[test]
-fn what_fails_in_every_pair_names_no_node() {
-    let (said, _) = played(eight(), |_| TrialResult::Failed);
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].starts_with("the fault is not located: every pair fails, also g1 with g2"), "{said:?}");
+fn a_failure_in_every_pair_names_no_node() {
+    let (messages, _) = run_until_answered(eight(), |_| TrialResult::Failed);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(messages[0].starts_with("the fault is not located: every pair fails, also g1 with g2"), "{messages:?}");
 }
 
 #[test]
@@ -161,18 +161,18 @@ fn a_node_at_fault_is_named_although_no_partner_is_left_for_another_node() {
     let nodes = ["a", "b", "g1", "g2"].into_iter();
     let few = nodes.fold(cluster().tests(vec![test("dl"), ring()]), |cluster, node| cluster.node(free(node).fresh()));
     // `a` fails with both. `b` fails with `g2`, and with `g1` the fault was attributed to `g1`.
-    let (said, _) = played(few.asks(asked(&["a", "b"])), |over| {
+    let (messages, _) = run_until_answered(few.asks(command(&["a", "b"])), |over| {
         let has = |name: &str| over.iter().any(|node| node.as_str() == name);
         if has("b") && has("g1") { TrialResult::AtFault(vec![name("g1")]) } else { TrialResult::Failed }
     });
-    assert!(said.iter().any(|line| line.starts_with("name a: named")), "{said:?}");
-    assert!(!said.iter().any(|line| line.starts_with("name b")), "{said:?}");
+    assert!(messages.iter().any(|line| line.starts_with("name a: named")), "{messages:?}");
+    assert!(!messages.iter().any(|line| line.starts_with("name b")), "{messages:?}");
 }
 
 #[test]
-fn all_nodes_must_be_free_at_once_and_a_busy_good_one_is_waited_for() {
+fn a_trial_waits_until_all_its_nodes_are_free() {
     let two = |b, g| {
-        cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(b).node(g).asks(asked(&["a", "b"]))
+        cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(b).node(g).asks(command(&["a", "b"]))
     };
     assert!(two(busy("b").fresh(), free("g").fresh()).lines().is_empty());
     let mut cluster = two(free("b").fresh(), busy("g").fresh());
@@ -184,12 +184,12 @@ fn all_nodes_must_be_free_at_once_and_a_busy_good_one_is_waited_for() {
 }
 
 #[test]
-fn a_test_over_several_nodes_is_never_run_on_one() {
+fn a_multi_node_test_never_runs_on_one_node() {
     let alone = || cluster().tests(vec![ring()]).node(free("a").stale(40.days()));
     assert!(alone().lines().is_empty());
     let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)] });
     assert_eq!(asked_alone.lines(), ["answer 1: operator"]);
-    let (said, _) = played(
+    let (messages, _) = run_until_answered(
         cluster().node(free("a").fresh()).node(free("b").fresh()).asks(CommandKind::Together {
             nodes: NonEmpty::new(vec![name("a"), name("b")]).unwrap(),
             test: test_id("dl"),
@@ -197,17 +197,17 @@ fn a_test_over_several_nodes_is_never_run_on_one() {
         }),
         |_| TrialResult::Passed,
     );
-    assert_eq!(said, ["dl is not a multi-node test"]);
+    assert_eq!(messages, ["dl is not a multi-node test"]);
 }
 
 proptest! {
     #[test]
-    fn exactly_the_bad_ones_are_named_while_two_good_ones_are_good(bad in proptest::collection::btree_set(0_usize..4, 1..=4)) {
+    fn exactly_the_bad_nodes_are_named_with_two_known_good_nodes(bad in proptest::collection::btree_set(0_usize..4, 1..=4)) {
         let names = ["a", "b", "c", "d"];
-        let bad: BTreeSet<&str> = bad.into_iter().map(|place| names[place]).collect();
+        let bad: BTreeSet<&str> = bad.into_iter().map(|index| names[index]).collect();
         let list: Vec<&str> = bad.iter().copied().collect();
-        let (said, _) = played(eight(), |over| fails_with(&list, over));
-        prop_assert_eq!(said.last().unwrap(), &format!("at fault: {}", list.join(", ")));
-        prop_assert_eq!(said.len(), list.len() + 1);
+        let (messages, _) = run_until_answered(eight(), |over| fails_with(&list, over));
+        prop_assert_eq!(messages.last().unwrap(), &format!("at fault: {}", list.join(", ")));
+        prop_assert_eq!(messages.len(), list.len() + 1);
     }
 }

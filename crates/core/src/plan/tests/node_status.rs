@@ -8,14 +8,14 @@ use crate::{
     node_status::{NodeHealth, NodeStatus},
 };
 
-fn shown(node: NodeFixture) -> NodeStatus {
+fn status_of(node: NodeFixture) -> NodeStatus {
     let mut cluster = cluster().tests(vec![test("dl"), test("nccl")]).node(node);
     let record = cluster.record("a").clone();
     NodeStatus::of(&cluster.snapshot, &record)
 }
 
 #[test]
-fn a_node_passes_only_if_every_test_that_should_be_fresh_has_passed() {
+fn node_health_is_pass_only_if_every_routine_test_passed_recently() {
     use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
     let of = |dl: Verdict, nccl: Verdict| free("a").result("dl", dl, 1.hours()).result("nccl", nccl, 1.hours());
     for (node, status) in [
@@ -30,23 +30,23 @@ fn a_node_passes_only_if_every_test_that_should_be_fresh_has_passed() {
         (of(Pass, Fail).found(unconfirmed("nccl", Severity::Isolate)), NodeHealth::Unknown),
         (of(Pass, Fail).found(bad("nccl", Severity::Monitor)), NodeHealth::Fail),
         (of(Pass, Pass).out(Severity::Reset, RepairStep::Reset), NodeHealth::Fail),
-        (of(Pass, Pass).life(NodeState::Held { by: "ann".into() }), NodeHealth::Unknown),
-        (of(Pass, Pass).heard(2.hours()), NodeHealth::Unknown),
+        (of(Pass, Pass).state(NodeState::Held { by: "ann".into() }), NodeHealth::Unknown),
+        (of(Pass, Pass).reported(2.hours()), NodeHealth::Unknown),
     ] {
-        let shown = shown(node);
-        assert_eq!(shown.status, status, "{shown:?}");
+        let published = status_of(node);
+        assert_eq!(published.status, status, "{published:?}");
     }
 }
 
 #[test]
-fn it_says_what_is_wrong_and_what_is_not_known_and_changes_only_when_they_do() {
+fn node_status_lists_findings_and_unknown_tests_and_changes_only_with_them() {
     let node = || free("a").result("dl", Verdict::Fail, 1.hours()).found(bad("dl", Severity::Isolate));
-    let first = shown(node());
+    let first = status_of(node());
     assert_eq!((first.severity, first.findings.len(), first.passed), (Some(Severity::Isolate), 1, 0));
     assert_eq!(
-        first.not_known.iter().map(|(test, standing)| format!("{test} {}", standing.code())).collect::<Vec<_>>(),
+        first.not_known.iter().map(|(test, status)| format!("{test} {}", status.code())).collect::<Vec<_>>(),
         ["nccl never-tested"]
     );
-    let later = shown(free("a").result("dl", Verdict::Fail, 5.minutes()).found(bad("dl", Severity::Isolate)));
+    let later = status_of(free("a").result("dl", Verdict::Fail, 5.minutes()).found(bad("dl", Severity::Isolate)));
     assert_eq!(first, later, "a repeated result changes nothing");
 }

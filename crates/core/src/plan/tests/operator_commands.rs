@@ -14,13 +14,13 @@ use crate::{
     time::Span,
 };
 
-fn asked(node: NodeFixture) -> Cluster {
+fn with_test_command(node: NodeFixture) -> Cluster {
     cluster().node(node.fresh()).asks(CommandKind::Test { node: name("a"), tests: Vec::new() })
 }
 
 #[test]
-fn a_test_that_was_asked_for_runs_although_the_node_is_fresh() {
-    let cluster = asked(free("a"));
+fn a_requested_test_runs_although_the_node_is_fresh() {
+    let cluster = with_test_command(free("a"));
     assert_eq!(cluster.lines(), ["submit a dl: operator", "answer 1: operator"]);
     let super::super::Action::Submit(run) = &cluster.plan().actions[0].what else { panic!() };
     assert_eq!(run.asked.what, Purpose::Requested);
@@ -28,7 +28,7 @@ fn a_test_that_was_asked_for_runs_although_the_node_is_fresh() {
 }
 
 #[test]
-fn only_the_tests_that_were_asked_for_and_apply_run() {
+fn only_requested_tests_that_apply_run() {
     let ask = |tests: &[&str]| {
         let tests = tests.iter().map(|id| test_id(id)).collect();
         let cluster = cluster().tests(vec![test("dl"), test("nccl")]).node(free("a").fresh());
@@ -41,39 +41,39 @@ fn only_the_tests_that_were_asked_for_and_apply_run() {
 }
 
 #[test]
-fn a_test_that_was_asked_for_waits_until_the_node_is_ours_to_use() {
+fn a_requested_test_waits_until_the_node_is_available() {
     let waiting = [
         busy("a"),
         unknown("a"),
         free("a").cordoned_by("bob"),
-        free("a").held("bob", None).life(NodeState::Held { by: "bob".into() }),
+        free("a").held("bob", None).state(NodeState::Held { by: "bob".into() }),
         free("a")
             .out(Severity::Reset, RepairStep::Reset)
-            .life(NodeState::Repairing { step: StepKind::Reset, tries: 1 }),
+            .state(NodeState::Repairing { step: StepKind::Reset, tries: 1 }),
     ];
     for node in waiting {
-        let lines = asked(node.clone()).lines();
+        let lines = with_test_command(node.clone()).lines();
         assert!(
             !lines.iter().any(|line| line.starts_with("submit") || line.starts_with("answer")),
             "{node:?} {lines:?}"
         );
     }
-    assert_eq!(asked(free("a").held("bob", Some(NOW))).chosen(), ["a dl"], "that hold is over");
-    assert!(asked(free("a")).run(run("a", &["dl"], running(1.minutes()))).lines().is_empty());
+    assert_eq!(with_test_command(free("a").held("bob", Some(NOW))).chosen(), ["a dl"], "that hold is over");
+    assert!(with_test_command(free("a")).run(run("a", &["dl"], running(1.minutes()))).lines().is_empty());
 }
 
 #[test]
 fn a_node_that_is_out_may_be_tested_for_its_operator() {
-    let node = free("a").out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let node = free("a").out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     let node = node.step(super::cluster::done(StepKind::HandOver, RepairStep::Replace, 1.hours()));
-    assert_eq!(asked(node).chosen(), ["a dl"]);
+    assert_eq!(with_test_command(node).chosen(), ["a dl"]);
 }
 
 #[test]
-fn a_wish_is_bound_by_the_limits_but_not_by_budget_pause_or_back_off() {
+fn a_requested_test_obeys_limits_but_not_budget_pause_or_backoff() {
     let mut storage = test("storage");
     storage.shares = vec!["/data".to_owned()];
-    let cluster = || asked(free("a")).tests(vec![storage.clone()]).node(busy("b").fresh());
+    let cluster = || with_test_command(free("a")).tests(vec![storage.clone()]).node(busy("b").fresh());
     assert_eq!(cluster().chosen(), ["a storage"]);
     assert!(cluster().policy(|policy| policy.limits.jobs = 0).lines().is_empty());
     assert!(cluster().policy(|policy| policy.limits.pools = [(pool("gpu"), 0)].into()).lines().is_empty());
@@ -81,18 +81,18 @@ fn a_wish_is_bound_by_the_limits_but_not_by_budget_pause_or_back_off() {
     assert!(cluster().run(taken).lines().is_empty(), "the mount is in use");
     assert_eq!(cluster().policy(|policy| policy.limits.node_hours_per_day = Some(0.0)).chosen(), ["a storage"]);
     assert_eq!(cluster().paused(None, None).chosen(), ["a storage"]);
-    assert_eq!(asked(free("a").backing_off(1.hours())).chosen(), ["a dl"]);
+    assert_eq!(with_test_command(free("a").backing_off(1.hours())).chosen(), ["a dl"]);
 }
 
 #[test]
-fn two_wishes_for_one_node_give_one_run_at_a_time() {
-    let mut cluster = asked(free("a")).asks(CommandKind::Test { node: name("a"), tests: Vec::new() });
+fn two_requests_for_one_node_give_one_run_at_a_time() {
+    let mut cluster = with_test_command(free("a")).asks(CommandKind::Test { node: name("a"), tests: Vec::new() });
     assert_eq!(cluster.cycle(), ["submit a dl: operator", "answer 1: operator"]);
     assert!(cluster.cycle().is_empty());
 }
 
 #[test]
-fn a_request_for_a_node_that_is_not_there_is_answered() {
+fn a_request_for_an_unknown_node_is_completed() {
     for what in [
         CommandKind::Test { node: name("x"), tests: Vec::new() },
         CommandKind::Release { node: name("x") },
@@ -120,9 +120,9 @@ fn quarantining_a_node_whose_mark_was_only_proposed_takes_it_out() {
 }
 
 #[test]
-fn quarantining_a_held_node_waits_and_one_that_is_out_already_is_answered() {
+fn quarantining_a_held_node_waits_and_one_already_out_is_completed() {
     let ask = || CommandKind::Quarantine { node: name("a"), evict: false };
-    let held = free("a").fresh().held("bob", None).life(NodeState::Held { by: "bob".into() });
+    let held = free("a").fresh().held("bob", None).state(NodeState::Held { by: "bob".into() });
     assert!(acting().fillers(20).node(held).asks(ask()).lines().is_empty());
     let out = free("a").fresh().out(Severity::Reset, RepairStep::Reset);
     assert_eq!(
@@ -133,7 +133,7 @@ fn quarantining_a_held_node_waits_and_one_that_is_out_already_is_answered() {
 
 #[test]
 fn releasing_a_node_that_an_operator_holds_waits_for_the_hold() {
-    let held = free("a").fresh().held("bob", None).life(NodeState::Held { by: "bob".into() });
+    let held = free("a").fresh().held("bob", None).state(NodeState::Held { by: "bob".into() });
     let mut cluster = acting().fillers(20).node(held).asks(CommandKind::Release { node: name("a") });
     assert!(cluster.cycle().is_empty());
     cluster.record("a").hold = None;
@@ -141,7 +141,7 @@ fn releasing_a_node_that_an_operator_holds_waits_for_the_hold() {
 }
 
 #[test]
-fn a_withdrawn_run_is_cancelled_once_whatever_else_is_true_of_it() {
+fn a_withdrawn_run_is_cancelled_once_in_any_state() {
     let ask = || CommandKind::Withdraw { run: run_of("a") };
     let never_submitted = run("a", &["dl"], ObservedJobState::Absent);
     let not_asked = run("a", &["dl"], ObservedJobState::Unknown { why: "timeout".into() });
@@ -158,7 +158,7 @@ fn a_withdrawn_run_is_cancelled_once_whatever_else_is_true_of_it() {
 }
 
 #[test]
-fn withdrawing_what_ends_already_changes_nothing() {
+fn withdrawing_a_run_that_is_ending_changes_nothing() {
     let ask = || CommandKind::Withdraw { run: run_of("a") };
     let going = cluster().node(free("a").fresh()).run(run("a", &["dl"], running(9.hours())));
     let going = going.cancelling(CancelReason::OverTimeLimit, Span::ZERO).asks(ask());
@@ -181,16 +181,16 @@ fn withdrawing_a_run_that_was_never_submitted_ends_it_without_a_row() {
 }
 
 #[test]
-fn a_test_that_is_not_run_regularly_runs_when_asked_for_and_to_prove_a_node() {
+fn a_non_routine_test_runs_on_request_and_for_requalification() {
     let long = TestPolicy { routine: false, ..test("dl-long") };
     let tests = || vec![test("dl"), long.clone()];
     assert_eq!(cluster().tests(tests()).node(free("a")).lines(), ["submit a dl: stale"], "never tested, and not due");
-    let ask = |wanted: &[&str]| {
-        let wanted = wanted.iter().map(|id| test_id(id)).collect();
+    let ask = |requested: &[&str]| {
+        let requested = requested.iter().map(|id| test_id(id)).collect();
         cluster()
             .tests(tests())
             .node(free("a").fresh())
-            .asks(CommandKind::Test { node: name("a"), tests: wanted })
+            .asks(CommandKind::Test { node: name("a"), tests: requested })
             .lines()
     };
     assert_eq!(ask(&["dl-long"])[0], "submit a dl-long: operator");

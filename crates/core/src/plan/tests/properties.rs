@@ -8,7 +8,7 @@ use super::{
     super::{Action, Plan, SkipReason, plan},
     cluster::{Cluster, Spans},
     model,
-    random::{Happening, a_cluster, a_happening, a_young_cluster, happen, long_after, occupancy},
+    random::{ClusterEvent, a_cluster, an_event, a_young_cluster, apply_event, long_after, occupancy},
 };
 use crate::{
     case::{StepKind, StepState},
@@ -131,22 +131,22 @@ fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
     let new = submits(plan);
     let limits = &snapshot.policy.limits;
     let all: Vec<&Run> = counted(snapshot).map(|active| &active.run).chain(new.iter().copied()).collect();
-    let many = |wanted: &dyn Fn(&Run) -> bool| {
-        let any_new = new.iter().any(|run| wanted(run));
-        let count = all.iter().filter(|run| wanted(run)).count();
+    let count_of = |matches: &dyn Fn(&Run) -> bool| {
+        let any_new = new.iter().any(|run| matches(run));
+        let count = all.iter().filter(|run| matches(run)).count();
         if any_new { u32::try_from(count).unwrap() } else { 0 }
     };
-    assert!(many(&|_| true) <= limits.jobs);
+    assert!(count_of(&|_| true) <= limits.jobs);
     for (pool, most) in &limits.pools {
-        assert!(many(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most, "{pool}");
+        assert!(count_of(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most, "{pool}");
     }
     for test in snapshot.tests.iter() {
         if let Some(most) = test.at_once {
-            assert!(many(&|run| run.tests.contains(&test.id)) <= most, "{}", test.id);
+            assert!(count_of(&|run| run.tests.contains(&test.id)) <= most, "{}", test.id);
         }
         for share in &test.shares {
             let loads = |run: &Run| run.tests.iter().any(|id| policy_of(snapshot, id).shares.contains(share));
-            assert!(many(&loads) <= limits.per_share, "{share}");
+            assert!(count_of(&loads) <= limits.per_share, "{share}");
         }
     }
     budget_is_kept(snapshot, &new);
@@ -363,8 +363,8 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
             let case = snapshot.cases.iter().find(|known| known.id == *case).unwrap();
             let ended = case.steps.iter().filter(|step| matches!(step.state, StepState::Done | StepState::Failed));
             let last = ended.rev().find(|step| step.what == S::SaveEvidence || step.what.destroys_evidence());
-            let kept = last.is_some_and(|step| step.what == S::SaveEvidence && step.state == StepState::Done);
-            assert!(kept || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without saved evidence");
+            let saved = last.is_some_and(|step| step.what == S::SaveEvidence && step.state == StepState::Done);
+            assert!(saved || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without saved evidence");
         }
     }
 }
@@ -398,7 +398,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_plan_of_every_cluster_keeps_the_rules(cluster in a_cluster()) {
+    fn every_plan_of_a_random_cluster_obeys_the_rules(cluster in a_cluster()) {
         check(&cluster.snapshot, &cluster.plan());
     }
 
@@ -417,7 +417,7 @@ proptest! {
     }
 
     #[test]
-    fn planning_again_and_again_without_anything_new_comes_to_rest(mut cluster in a_cluster()) {
+    fn repeated_planning_without_events_converges(mut cluster in a_cluster()) {
         let mut seen = BTreeSet::new();
         for round in 0..30 {
             let plan = cycle(&mut cluster);
@@ -434,13 +434,13 @@ proptest! {
     }
 
     #[test]
-    fn whatever_happens_every_plan_keeps_the_rules(
+    fn every_plan_obeys_the_rules_after_any_events(
         mut cluster in a_young_cluster(),
-        story in vec(vec(a_happening(), 0..4), 1..40),
+        story in vec(vec(an_event(), 0..4), 1..40),
     ) {
-        for chapter in &story {
-            for happening in chapter {
-                happen(&mut cluster, happening);
+        for events in &story {
+            for event in events {
+                apply_event(&mut cluster, event);
             }
             cycle(&mut cluster);
             check_world(&cluster.snapshot);
@@ -448,7 +448,7 @@ proptest! {
     }
 
     #[test]
-    fn results_that_say_nothing_neither_isolate_a_node_nor_bring_one_back(
+    fn inconclusive_results_neither_isolate_nor_return_a_node(
         mut cluster in a_cluster(),
         story in vec((0_usize..9, 0_u8..5), 1..30),
     ) {
@@ -461,8 +461,8 @@ proptest! {
         }
         cluster.snapshot.commands.clear();
         for (n, how) in story {
-            happen(&mut cluster, &Happening::JobStarts(n));
-            happen(&mut cluster, &Happening::Result(n, Verdict::Inconclusive));
+            apply_event(&mut cluster, &ClusterEvent::JobStarts(n));
+            apply_event(&mut cluster, &ClusterEvent::Result(n, Verdict::Inconclusive));
             if let Some(record) = cluster.snapshot.nodes.get_mut(n) {
                 record.node.occupancy = occupancy(how);
             }
@@ -476,19 +476,19 @@ proptest! {
     }
 
     #[test]
-    fn in_a_world_that_heals_every_node_serves_again_or_waits_for_a_person(
+    fn after_all_faults_clear_every_node_is_in_service_or_waits_for_an_operator(
         mut cluster in a_young_cluster(),
-        story in vec(a_happening(), 1..30),
+        story in vec(an_event(), 1..30),
     ) {
-        for happening in &story {
-            happen(&mut cluster, happening);
+        for event in &story {
+            apply_event(&mut cluster, event);
             cycle(&mut cluster);
         }
         heal(&mut cluster);
         for _ in 0..120 {
             for n in (0..cluster.snapshot.runs.len()).rev() {
-                happen(&mut cluster, &Happening::JobStarts(n));
-                happen(&mut cluster, &Happening::Result(n, Verdict::Pass));
+                apply_event(&mut cluster, &ClusterEvent::JobStarts(n));
+                apply_event(&mut cluster, &ClusterEvent::Result(n, Verdict::Pass));
             }
             cycle(&mut cluster);
             check_world(&cluster.snapshot);

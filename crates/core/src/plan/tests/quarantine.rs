@@ -10,13 +10,13 @@ use crate::{
     snapshot::{Capabilities, CommandKind},
 };
 
-fn asked(evict: bool) -> CommandKind {
+fn quarantine_command(evict: bool) -> CommandKind {
     CommandKind::Quarantine { node: name("a"), evict }
 }
 
 /// A cluster that may only mark automatically, in which an operator wants `a` examined.
 fn examined(node: NodeFixture, evict: bool) -> Cluster {
-    let cluster = cluster().fillers(20).node(node).asks(asked(evict));
+    let cluster = cluster().fillers(20).node(node).asks(quarantine_command(evict));
     cluster.policy(|policy| policy.repair.examine = vec![test_id("dl")])
 }
 
@@ -53,7 +53,7 @@ fn a_quarantined_node_is_marked_drained_examined_and_stays_with_its_operator() {
 }
 
 #[test]
-fn who_releases_a_node_before_its_examination_is_over_has_it_proved_by_that_run() {
+fn a_release_during_the_examination_makes_it_a_requalification() {
     let mut cluster = examined(free("a").fresh(), false);
     for _ in 0..3 {
         cluster.cycle();
@@ -66,7 +66,7 @@ fn who_releases_a_node_before_its_examination_is_over_has_it_proved_by_that_run(
 }
 
 #[test]
-fn what_the_examination_advises_follows_what_it_found() {
+fn the_advice_follows_the_findings_of_the_examination() {
     let found = |severity: Severity| -> Option<OpenFinding> { Some(bad("dl", severity)) };
     for (verdict, finding, expected) in [
         (Verdict::Pass, None, Advice::Return),
@@ -94,7 +94,7 @@ fn what_the_examination_advises_follows_what_it_found() {
 }
 
 #[test]
-fn user_work_leaves_only_where_the_operator_or_the_policy_said_so() {
+fn user_work_is_evicted_only_if_the_operator_or_the_policy_allows_it() {
     let mut waits = examined(busy("a").fresh(), false);
     let lines: Vec<String> = (0..4).flat_map(|_| waits.cycle()).collect();
     assert!(
@@ -118,7 +118,7 @@ fn user_work_leaves_only_where_the_operator_or_the_policy_said_so() {
 }
 
 #[test]
-fn nothing_is_evicted_before_the_node_is_closed_to_others() {
+fn nothing_is_evicted_before_the_node_is_drained() {
     let mut cluster = examined(busy("a").fresh(), true);
     cluster.cycle();
     let drained = cluster.cycle();
@@ -134,7 +134,7 @@ fn nothing_is_evicted_before_the_node_is_closed_to_others() {
 }
 
 #[test]
-fn work_that_does_not_leave_is_put_before_a_person_after_the_deadline() {
+fn work_that_does_not_end_is_proposed_to_an_operator_after_the_deadline() {
     let mut cluster = examined(busy("a").fresh(), true);
     cluster.cycle();
     cluster.cycle();

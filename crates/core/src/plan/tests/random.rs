@@ -59,46 +59,46 @@ fn a_job() -> impl Strategy<Value = ObservedJobState> {
 }
 
 /// How a node of the random cluster is out of service, if it is.
-fn out(node: NodeFixture, severity: Severity, rung: RepairStep, progress: u8, ago: Span) -> NodeFixture {
-    let kind = match rung {
+fn out(node: NodeFixture, severity: Severity, repair_step: RepairStep, progress: u8, ago: Span) -> NodeFixture {
+    let kind = match repair_step {
         RepairStep::Reset => StepKind::Reset,
         RepairStep::Reboot => StepKind::Reboot,
         RepairStep::Quarantine => StepKind::Requalify,
         RepairStep::Replace => StepKind::Replace,
     };
-    let evidence = done(StepKind::SaveEvidence, rung, ago + 1.minutes());
-    let node = node.out(severity, rung).since(ago);
+    let evidence = done(StepKind::SaveEvidence, repair_step, ago + 1.minutes());
+    let node = node.out(severity, repair_step).since(ago);
     let repairing = NodeState::Repairing { step: kind, tries: 1 };
     match progress {
         0 => node,
         1 => node.step(evidence),
-        2 => node.step(evidence).step(step(kind, rung, StepState::Proposed, ago)),
-        3 if kind != StepKind::Requalify => node.life(repairing).step(evidence).step(done(kind, rung, ago)),
+        2 => node.step(evidence).step(step(kind, repair_step, StepState::Proposed, ago)),
+        3 if kind != StepKind::Requalify => node.state(repairing).step(evidence).step(done(kind, repair_step, ago)),
         4 if kind != StepKind::Requalify => {
-            node.life(repairing).step(evidence).step(step(kind, rung, StepState::Intended, ago))
+            node.state(repairing).step(evidence).step(step(kind, repair_step, StepState::Intended, ago))
         }
-        5 => node.life(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).step(done(
+        5 => node.state(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).step(done(
             StepKind::Requalify,
-            rung,
+            repair_step,
             ago,
         )),
-        6 => node.life(NodeState::Out).step(done(StepKind::HandOver, rung, ago)),
-        7 => node.life(NodeState::Held { by: "bob".to_owned() }),
-        _ => node.step(evidence).step(step(kind, rung, StepState::Failed, ago)),
+        6 => node.state(NodeState::Out).step(done(StepKind::HandOver, repair_step, ago)),
+        7 => node.state(NodeState::Held { by: "bob".to_owned() }),
+        _ => node.step(evidence).step(step(kind, repair_step, StepState::Failed, ago)),
     }
 }
 
 fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
     let rare = |weight: u32| prop_oneof![9 => Just(false), weight => Just(true)];
-    let place = (0..4, select(&POOLS[..]), rare(1), option::weighted(0.1, an_age()), any::<bool>());
+    let placement = (0..4, select(&POOLS[..]), rare(1), option::weighted(0.1, an_age()), any::<bool>());
     let past = vec((select(&TESTS[..]), select(Verdict::ALL), an_age()), 0..6);
-    let trouble = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(RepairStep::ALL), 0_u8..9, an_age());
+    let health = (vec(a_finding(), 0..3), 0..10, select(Severity::ALL), select(RepairStep::ALL), 0_u8..9, an_age());
     let failed = option::weighted(0.2, (1_u16..4, an_age()));
     let rest = (option::of(an_age()), 0..6, option::weighted(0.1, 0_i64..60), rare(1), failed);
-    (place, past, trouble, rest).prop_map(move |(place, past, trouble, rest)| {
-        let (occupancy, in_pool, foreign, held, over) = place;
-        let (findings, life, severity, rung, progress, ago) = trouble;
-        let (heard, machine, backoff, marked, failed) = rest;
+    (placement, past, health, rest).prop_map(move |(placement, past, health, rest)| {
+        let (occupancy, in_pool, foreign, held, expired) = placement;
+        let (findings, condition, severity, repair_step, progress, ago) = health;
+        let (last_report, machine, backoff, marked, failed) = rest;
         let text = format!("n{n:02}");
         let node = match occupancy {
             0 => busy(&text),
@@ -116,20 +116,20 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
             3 => node.machine(&serial).boot("one"),
             _ => node.machine(&serial),
         };
-        node = match life {
+        node = match condition {
             0..5 => node,
             5 => node.suspect(),
-            6 => node.life(NodeState::Held { by: "ann".to_owned() }),
-            _ => out(node, severity, rung, progress, ago),
+            6 => node.state(NodeState::Held { by: "ann".to_owned() }),
+            _ => out(node, severity, repair_step, progress, ago),
         };
         node = if foreign { node.cordoned_by("bob") } else { node };
         node = if marked { node.marked() } else { node };
         if let Some(ago) = held {
-            node = node.held("ann", over.then(|| NOW.minus(ago)));
+            node = node.held("ann", expired.then(|| NOW.minus(ago)));
         }
         node = failed.into_iter().fold(node, |node, (owners, ago)| node.user_work_failed(owners, ago));
         node = backoff.into_iter().fold(node, |node, wait| node.backing_off(wait.minutes()));
-        heard.into_iter().fold(node, NodeFixture::heard)
+        last_report.into_iter().fold(node, NodeFixture::reported)
     })
 }
 
@@ -223,7 +223,7 @@ pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
 
 /// An event between two plans.
 #[derive(Debug, Clone)]
-pub(super) enum Happening {
+pub(super) enum ClusterEvent {
     Wait(Span),
     /// The controller's clock is set back.
     ClockBack(Span),
@@ -249,98 +249,98 @@ pub(super) enum Happening {
     Paused(Span),
 }
 
-pub(super) fn a_happening() -> impl Strategy<Value = Happening> {
-    use Happening as H;
+pub(super) fn an_event() -> impl Strategy<Value = ClusterEvent> {
+    use ClusterEvent as E;
     let n = 0_usize..9;
     prop_oneof![
-        6 => an_age().prop_map(H::Wait),
-        1 => (0_i64..90).prop_map(|minutes| H::ClockBack(minutes.minutes())),
-        6 => (n.clone(), 0_u8..5).prop_map(|(n, how)| H::Occupied(n, how)),
-        6 => n.clone().prop_map(H::JobStarts),
-        8 => (n.clone(), select(Verdict::ALL)).prop_map(|(n, verdict)| H::Result(n, verdict)),
-        1 => (n.clone(), select(JobEnd::ALL)).prop_map(|(n, how)| H::JobEnds(n, how)),
-        1 => n.clone().prop_map(H::JobVanishes),
-        1 => n.clone().prop_map(H::BackendSilent),
-        4 => (n.clone(), a_finding()).prop_map(|(n, open)| H::Found(n, open)),
-        1 => n.clone().prop_map(H::Cleared),
-        1 => n.clone().prop_map(H::Cordoned),
-        2 => n.clone().prop_map(H::Uncordoned),
-        1 => n.clone().prop_map(H::OurMarksRemoved),
-        1 => n.clone().prop_map(H::MarkAppears),
-        1 => (n.clone(), option::of(an_age())).prop_map(|(n, wait)| H::Held(n, wait)),
-        2 => n.clone().prop_map(H::Unheld),
-        2 => (n.clone(), 0_usize..12).prop_map(|(n, machine)| H::Exchanged(n, machine)),
-        1 => n.clone().prop_map(H::Rebooted),
-        3 => n.prop_map(H::Heard),
-        3 => a_wish(9).prop_map(H::Asked),
-        1 => Just(H::BreakerClosed),
-        1 => an_age().prop_map(H::Paused),
+        6 => an_age().prop_map(E::Wait),
+        1 => (0_i64..90).prop_map(|minutes| E::ClockBack(minutes.minutes())),
+        6 => (n.clone(), 0_u8..5).prop_map(|(n, how)| E::Occupied(n, how)),
+        6 => n.clone().prop_map(E::JobStarts),
+        8 => (n.clone(), select(Verdict::ALL)).prop_map(|(n, verdict)| E::Result(n, verdict)),
+        1 => (n.clone(), select(JobEnd::ALL)).prop_map(|(n, how)| E::JobEnds(n, how)),
+        1 => n.clone().prop_map(E::JobVanishes),
+        1 => n.clone().prop_map(E::BackendSilent),
+        4 => (n.clone(), a_finding()).prop_map(|(n, open)| E::Found(n, open)),
+        1 => n.clone().prop_map(E::Cleared),
+        1 => n.clone().prop_map(E::Cordoned),
+        2 => n.clone().prop_map(E::Uncordoned),
+        1 => n.clone().prop_map(E::OurMarksRemoved),
+        1 => n.clone().prop_map(E::MarkAppears),
+        1 => (n.clone(), option::of(an_age())).prop_map(|(n, wait)| E::Held(n, wait)),
+        2 => n.clone().prop_map(E::Unheld),
+        2 => (n.clone(), 0_usize..12).prop_map(|(n, machine)| E::Exchanged(n, machine)),
+        1 => n.clone().prop_map(E::Rebooted),
+        3 => n.prop_map(E::Heard),
+        3 => a_wish(9).prop_map(E::Asked),
+        1 => Just(E::BreakerClosed),
+        1 => an_age().prop_map(E::Paused),
     ]
 }
 
 /// Applies the event. An impossible one (about a job or node that does not exist) has no effect.
-pub(super) fn happen(cluster: &mut Cluster, happening: &Happening) {
-    use Happening as H;
+pub(super) fn apply_event(cluster: &mut Cluster, event: &ClusterEvent) {
+    use ClusterEvent as E;
     let snapshot = &mut cluster.snapshot;
-    match happening {
-        H::Wait(span) => snapshot.at = snapshot.at.plus(*span),
-        H::ClockBack(span) => snapshot.at = snapshot.at.minus(*span),
-        H::JobStarts(n) | H::JobVanishes(n) | H::BackendSilent(n) | H::JobEnds(n, _) | H::Result(n, _) => {
-            job_happens(snapshot, *n, happening);
+    match event {
+        E::Wait(span) => snapshot.at = snapshot.at.plus(*span),
+        E::ClockBack(span) => snapshot.at = snapshot.at.minus(*span),
+        E::JobStarts(n) | E::JobVanishes(n) | E::BackendSilent(n) | E::JobEnds(n, _) | E::Result(n, _) => {
+            apply_job_event(snapshot, *n, event);
         }
-        H::Asked(what) => cluster.ask(what.clone()),
-        H::BreakerClosed => snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) },
-        H::Paused(span) => {
+        E::Asked(what) => cluster.ask(what.clone()),
+        E::BreakerClosed => snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) },
+        E::Paused(span) => {
             let until = Some(snapshot.at.plus(*span));
             *cluster = cluster.clone().paused(Some(pool("gpu")), until);
         }
-        H::Occupied(n, _)
-        | H::Found(n, _)
-        | H::Cleared(n)
-        | H::Cordoned(n)
-        | H::Uncordoned(n)
-        | H::OurMarksRemoved(n)
-        | H::MarkAppears(n)
-        | H::Held(n, _)
-        | H::Unheld(n)
-        | H::Exchanged(n, _)
-        | H::Rebooted(n)
-        | H::Heard(n) => node_happens(snapshot, *n, happening),
+        E::Occupied(n, _)
+        | E::Found(n, _)
+        | E::Cleared(n)
+        | E::Cordoned(n)
+        | E::Uncordoned(n)
+        | E::OurMarksRemoved(n)
+        | E::MarkAppears(n)
+        | E::Held(n, _)
+        | E::Unheld(n)
+        | E::Exchanged(n, _)
+        | E::Rebooted(n)
+        | E::Heard(n) => apply_node_event(snapshot, *n, event),
     }
 }
 
-fn node_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
-    use Happening as H;
+fn apply_node_event(snapshot: &mut Snapshot, n: usize, event: &ClusterEvent) {
+    use ClusterEvent as E;
     let at = snapshot.at;
     let Some(record) = snapshot.nodes.get_mut(n) else { return };
     let marks = &mut record.node.marks;
-    match happening {
-        H::Occupied(_, how) => record.node.occupancy = occupancy(*how),
-        H::Found(_, open) => {
+    match event {
+        E::Occupied(_, how) => record.node.occupancy = occupancy(*how),
+        E::Found(_, open) => {
             record.findings.retain(|known| known.finding.check != open.finding.check);
             record.findings.push(OpenFinding { first_seen: at, last_seen: at, ..open.clone() });
         }
-        H::Cleared(_) => record.findings.clear(),
-        H::Cordoned(_) if marks.foreign.is_empty() => marks.foreign.push(super::cluster::cordon_of("bob")),
-        H::Uncordoned(_) => marks.foreign.clear(),
-        H::OurMarksRemoved(_) => marks.ours.clear(),
-        H::MarkAppears(_) if marks.ours.is_empty() => {
+        E::Cleared(_) => record.findings.clear(),
+        E::Cordoned(_) if marks.foreign.is_empty() => marks.foreign.push(super::cluster::cordon_of("bob")),
+        E::Uncordoned(_) => marks.foreign.clear(),
+        E::OurMarksRemoved(_) => marks.ours.clear(),
+        E::MarkAppears(_) if marks.ours.is_empty() => {
             marks.ours.push(OurMark { kind: MarkKind::Unhealthy, case: None });
         }
-        H::Held(_, wait) => {
+        E::Held(_, wait) => {
             let until = wait.map(|wait| at.plus(wait));
             record.hold = Some(Hold { by: "ann".to_owned(), why: "my turn".to_owned(), since: at, until });
         }
-        H::Unheld(_) => record.hold = None,
-        H::Exchanged(_, machine) => {
+        E::Unheld(_) => record.hold = None,
+        E::Exchanged(_, machine) => {
             std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default()).board_serial =
                 Some(format!("J{machine}"));
         }
-        H::Rebooted(_) => {
+        E::Rebooted(_) => {
             let hardware = std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default());
             hardware.boot_id = Some(at.millis().to_string());
         }
-        H::Heard(_) => record.last_report = Some(at),
+        E::Heard(_) => record.last_report = Some(at),
         _ => {}
     }
 }
@@ -353,23 +353,23 @@ pub(super) fn occupancy(how: u8) -> Occupancy {
     }
 }
 
-fn job_happens(snapshot: &mut Snapshot, n: usize, happening: &Happening) {
-    use Happening as H;
+fn apply_job_event(snapshot: &mut Snapshot, n: usize, event: &ClusterEvent) {
+    use ClusterEvent as E;
     let at = snapshot.at;
     let Some(active) = snapshot.runs.get_mut(n) else { return };
     let (id, node) = (active.run.id, active.run.nodes.first().clone());
     let over = matches!(active.job, ObservedJobState::Ended { .. });
-    match happening {
-        H::JobStarts(_) if matches!(active.job, ObservedJobState::Pending { .. }) => model::start(snapshot, id),
-        H::JobEnds(_, how) if !over => {
+    match event {
+        E::JobStarts(_) if matches!(active.job, ObservedJobState::Pending { .. }) => model::start(snapshot, id),
+        E::JobEnds(_, how) if !over => {
             active.job = ObservedJobState::Ended { job: job(), started: active.started, at, how: *how };
         }
-        H::JobVanishes(_) => {
+        E::JobVanishes(_) => {
             active.job = ObservedJobState::Absent;
             active.absent_since = Some(at);
         }
-        H::BackendSilent(_) => active.job = ObservedJobState::Unknown { why: "timeout".to_owned() },
-        H::Result(_, verdict) if active.started.is_some() && snapshot.nodes.iter().any(|r| r.node.name == node) => {
+        E::BackendSilent(_) => active.job = ObservedJobState::Unknown { why: "timeout".to_owned() },
+        E::Result(_, verdict) if active.started.is_some() && snapshot.nodes.iter().any(|r| r.node.name == node) => {
             let verdict = *verdict;
             model::finish(snapshot, &node, |_| verdict);
         }

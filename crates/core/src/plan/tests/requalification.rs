@@ -20,7 +20,7 @@ fn proving() -> Cluster {
 }
 
 #[test]
-fn a_node_proved_well_loses_our_marks_and_then_returns() {
+fn a_requalified_node_loses_our_marks_and_then_returns() {
     let mut cluster = proving();
     assert!(cluster.lines().is_empty(), "the run decides");
     cluster.ends("a", Verdict::Pass);
@@ -30,7 +30,7 @@ fn a_node_proved_well_loses_our_marks_and_then_returns() {
 }
 
 #[test]
-fn a_cordon_of_ours_goes_before_the_mark() {
+fn our_cordon_is_removed_before_the_mark() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reboot)));
     for _ in 0..8 {
         cluster.cycle();
@@ -43,14 +43,14 @@ fn a_cordon_of_ours_goes_before_the_mark() {
 }
 
 #[test]
-fn a_node_that_fails_its_proof_climbs() {
+fn a_node_that_fails_requalification_is_escalated() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Fail);
     assert_eq!(cluster.cycle(), ["escalate reboot: did-not-help", "move a quarantined: did-not-help"]);
 }
 
 #[test]
-fn a_proof_that_says_nothing_is_repeated_later_and_a_person_decides_in_the_end() {
+fn inconclusive_requalification_is_retried_and_then_handed_over() {
     let mut cluster = proving();
     let mut waits = Vec::new();
     for proof in 1..=6 {
@@ -75,7 +75,7 @@ fn a_proof_that_says_nothing_is_repeated_later_and_a_person_decides_in_the_end()
 }
 
 #[test]
-fn a_proof_needs_at_least_one_pass_and_every_required_test() {
+fn requalification_needs_at_least_one_pass_and_every_required_test() {
     let mut cluster = acting().fillers(20).tests(vec![test("dl"), test("nccl"), test("storage")]);
     cluster = cluster.node(free("a").fresh().found(bad("dl", Severity::Reset)));
     for _ in 0..4 {
@@ -95,22 +95,22 @@ fn a_proof_needs_at_least_one_pass_and_every_required_test() {
         ([Fail, Inconclusive, Pass], "escalate reboot: did-not-help"),
     ] {
         let mut cluster = cluster.clone();
-        super::model::finish(&mut cluster.snapshot, &name("a"), |place| verdicts[place]);
+        super::model::finish(&mut cluster.snapshot, &name("a"), |index| verdicts[index]);
         assert_eq!(cluster.lines()[0], line, "{verdicts:?}");
     }
 }
 
 #[test]
-fn results_from_before_the_proof_prove_nothing() {
+fn results_from_before_requalification_do_not_count() {
     let mut cluster = proving();
-    // The run is gone without a row; the pass of an hour ago is still on record.
+    // The run ended without a row; the pass of an hour ago is still on record.
     cluster.snapshot.runs.clear();
     cluster.record("a").findings.clear();
     assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
 }
 
 #[test]
-fn a_proof_counts_although_the_clock_went_back_before_it() {
+fn requalification_counts_although_the_clock_went_back_before_it() {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
     cluster.ids.set_time(cluster.snapshot.at.plus(2.hours()));
     cluster.ids.op();
@@ -129,7 +129,7 @@ fn seen_by_agent(cluster: &mut Cluster, severity: Severity, after: bool) {
 }
 
 #[test]
-fn what_an_agent_still_sees_after_the_repair_fails_the_proof() {
+fn a_finding_seen_after_the_repair_fails_requalification() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Reset, true);
@@ -137,7 +137,7 @@ fn what_an_agent_still_sees_after_the_repair_fails_the_proof() {
 }
 
 #[test]
-fn what_an_agent_saw_before_the_repair_and_not_since_leaves_the_proof_open() {
+fn a_finding_seen_only_before_the_repair_makes_requalification_inconclusive() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Reset, false);
@@ -145,7 +145,7 @@ fn what_an_agent_saw_before_the_repair_and_not_since_leaves_the_proof_open() {
 }
 
 #[test]
-fn a_trouble_worth_watching_does_not_keep_a_node_from_returning() {
+fn a_monitor_finding_does_not_keep_a_node_from_returning() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Monitor, true);
@@ -153,7 +153,7 @@ fn a_trouble_worth_watching_does_not_keep_a_node_from_returning() {
 }
 
 #[test]
-fn a_policy_may_name_the_tests_of_a_proof_and_what_had_failed_is_always_among_them() {
+fn the_policy_sets_requalification_tests_and_failed_tests_are_always_included() {
     let node = |more: Option<OpenFinding>| {
         let node = free("a").fresh().found(bad("nccl", Severity::Reset));
         let node = more.into_iter().fold(node, super::cluster::NodeFixture::found);
@@ -172,7 +172,7 @@ fn a_policy_may_name_the_tests_of_a_proof_and_what_had_failed_is_always_among_th
 }
 
 #[test]
-fn a_proof_waits_for_a_free_node_a_slot_its_pool_its_mounts_and_the_end_of_a_pause() {
+fn requalification_waits_for_node_slot_pool_mounts_and_pause() {
     let mut storage = test("storage");
     storage.shares = vec!["/data".to_owned()];
     let with = |node: super::cluster::NodeFixture| {
@@ -192,7 +192,7 @@ fn a_proof_waits_for_a_free_node_a_slot_its_pool_its_mounts_and_the_end_of_a_pau
 }
 
 #[test]
-fn a_proof_is_not_held_up_by_the_daily_budget() {
+fn requalification_ignores_the_daily_budget() {
     let cluster = acting()
         .fillers(20)
         .policy(|policy| {
@@ -204,7 +204,7 @@ fn a_proof_is_not_held_up_by_the_daily_budget() {
 }
 
 #[test]
-fn a_proof_that_cannot_start_for_a_day_goes_to_a_person() {
+fn requalification_that_cannot_start_for_a_day_is_handed_over() {
     let out = |since| {
         acting()
             .fillers(20)
@@ -217,7 +217,7 @@ fn a_proof_that_cannot_start_for_a_day_goes_to_a_person() {
 }
 
 #[test]
-fn where_nothing_could_prove_a_node_a_person_decides() {
+fn without_applicable_tests_requalification_is_handed_over() {
     let mut elsewhere = test("dl");
     elsewhere.pools = Some(vec![pool("other")]);
     let cluster = acting()
@@ -229,7 +229,7 @@ fn where_nothing_could_prove_a_node_a_person_decides() {
 }
 
 #[test]
-fn while_we_only_observe_a_proved_nodes_mark_is_left_to_a_person() {
+fn in_observe_mode_the_mark_of_a_requalified_node_is_left_to_an_operator() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Pass);
     let mut cluster = cluster.policy(|policy| policy.mode = Mode::Observe);
@@ -240,7 +240,7 @@ fn while_we_only_observe_a_proved_nodes_mark_is_left_to_a_person() {
 }
 
 #[test]
-fn a_mark_of_ours_is_taken_away_even_where_marking_is_no_longer_allowed() {
+fn our_mark_is_removed_even_if_marking_is_no_longer_allowed() {
     let mut cluster = proving();
     cluster.ends("a", Verdict::Pass);
     let cluster = cluster.policy(|policy| policy.allow.mark = false);
@@ -249,7 +249,7 @@ fn a_mark_of_ours_is_taken_away_even_where_marking_is_no_longer_allowed() {
 
 /// Handed over to an operator, who releases it.
 fn released() -> Cluster {
-    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).life(NodeState::Out);
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).state(NodeState::Out);
     acting()
         .fillers(20)
         .node(node.step(done(StepKind::HandOver, RepairStep::Replace, 1.hours())))
@@ -273,7 +273,7 @@ fn a_released_node_is_proved_before_it_returns() {
 }
 
 #[test]
-fn a_released_node_that_fails_its_proof_goes_back_to_the_person() {
+fn a_released_node_that_fails_requalification_returns_to_the_operator() {
     let mut cluster = released().policy(|policy| policy.allow.replace = false);
     cluster.cycle();
     cluster.cycle();
@@ -290,7 +290,7 @@ fn a_released_node_that_fails_its_proof_goes_back_to_the_person() {
 }
 
 #[test]
-fn releasing_what_serves_already_or_is_being_proved_changes_nothing() {
+fn releasing_a_node_in_service_or_in_requalification_changes_nothing() {
     let ask = || CommandKind::Release { node: name("a") };
     assert_eq!(cluster().node(free("a").fresh()).asks(ask()).lines(), ["answer 1: operator"]);
     assert_eq!(proving().asks(ask()).lines(), ["answer 1: operator"]);
@@ -298,7 +298,7 @@ fn releasing_what_serves_already_or_is_being_proved_changes_nothing() {
 
 #[test]
 fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
-    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).life(NodeState::Held { by: "ann".into() });
+    let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).state(NodeState::Held { by: "ann".into() });
     let mut cluster = acting().fillers(20).node(node).asks(CommandKind::Release { node: name("a") });
     cluster.record("a").node.marks.ours.clear();
     assert_eq!(cluster.cycle()[2], "move a quarantined: released");

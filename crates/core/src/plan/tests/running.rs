@@ -77,7 +77,7 @@ fn a_validation_cancelled_for_user_work_is_not_started_or_incomplete_by_whether_
 }
 
 #[test]
-fn a_node_whose_use_is_unknown_keeps_its_run() {
+fn a_node_of_unknown_occupancy_keeps_its_run() {
     let cluster = cluster().node(unknown("a")).run(run("a", &["dl"], running(1.minutes())));
     assert!(cluster.lines().is_empty());
 }
@@ -93,14 +93,14 @@ fn a_run_over_its_time_limit_is_cancelled_and_incomplete() {
 }
 
 #[test]
-fn a_cancellation_that_did_not_help_is_asked_again_after_a_minute() {
+fn a_cancellation_without_effect_is_repeated_after_a_minute() {
     let cluster = |ago| on_a(running(21.minutes())).cancelling(CancelReason::OverTimeLimit, ago);
     assert!(cluster(Span::from_secs(59)).lines().is_empty());
     assert_eq!(cluster(1.minutes()).lines(), ["cancel: over-time-limit"]);
 }
 
 #[test]
-fn a_run_on_a_node_that_vanished_is_cancelled() {
+fn a_run_on_a_node_removed_from_the_cluster_is_cancelled() {
     let cluster = cluster().node(free("b").fresh()).run(run("a", &["dl"], running(1.minutes())));
     assert_eq!(cluster.lines(), ["cancel: node-vanished"]);
 }
@@ -120,7 +120,7 @@ impl super::cluster::NodeFixture {
 }
 
 #[test]
-fn a_job_that_ended_without_a_result_gets_a_grace_and_then_says_how_it_ended() {
+fn a_job_that_ended_without_a_result_is_concluded_after_a_grace_period() {
     for (how, why) in [
         (JobEnd::Exited, IncompleteReason::NoResult),
         (JobEnd::Failed, IncompleteReason::Crashed),
@@ -143,7 +143,7 @@ fn a_job_that_ended_before_it_started_leaves_no_row() {
 }
 
 #[test]
-fn a_job_once_seen_running_has_started_whatever_its_end_says() {
+fn a_job_once_observed_running_counts_as_started() {
     let mut active = run("a", &["dl"], ended(None, 3.minutes(), JobEnd::Lost));
     active.started = Some(NOW.minus(9.minutes()));
     let cluster = cluster().node(free("a")).run(active);
@@ -151,7 +151,7 @@ fn a_job_once_seen_running_has_started_whatever_its_end_says() {
 }
 
 #[test]
-fn a_started_job_that_the_backend_forgot_is_lost_after_a_grace() {
+fn a_started_job_unknown_to_the_backend_is_lost_after_a_grace_period() {
     let started = Some(NOW.minus(9.minutes()));
     assert!(ends(&absent(submitted(), started, 1.minutes())).is_empty());
     let lost = absent(submitted(), started, 2.minutes());
@@ -161,10 +161,10 @@ fn a_started_job_that_the_backend_forgot_is_lost_after_a_grace() {
 }
 
 #[test]
-fn a_submitted_job_that_the_backend_forgot_may_have_run_between_two_looks() {
+fn a_submitted_job_unknown_to_the_backend_may_have_run_between_two_cycles() {
     assert!(absent(submitted(), None, 1.minutes()).lines().is_empty());
-    let gone = absent(submitted(), None, 2.minutes());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::Rejected)]);
+    let lost = absent(submitted(), None, 2.minutes());
+    assert_eq!(ends(&lost), [Conclusion::NotStarted(NotStartedReason::Rejected)]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_run_that_never_reached_the_backend_is_submitted_again() {
 }
 
 #[test]
-fn a_run_that_never_reached_the_backend_ends_when_its_node_is_no_longer_ours_to_use() {
+fn a_run_never_submitted_ends_when_its_node_is_no_longer_available() {
     let planned = || {
         let mut active = run("a", &["dl"], ObservedJobState::Absent);
         active.absent_since = Some(NOW);
@@ -184,12 +184,12 @@ fn a_run_that_never_reached_the_backend_ends_when_its_node_is_no_longer_ours_to_
         let cluster = cluster().node(node.clone()).run(planned());
         assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::NodeTaken)], "{node:?}");
     }
-    let gone = cluster().node(free("b").fresh()).run(planned());
-    assert_eq!(ends(&gone), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
+    let removed = cluster().node(free("b").fresh()).run(planned());
+    assert_eq!(ends(&removed), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
 }
 
 #[test]
-fn a_run_that_could_not_be_submitted_in_time_is_given_up() {
+fn a_run_not_submitted_in_time_is_concluded_as_not_started() {
     let mut active: ActiveRun = run("a", &["dl"], ObservedJobState::Absent);
     active.run.planned = NOW.minus(6.minutes());
     let cluster = cluster().node(free("a")).run(active);
@@ -197,7 +197,7 @@ fn a_run_that_could_not_be_submitted_in_time_is_given_up() {
 }
 
 #[test]
-fn nothing_follows_from_a_backend_that_could_not_be_asked() {
+fn an_unreachable_backend_changes_nothing() {
     let mut active = run("a", &["dl"], ObservedJobState::Unknown { why: "timeout".into() });
     active.run.planned = NOW.minus(2.days());
     active.started = Some(NOW.minus(2.days()));
@@ -207,7 +207,7 @@ fn nothing_follows_from_a_backend_that_could_not_be_asked() {
 }
 
 #[test]
-fn a_cancelled_run_ends_as_what_it_was_cancelled_for() {
+fn a_cancelled_run_ends_with_the_reason_of_its_cancellation() {
     for why in CancelReason::ALL {
         let not_started = on_a(ended(None, 3.minutes(), JobEnd::Killed)).cancelling(*why, 3.minutes());
         assert_eq!(ends(&not_started), [Conclusion::NotStarted(why.not_started())], "{why}");
@@ -223,7 +223,7 @@ fn a_run_names_its_actions_by_its_id() {
 }
 
 #[test]
-fn a_job_that_the_cluster_ended_for_a_user_was_taken_and_did_not_crash() {
+fn a_job_preempted_for_a_user_is_taken_and_not_crashed() {
     let over = |started| ends(&on_a(ended(started, 3.minutes(), JobEnd::Preempted)));
     assert_eq!(over(Some(9.minutes())), [Conclusion::Incomplete(IncompleteReason::NodeTaken)]);
     assert_eq!(over(None), [Conclusion::NotStarted(NotStartedReason::NodeTaken)]);
@@ -239,8 +239,8 @@ fn a_maintenance_mark_is_removed_when_its_run_ends_or_a_user_wants_the_node() {
     let runs = || run("a", &["dl"], running(5.minutes()));
     assert!(marked(cluster().node(free("a").fresh()).run(runs())).lines().is_empty(), "its run goes on");
     assert_eq!(marked(cluster().node(free("a").fresh())).lines(), ["tidy a: tested"], "left by any controller");
-    let wanted = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
-    assert_eq!(wanted, ["cancel: node-taken", "tidy a: tested"]);
+    let taken = marked(cluster().node(busy("a").fresh()).run(runs())).lines();
+    assert_eq!(taken, ["cancel: node-taken", "tidy a: tested"]);
     let watching = marked(cluster().node(free("a").fresh())).policy(|policy| policy.mode = Mode::Observe);
     assert_eq!(watching.lines(), ["tidy a: tested"], "our temporary mark keeps users out");
 }
