@@ -37,8 +37,8 @@ impl BackendKind for Ssh {
     }
 
     fn inspect(config: &SshConfig, _service: &ServiceSettings<'_>, policy: &Policy) -> Inspection {
-        let wants = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
-        inspect(config, wants).into()
+        let repairs = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
+        inspect(config, repairs).into()
     }
 
     fn writes(config: &SshConfig) -> Vec<PathBuf> {
