@@ -35,7 +35,7 @@ pub(super) enum IdleTermination {
     Unknown,
 }
 
-/// Returns the occupancy. `complaint` has the messages of the newest health check; an instance terminated within the margin
+/// Returns the occupancy. `health_message` has the messages of the newest health check; an instance terminated within the margin
 /// counts as busy.
 pub(super) fn occupancy(
     instance: &Instance,

@@ -278,7 +278,7 @@ fn inspect_reports_problems_without_changing_hosts() {
         fleet.host("host4").unwrap().stop();
     }
     let items = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
-    let lines_found: Vec<String> =
+    let messages: Vec<String> =
         items.iter().map(|item| format!("{} {}: {}", item.standing.as_str(), item.what, item.text)).collect();
     for part in [
         "bad hosts: 1 of 4: host3: its host key is not known",
@@ -291,7 +291,7 @@ fn inspect_reports_problems_without_changing_hosts() {
         "bad repair: no no-such-program on host1",
         "good repair: /root/reboot is on 1 host",
     ] {
-        assert!(lines_found.iter().any(|line| line.starts_with(part)), "`{part}` is not in {lines_found:#?}");
+        assert!(messages.iter().any(|line| line.starts_with(part)), "`{part}` is not in {messages:#?}");
     }
     assert!(items.iter().all(|item| item.standing == InspectionStatus::Good || item.remedy.is_some()), "{items:#?}");
     let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");

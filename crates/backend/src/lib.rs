@@ -143,9 +143,9 @@ pub fn write_each(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedStatus {
     pub status: NodeStatus,
-    /// `shown` as JSON.
+    /// `status` as JSON.
     pub text: String,
-    /// A hash of `shown` without the findings' sentences. Equal statuses have equal numbers.
+    /// A hash of `status` without the findings' sentences. Equal statuses have equal numbers.
     pub hash: u64,
 }
 

@@ -57,7 +57,7 @@ macro_rules! backends {
                 Ok(())
             }
 
-            /// Returns the first backend configured, with its paths resolved against `beside`.
+            /// Returns the first backend configured, with its paths resolved against `config_dir`.
             pub(crate) fn chosen(self, config_dir: &Path, service: &ServiceSettings<'_>) -> Option<BackendChoice> {
                 $(if let Some(section) = self.$section {
                     let mut config = section.into_inner();

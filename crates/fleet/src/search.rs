@@ -13,7 +13,7 @@ use doctor_core::{
 };
 
 /// Locates the fault. `good` are known good hosts outside `hosts`; without any, hosts that pass in a pair count as
-/// good. `attempt` tests some hosts together; `told` is called for each finished trial.
+/// good. `attempt` tests some hosts together; `on_trial` is called for each finished trial.
 pub fn search(
     hosts: &[NodeName],
     good: &[NodeName],

@@ -125,7 +125,7 @@ impl Hosts {
         fs::read_to_string(home.join(file)).map_or(0, |text| text.lines().count())
     }
 
-    /// Reboots the host with a new boot id, if it was told to go down.
+    /// Reboots the host with a new boot id, if it was requested to reboot.
     pub(crate) fn reboot_if_requested(&self, host: &str) {
         let mut fleet = self.fleet.borrow_mut();
         let host = fleet.host(host).unwrap();

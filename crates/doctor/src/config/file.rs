@@ -95,7 +95,7 @@ const WORKERS: Limit = Limit { key: &["workers"], min: 1.0, max: 256.0, accepted
 const MIN_INTERVAL: Span = Span::from_secs(1);
 
 impl Config {
-    /// Parses and validates the file's text. `beside` is the directory of the file.
+    /// Parses and validates the file's text. `config_dir` is the directory of the file.
     pub(crate) fn parse(text: &str, config_dir: &Path) -> Result<Self, TomlError> {
         let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
         let written: RawConfig = toml_text::read_merged(default_text(), text, &limits)?;
