@@ -72,11 +72,11 @@ impl Fleet {
     /// Returns the login user and port of a host, if the fleet sets them.
     pub(super) fn login(&self, host: &str) -> (Option<&str>, Option<u16>) {
         let Some(fleet) = &self.spec.configuration.ssh_config else { return (None, None) };
-        let own = fleet.hosts.iter().find_map(|listed| match listed {
+        let entry = fleet.hosts.iter().find_map(|listed| match listed {
             HostEntry::Host { hostname, user, port } if hostname == host => Some((user.as_deref(), *port)),
             HostEntry::Host { .. } | HostEntry::Other(_) => None,
         });
-        let (user, port) = own.unwrap_or_default();
+        let (user, port) = entry.unwrap_or_default();
         (user.or(fleet.user.as_deref()), port.or(fleet.port))
     }
 
@@ -368,7 +368,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_captured_fleet_is_read_with_all_its_instances() {
+    fn the_recorded_fleet_parses_with_all_its_instances() {
         let fleet = fleet();
         let seen: Vec<_> = fleet
             .instances
@@ -389,7 +389,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_cloud_fleet_terminates_idle_instances_unless_it_has_no_more_than_it_must() {
+    fn a_cloud_fleet_terminates_idle_instances_above_its_minimum() {
         let fleet = |configuration: Value| -> Fleet {
             let mut fleet: Value = serde_json::from_str(FLEETS).unwrap();
             fleet[0]["spec"]["configuration"] = configuration;
@@ -404,7 +404,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_known_word_reads_back_and_a_strange_one_keeps_its_name() {
+    fn known_values_round_trip_and_unknown_ones_keep_their_text() {
         fn read<T: for<'de> Deserialize<'de>>(word: &str) -> T {
             serde_json::from_value(json!(word)).unwrap()
         }
@@ -416,7 +416,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn runs_logs_events_and_health_checks_are_read() {
+    fn runs_logs_events_and_health_checks_parse() {
         let running = run(RUNNING);
         let newest = running.latest_submission().unwrap();
         assert_eq!((running.description().as_str(), &newest.status), ("run val3 of admin", &JobStatus::Running));
@@ -442,7 +442,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn names_of_runs_and_secrets_are_ours_and_allowed() {
+    fn run_and_secret_names_are_recognised_and_valid() {
         let run = RunId::from_number(u64::MAX >> 1);
         assert_eq!((run_of(&run_name(run)), run_of_secret(&secret_name(run))), (Some(run), Some(run)));
         assert!(run_name(run).len() <= 41 && !secret_name(run).contains('-'));

@@ -38,9 +38,9 @@ impl DstackBackend {
     /// Returns when dstack terminates idle instances. Queries at most [`MAX_QUERIES`] instances per snapshot whose last use is
     /// unknown.
     fn idle_terminations(&self, fleets: &[Fleet], now: Timestamp) -> BTreeMap<String, IdleTermination> {
-        let there: BTreeSet<&str> =
+        let present: BTreeSet<&str> =
             fleets.iter().flat_map(|fleet| &fleet.instances).map(|instance| instance.id.as_str()).collect();
-        self.cache().last_used.retain(|id, _| there.contains(id.as_str()));
+        self.cache().last_used.retain(|id, _| present.contains(id.as_str()));
         let mut left = MAX_QUERIES;
         let mut ends = BTreeMap::new();
         for fleet in fleets {
@@ -62,8 +62,8 @@ impl DstackBackend {
             return Some(*used);
         }
         *left = left.checked_sub(1)?;
-        let ask = json!({ "target_instances": [instance.id], "limit": PAGE });
-        let events: Vec<Event> = self.client.post("/api/events/list", &ask).ok()?;
+        let query = json!({ "target_instances": [instance.id], "limit": PAGE });
+        let events: Vec<Event> = self.client.post("/api/events/list", &query).ok()?;
         let used = api_types::last_used(&events).unwrap_or(instance.created);
         self.cache().last_used.insert(instance.id.clone(), used);
         Some(used)
@@ -75,9 +75,9 @@ impl DstackBackend {
         let all = fleets.iter().flat_map(|fleet| fleet.instances.iter().filter(against).map(move |one| (fleet, one)));
         all.take(MAX_QUERIES)
             .filter_map(|(fleet, instance)| {
-                let ask = json!({ "fleet_name": fleet.name, "instance_num": instance.instance_num, "limit": 1 });
+                let query = json!({ "fleet_name": fleet.name, "instance_num": instance.instance_num, "limit": 1 });
                 let path = self.in_project("instances/get_instance_health_checks");
-                let checks: HealthChecks = self.client.post(&path, &ask).ok()?;
+                let checks: HealthChecks = self.client.post(&path, &query).ok()?;
                 Some((instance.id.clone(), checks.newest()))
             })
             .collect()
@@ -92,10 +92,10 @@ impl DstackBackend {
         if let Some(began) = self.cache().job_starts.get(&newest.id) {
             return Ok(Some(*began));
         }
-        let ask = json!({ "target_jobs": [newest.id], "ascending": true, "limit": PAGE });
-        let events: Vec<Event> = match self.client.post("/api/events/list", &ask) {
+        let query = json!({ "target_jobs": [newest.id], "ascending": true, "limit": PAGE });
+        let events: Vec<Event> = match self.client.post("/api/events/list", &query) {
             Err(DstackApiError::Rejected { status: 400..=499, .. }) => return Ok(None),
-            told => told?,
+            result => result?,
         };
         let began = api_types::job_start_time(&events);
         if let Some(began) = began {
@@ -111,12 +111,12 @@ impl DstackBackend {
         let until = Instant::now() + STOP_TIMEOUT;
         self.client.post::<Value>(&path, &body)?;
         while Instant::now() < until {
-            let told = self.client.post::<Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
-            if told.latest_submission().is_none_or(|newest| newest.status.is_terminating()) {
+            let current = self.client.post::<Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
+            if current.latest_submission().is_none_or(|newest| newest.status.is_terminating()) {
                 break;
             }
             std::thread::sleep(STOP_POLL_INTERVAL);
-            if told.status.is_active() {
+            if current.status.is_active() {
                 self.client.post::<Value>(&path, &body)?;
             }
         }
@@ -160,18 +160,18 @@ impl Backend for DstackBackend {
         let fleets = self.fleets(LOOK)?;
         // After the instances: a run that starts in between is on an instance that looks idle, and is seen.
         let runs = self.runs(LOOK)?;
-        let (me, now) = (self.current_user(LOOK)?, SystemClock.now());
+        let (user, now) = (self.current_user(LOOK)?, SystemClock.now());
         self.delete_orphaned_secrets(&runs, now);
         let (ends, complaints) = (self.idle_terminations(&fleets, now), self.health_messages(&fleets));
-        let found = self.ssh_fallback.as_ref().map(|door| door.query(&fleets)).unwrap_or_default();
+        let ssh_states = self.ssh_fallback.as_ref().map(|fallback| fallback.query(&fleets)).unwrap_or_default();
         let view = View {
             fleets: &fleets,
             runs: &runs,
-            user: &me,
+            user: &user,
             now,
             idle_terminations: &ends,
             health_messages: &complaints,
-            ssh_states: &found,
+            ssh_states: &ssh_states,
         };
         Ok(view.seen_nodes(&self.config))
     }
@@ -209,14 +209,14 @@ impl Backend for DstackBackend {
         const POLL: &str = "poll";
         self.run_results.retain_runs(runs);
         self.cache().stopped.retain(|run| runs.contains(run));
-        let (mut begun, mut answers, mut asked) = (BTreeSet::new(), Vec::with_capacity(runs.len()), BTreeSet::new());
+        let (mut started, mut jobs, mut polled) = (BTreeSet::new(), Vec::with_capacity(runs.len()), BTreeSet::new());
         for id in runs {
-            if let Some(door) = self.ssh_fallback_of(POLL, *id)? {
-                answers.extend(door.ssh.poll(&[*id])?);
+            if let Some(fallback) = self.ssh_fallback_of(POLL, *id)? {
+                jobs.extend(fallback.ssh.poll(&[*id])?);
                 continue;
             }
             let Some(run) = self.run(POLL, *id)? else {
-                answers.push(PolledJob { state: ObservedJobState::Absent, documents: Vec::new() });
+                jobs.push(PolledJob { state: ObservedJobState::Absent, documents: Vec::new() });
                 continue;
             };
             if run.status.is_active() && self.cache().stopped.contains(id) {
@@ -227,30 +227,30 @@ impl Backend for DstackBackend {
                 |error| ObservedJobState::Unknown { why: format!("its start time is unknown: {error}") },
                 |began| task::job_state(&run, self.job_id(*id), began),
             );
-            asked.extend(run.latest_submission().map(|newest| newest.id.clone()));
+            polled.extend(run.latest_submission().map(|newest| newest.id.clone()));
             let mut documents = Vec::new();
             if let ObservedJobState::Ended { started: Some(_), .. } = &seen {
                 documents.extend(self.run_results.fetch(&self.client, &self.config.project, *id, &run));
             }
             if matches!(seen, ObservedJobState::Running { .. } | ObservedJobState::Ended { .. }) {
-                begun.insert(*id);
+                started.insert(*id);
             }
-            answers.push(PolledJob { state: seen, documents });
+            jobs.push(PolledJob { state: seen, documents });
         }
-        self.delete_used_secrets(&begun);
-        self.cache().job_starts.retain(|submission, _| asked.contains(submission));
-        Ok(answers)
+        self.delete_used_secrets(&started);
+        self.cache().job_starts.retain(|submission, _| polled.contains(submission));
+        Ok(jobs)
     }
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
-        let aside = self.ssh_fallback.iter().flat_map(|door| door.ssh.logs(run));
-        self.run_results.logs(run).into_iter().chain(aside).collect()
+        let over_ssh = self.ssh_fallback.iter().flat_map(|fallback| fallback.ssh.logs(run));
+        self.run_results.logs(run).into_iter().chain(over_ssh).collect()
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         const CANCEL: &str = "cancel";
-        if let Some(door) = self.ssh_fallback_of(CANCEL, run)? {
-            return door.ssh.cancel(run);
+        if let Some(fallback) = self.ssh_fallback_of(CANCEL, run)? {
+            return fallback.ssh.cancel(run);
         }
         if self.run(CANCEL, run)?.is_none() {
             return Ok(());
@@ -271,8 +271,8 @@ impl Backend for DstackBackend {
         const LOOK: &str = "list failed runs";
         let fleets = self.fleets(LOOK)?;
         let instances: Vec<&Instance> = fleets.iter().flat_map(|fleet| &fleet.instances).collect();
-        let ask = json!({ "project_name": self.config.project, "only_active": false, "limit": PAGE, "job_submissions_limit": 1 });
-        let newest: Vec<Run> = self.read(LOOK, "/api/runs/list", &ask)?;
+        let query = json!({ "project_name": self.config.project, "only_active": false, "limit": PAGE, "job_submissions_limit": 1 });
+        let newest: Vec<Run> = self.read(LOOK, "/api/runs/list", &query)?;
         Ok(failures(&newest, &instances, since))
     }
 }

@@ -84,12 +84,12 @@ impl DstackApiError {
 
 impl Client {
     pub(super) fn new(config: &DstackConfig) -> Result<Self, String> {
-        let place = config.endpoint().map_err(|error: DstackConfigError| error.to_string())?;
+        let endpoint = config.endpoint().map_err(|error: DstackConfigError| error.to_string())?;
         let trust = config.ca_file.as_deref().map_or(TrustedRoots::System, TrustedRoots::File);
-        let roots = place.tls.then(|| http::roots(trust)).transpose();
+        let roots = endpoint.tls.then(|| http::roots(trust)).transpose();
         let roots = roots.map_err(|error| format!("`ca_file` {error}"))?.unwrap_or_default();
         Ok(Self {
-            endpoint: place,
+            endpoint,
             token_file: config.token_file.clone(),
             token_variable: config.token_variable.clone(),
             deadline: config.deadline.to_std(),
@@ -138,13 +138,13 @@ impl Client {
         };
         let body = body.to_string();
         let request = Request { url: &url, headers: &headers, body: Some(body.as_bytes()), timeout: self.deadline };
-        let answer = self.http.send(&request).map_err(failed)?;
-        let status = answer.status;
+        let response = self.http.send(&request).map_err(failed)?;
+        let status = response.status;
         if status != 200 {
-            let (code, text) = parse_error_body(answer.read_prefix(MAX_ERROR_BYTES).as_bytes());
+            let (code, text) = parse_error_body(response.read_prefix(MAX_ERROR_BYTES).as_bytes());
             return Err(DstackApiError::Rejected { at, status, code, text });
         }
-        let body = answer.read(MAX_RESPONSE_BYTES).map_err(failed)?;
+        let body = response.read(MAX_RESPONSE_BYTES).map_err(failed)?;
         serde_json::from_slice(&body).map_err(|source| DstackApiError::UnexpectedBody { path: path.to_owned(), source })
     }
 }
@@ -174,8 +174,8 @@ fn parse_error_body(body: &[u8]) -> (Option<String>, String) {
     let (code, text) = match serde_json::from_slice::<ErrorBody>(body).map(|refusal| refusal.detail) {
         Ok(Details::One(detail)) => (detail.code, detail.msg),
         Ok(Details::Many(details)) => {
-            let words: Vec<&str> = details.iter().map(|detail| detail.msg.as_str()).collect();
-            (details.iter().find_map(|detail| detail.code.clone()), words.join("; "))
+            let messages: Vec<&str> = details.iter().map(|detail| detail.msg.as_str()).collect();
+            (details.iter().find_map(|detail| detail.code.clone()), messages.join("; "))
         }
         Ok(Details::Text(text)) => (None, text),
         Err(_) => (None, String::from_utf8_lossy(body).into_owned()),
@@ -193,18 +193,18 @@ mod tests {
     };
 
     /// Sends this response to one request, and returns the request.
-    fn server(answer: &'static str) -> (DstackConfig, JoinHandle<String>) {
+    fn server(response: &'static str) -> (DstackConfig, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/dstack", listener.local_addr().unwrap());
         let serving = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let (mut asked, mut part) = (String::new(), [0; 4096]);
-            while !asked.ends_with("\r\n\r\nnull") {
+            let (mut request, mut part) = (String::new(), [0; 4096]);
+            while !request.ends_with("\r\n\r\nnull") {
                 let count = stream.read(&mut part).unwrap();
-                asked += &String::from_utf8_lossy(&part[..count]);
+                request += &String::from_utf8_lossy(&part[..count]);
             }
-            stream.write_all(answer.as_bytes()).unwrap();
-            asked
+            stream.write_all(response.as_bytes()).unwrap();
+            request
         });
         (DstackConfig { url, ..DstackConfig::default() }, serving)
     }
@@ -219,22 +219,22 @@ mod tests {
     }
 
     #[test]
-    fn a_question_carries_the_token_as_one_word_and_the_version() {
+    fn a_request_carries_the_sanitised_token_and_the_api_version() {
         let (config, serving) = server("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}");
         let (_folder, client) = with_token(config);
         assert_eq!(client.post::<Value>("/api/x", &Value::Null).unwrap()["a"], 1);
-        let asked = serving.join().unwrap();
-        assert!(asked.starts_with("POST /dstack/api/x HTTP/1.1\r\n"), "{asked}");
-        assert!(asked.contains("\r\nauthorization: Bearer secret-tokenX-Evil:1\r\n"), "{asked}");
-        assert!(asked.contains("\r\nx-api-version: 0.22.5\r\n"));
+        let request = serving.join().unwrap();
+        assert!(request.starts_with("POST /dstack/api/x HTTP/1.1\r\n"), "{request}");
+        assert!(request.contains("\r\nauthorization: Bearer secret-tokenX-Evil:1\r\n"), "{request}");
+        assert!(request.contains("\r\nx-api-version: 0.22.5\r\n"));
     }
 
     #[test]
-    fn every_failure_says_whether_to_ask_again() {
+    fn every_error_has_an_effect() {
         use Effect::{NotAppliedPermanent, NotAppliedRetry, Unknown};
         let not_there =
             "HTTP/1.1 400 Bad\r\n\r\n{\"detail\":[{\"msg\":\"Run not found\",\"code\":\"resource_not_exists\"}]}";
-        for (answer, read, changed, words) in [
+        for (response, read, changed, expected) in [
             (not_there, NotAppliedPermanent, NotAppliedPermanent, "400: Run not found"),
             (
                 "HTTP/1.1 403 No\r\n\r\n{\"detail\":{\"msg\":\"Invalid token\",\"code\":null}}",
@@ -247,19 +247,19 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", NotAppliedRetry, Unknown, "did not respond in HTTP"),
             ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", NotAppliedRetry, Unknown, "unexpected response"),
         ] {
-            let (config, serving) = server(answer);
+            let (config, serving) = server(response);
             let (_folder, client) = with_token(config);
             let failed = client.post::<std::collections::BTreeMap<String, u32>>("/x", &Value::Null).unwrap_err();
             serving.join().unwrap();
             assert_eq!((failed.effect(Access::Read), failed.effect(Access::Write)), (read, changed), "{failed}");
-            assert!(failed.to_string().contains(words), "{failed}");
-            assert_eq!(failed.is_not_found(), answer == not_there);
+            assert!(failed.to_string().contains(expected), "{failed}");
+            assert_eq!(failed.is_not_found(), response == not_there);
             assert!(!failed.to_string().contains("secret-token"));
         }
     }
 
     #[test]
-    fn a_server_that_is_not_there_and_a_token_that_is_missing_are_for_later() {
+    fn an_unreachable_server_and_a_missing_token_are_retried() {
         let (config, _serving) = server("");
         let closed = DstackConfig { url: "http://127.0.0.1:1".to_owned(), ..config.clone() };
         let (_folder, client) = with_token(closed);
@@ -289,7 +289,7 @@ server.serve_forever()
 "#;
 
     #[test]
-    fn over_tls_only_a_server_whose_certificate_is_believed_is_told_the_token() {
+    fn the_token_is_sent_over_tls_only_to_a_server_with_a_trusted_certificate() {
         use std::{
             io::{BufRead as _, BufReader},
             process::{Command, Stdio},
@@ -297,10 +297,10 @@ server.serve_forever()
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
         let (key, certificate) = (at("key.pem"), at("cert.pem"));
-        let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+        let args = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
                      -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:false -keyout";
-        let made = Command::new("openssl").args(words.split_whitespace()).args([&key, "-out", &certificate]).output();
-        assert!(made.unwrap().status.success(), "openssl makes a certificate");
+        let output = Command::new("openssl").args(args.split_whitespace()).args([&key, "-out", &certificate]).output();
+        assert!(output.unwrap().status.success(), "openssl makes a certificate");
         let mut server = Command::new("python3")
             .args(["-c", OVER_TLS, &folder.path().display().to_string()])
             .stdout(Stdio::piped())
@@ -309,21 +309,21 @@ server.serve_forever()
             .unwrap();
         let mut port = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
-        let asked = |host: &str, authorities: Option<&str>| {
+        let post = |host: &str, authorities: Option<&str>| {
             let url = format!("https://{host}:{}", port.trim());
             let config = DstackConfig { url, ca_file: authorities.map(Into::into), ..DstackConfig::default() };
             let (_folder, client) = with_token(config);
             client
                 .post::<Value>("/x", &Value::Null)
-                .map(|answer| answer["a"].clone())
+                .map(|response| response["a"].clone())
                 .map_err(|error| error.to_string())
         };
-        let known = asked("localhost", Some(&certificate));
-        let (stranger, misnamed) = (asked("localhost", None), asked("127.0.0.1", Some(&certificate)));
+        let trusted = post("localhost", Some(&certificate));
+        let (untrusted, misnamed) = (post("localhost", None), post("127.0.0.1", Some(&certificate)));
         server.kill().unwrap();
         server.wait().unwrap();
-        assert_eq!(known, Ok(Value::from(1)));
-        assert!(stranger.as_ref().is_err_and(|error| error.contains("certificate")), "{stranger:?}");
+        assert_eq!(trusted, Ok(Value::from(1)));
+        assert!(untrusted.as_ref().is_err_and(|error| error.contains("certificate")), "{untrusted:?}");
         assert!(misnamed.as_ref().is_err_and(|error| error.contains("certificate")), "{misnamed:?}");
     }
 }

@@ -66,7 +66,7 @@ impl DstackBackend {
         let refuse = |text: String| permanent_error("open the dstack backend", text);
         config.check().map_err(|error| refuse(error.to_string()))?;
         let client = Client::new(&config).map_err(refuse)?;
-        let door = config.ssh.as_ref().map(|settings| SshFallback::open(settings, policy)).transpose()?;
+        let ssh_fallback = config.ssh.as_ref().map(|settings| SshFallback::open(settings, policy)).transpose()?;
         let policy = policy.map(Path::to_owned);
         Ok(Self {
             config,
@@ -74,7 +74,7 @@ impl DstackBackend {
             policy,
             cache: Mutex::default(),
             run_results: RunResults::default(),
-            ssh_fallback: door,
+            ssh_fallback,
         })
     }
 
@@ -100,12 +100,12 @@ impl DstackBackend {
         &self,
         operation: &'static str,
         path: &str,
-        ask: &Value,
+        query: &Value,
         after: impl Fn(&T) -> Value,
     ) -> Result<Vec<T>, BackendError> {
         let mut all: Vec<T> = Vec::new();
         for _ in 0..MAX_PAGES {
-            let mut body = ask.clone();
+            let mut body = query.clone();
             if let (Some(last), Some(body)) = (all.last(), body.as_object_mut()) {
                 body.extend(after(last).as_object().cloned().unwrap_or_default());
             }
@@ -121,9 +121,9 @@ impl DstackBackend {
 
     /// Returns the managed fleets with all their instances. The server's list of instances omits those that are being created.
     pub(super) fn fleets(&self, operation: &'static str) -> Result<Vec<Fleet>, BackendError> {
-        let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE });
+        let query = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE });
         let after = |fleet: &Fleet| json!({ "prev_created_at": fleet.created_at, "prev_id": fleet.id });
-        let mut fleets = self.read_pages(operation, "/api/fleets/list", &ask, after)?;
+        let mut fleets = self.read_pages(operation, "/api/fleets/list", &query, after)?;
         if !self.config.fleets.is_empty() {
             fleets.retain(|fleet: &Fleet| self.config.fleets.contains(&fleet.name));
         }
@@ -131,25 +131,25 @@ impl DstackBackend {
     }
 
     pub(super) fn runs(&self, operation: &'static str) -> Result<Vec<Run>, BackendError> {
-        let ask = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE, "job_submissions_limit": 1 });
+        let query = json!({ "project_name": self.config.project, "only_active": true, "limit": PAGE, "job_submissions_limit": 1 });
         let after = |run: &Run| json!({ "prev_submitted_at": run.submitted_at, "prev_run_id": run.id });
-        self.read_pages(operation, "/api/runs/list", &ask, after)
+        self.read_pages(operation, "/api/runs/list", &query, after)
     }
 
     /// Returns the user name of our token.
     pub(super) fn current_user(&self, operation: &'static str) -> Result<String, BackendError> {
-        if let Some(me) = &self.cache().user {
-            return Ok(me.clone());
+        if let Some(user) = &self.cache().user {
+            return Ok(user.clone());
         }
-        let me: CurrentUser = self.read(operation, "/api/users/get_my_user", &json!({}))?;
-        self.cache().user = Some(me.username.clone());
-        Ok(me.username)
+        let user: CurrentUser = self.read(operation, "/api/users/get_my_user", &json!({}))?;
+        self.cache().user = Some(user.username.clone());
+        Ok(user.username)
     }
 
     /// Returns `None` if the server has no such run.
     pub(super) fn run(&self, operation: &'static str, run: RunId) -> Result<Option<Run>, BackendError> {
-        let asked = self.client.post(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }));
-        match asked {
+        let result = self.client.post(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }));
+        match result {
             Ok(run) => Ok(Some(run)),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error.to_backend_error(operation, Access::Read)),

@@ -103,20 +103,20 @@ const PLACEHOLDER: &str = "placeholder";
 
 impl SshFallbackConfig {
     pub(super) fn to_ssh_config(&self) -> SshConfig {
-        let own = self.clone();
+        let fallback = self.clone();
         SshConfig {
             hosts: Some(PLACEHOLDER.to_owned()),
-            ssh_config: own.ssh_config,
-            known_hosts: own.known_hosts,
-            host_keys: own.host_keys,
-            connect: own.connect,
-            deadline: own.deadline,
-            remote: own.remote,
-            as_root: own.as_root,
-            doctor_node: own.doctor_node,
-            max_load_per_core: own.max_load_per_core,
-            locks: own.locks,
-            state: own.state,
+            ssh_config: fallback.ssh_config,
+            known_hosts: fallback.known_hosts,
+            host_keys: fallback.host_keys,
+            connect: fallback.connect,
+            deadline: fallback.deadline,
+            remote: fallback.remote,
+            as_root: fallback.as_root,
+            doctor_node: fallback.doctor_node,
+            max_load_per_core: fallback.max_load_per_core,
+            locks: fallback.locks,
+            state: fallback.state,
             ..SshConfig::default()
         }
     }
@@ -304,7 +304,7 @@ impl DstackConfig {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn check_result(text: &str) -> String {
         match toml::from_str::<DstackConfig>(text) {
             Ok(config) => config.check().map_or_else(|error| error.to_string(), |()| "well".to_owned()),
             Err(error) => error.to_string(),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_would_do() {
+    fn errors_name_the_setting_and_the_remedy() {
         for (text, expected) in [
             ("", "well"),
             ("url = \"https://dstack.example.com/api-of-ours/\"\ntask = { image = \"x\" }\n", "well"),
@@ -331,20 +331,20 @@ mod tests {
             ("[ssh]\nhosts = \"a\"\n", "host_keys"),
             ("projekt = \"x\"\n", "project"),
         ] {
-            let error = said(text);
+            let error = check_result(text);
             assert!(error.contains(expected), "{text:?}: {error}");
         }
     }
 
     #[test]
-    fn a_url_is_taken_apart() {
-        let place = |url: &str| Endpoint::parse(url).map(|at| (at.tls, at.host, at.port, at.path_prefix));
-        let told = |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
-        assert_eq!(place("http://10.0.0.5:3000"), told(false, "10.0.0.5", 3000, ""));
-        assert_eq!(place("https://dstack.example.com/"), told(true, "dstack.example.com", 443, ""));
-        assert_eq!(place("https://x/a/b/"), told(true, "x", 443, "/a/b"));
-        assert_eq!(place("http://[::1]:3000"), told(false, "::1", 3000, ""));
-        assert_eq!(place("http://[::1]"), told(false, "::1", 80, ""));
-        assert_eq!(place("http://x/\r\nEvil: 1"), None);
+    fn a_url_is_parsed_into_its_parts() {
+        let parsed = |url: &str| Endpoint::parse(url).map(|endpoint| (endpoint.tls, endpoint.host, endpoint.port, endpoint.path_prefix));
+        let expected = |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
+        assert_eq!(parsed("http://10.0.0.5:3000"), expected(false, "10.0.0.5", 3000, ""));
+        assert_eq!(parsed("https://dstack.example.com/"), expected(true, "dstack.example.com", 443, ""));
+        assert_eq!(parsed("https://x/a/b/"), expected(true, "x", 443, "/a/b"));
+        assert_eq!(parsed("http://[::1]:3000"), expected(false, "::1", 3000, ""));
+        assert_eq!(parsed("http://[::1]"), expected(false, "::1", 80, ""));
+        assert_eq!(parsed("http://x/\r\nEvil: 1"), None);
     }
 }

@@ -55,7 +55,7 @@ mod tests {
     use crate::api_types::tests::{FAILED, STOPPED, fleet, run};
 
     #[test]
-    fn a_job_that_failed_by_itself_is_told_with_its_instance() {
+    fn a_job_that_failed_by_itself_is_reported_with_its_instance() {
         let fleet = fleet();
         let instances: Vec<&Instance> = fleet.instances.iter().collect();
         let long_ago = Timestamp::from_secs(0);

@@ -10,9 +10,9 @@ use super::{DstackConfig, api_types::Fleet, run_types::Run, view::View};
 pub fn free(fleets: &[u8], runs: &[u8]) -> Option<Vec<String>> {
     let fleets: Vec<Fleet> = serde_json::from_slice(fleets).ok()?;
     let runs: Vec<Run> = serde_json::from_slice(runs).ok()?;
-    let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let empty = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let now = Timestamp::from_secs(1_794_703_000);
-    let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
+    let (ends, complaints, found) = (&empty.0, &empty.1, &empty.2);
     let view = View {
         fleets: &fleets,
         runs: &runs,

@@ -17,18 +17,18 @@ pub fn inspect(config: &DstackConfig) -> Vec<InspectionItem> {
         Ok(client) => client,
         Err(error) => return vec![InspectionItem::bad("dstack", error, "see [backend.dstack]")],
     };
-    let mut found = vec![server(&client, config)];
-    let me: CurrentUser = match client.post("/api/users/get_my_user", &json!({})) {
-        Ok(me) => me,
+    let mut items = vec![server(&client, config)];
+    let user: CurrentUser = match client.post("/api/users/get_my_user", &json!({})) {
+        Ok(user) => user,
         Err(error) => {
-            found.push(no_token(&error, config));
-            return found;
+            items.push(no_token(&error, config));
+            return items;
         }
     };
-    found.push(InspectionItem::good("token", format!("it belongs to {}", me.username)));
-    found.push(rights(&client, config, &me));
-    found.push(fleets(&client, config));
-    found
+    items.push(InspectionItem::good("token", format!("it belongs to {}", user.username)));
+    items.push(rights(&client, config, &user));
+    items.push(fleets(&client, config));
+    items
 }
 
 fn server(client: &Client, config: &DstackConfig) -> InspectionItem {
@@ -61,7 +61,7 @@ fn no_token(error: &DstackApiError, config: &DstackConfig) -> InspectionItem {
 }
 
 /// Checks the role of the token's owner. Only managers may keep secrets.
-fn rights(client: &Client, config: &DstackConfig, me: &CurrentUser) -> InspectionItem {
+fn rights(client: &Client, config: &DstackConfig, user: &CurrentUser) -> InspectionItem {
     const WHAT: &str = "project";
     let name = &config.project;
     let project: Project = match client.post(&format!("/api/projects/{name}/get"), &json!({})) {
@@ -70,38 +70,38 @@ fn rights(client: &Client, config: &DstackConfig, me: &CurrentUser) -> Inspectio
             return InspectionItem::bad(
                 WHAT,
                 error.to_string(),
-                format!("make {} a member of project {name}", me.username),
+                format!("make {} a member of project {name}", user.username),
             );
         }
         Err(error) => return InspectionItem::unknown(WHAT, error.to_string()),
     };
-    let everything = me.global_role.as_deref() == Some("admin");
-    let member = project.members.iter().find(|member| member.user.username == me.username);
+    let is_admin = user.global_role.as_deref() == Some("admin");
+    let member = project.members.iter().find(|member| member.user.username == user.username);
     let role = member.map_or("none", |member| member.project_role.as_str());
-    let manages = everything || matches!(role, "admin" | "manager");
+    let manages = is_admin || matches!(role, "admin" | "manager");
     if config.key == KeyDelivery::Environment || manages {
-        let text = if everything {
-            format!("{} is a global admin", me.username)
+        let text = if is_admin {
+            format!("{} is a global admin", user.username)
         } else {
-            format!("{} is {role} of {name}", me.username)
+            format!("{} is {role} of {name}", user.username)
         };
-        return if everything || member.is_some() {
+        return if is_admin || member.is_some() {
             InspectionItem::good(WHAT, text)
         } else {
-            InspectionItem::bad(WHAT, text, format!("make {} a member of project {name}", me.username))
+            InspectionItem::bad(WHAT, text, format!("make {} a member of project {name}", user.username))
         };
     }
     InspectionItem::bad(
         WHAT,
-        format!("{} is {role} of {name} and may not create secrets there", me.username),
+        format!("{} is {role} of {name} and may not create secrets there", user.username),
         "make it a manager of the project, or set `key = \"environment\"`",
     )
 }
 
 fn fleets(client: &Client, config: &DstackConfig) -> InspectionItem {
     const WHAT: &str = "fleets";
-    let ask = json!({ "project_name": config.project, "only_active": true, "limit": 100 });
-    let fleets: Vec<Fleet> = match client.post::<Value>("/api/fleets/list", &ask).map(serde_json::from_value) {
+    let query = json!({ "project_name": config.project, "only_active": true, "limit": 100 });
+    let fleets: Vec<Fleet> = match client.post::<Value>("/api/fleets/list", &query).map(serde_json::from_value) {
         Ok(Ok(fleets)) => fleets,
         Ok(Err(error)) => {
             return InspectionItem::bad(WHAT, format!("unexpected response: {error}"), "check the version of dstack");

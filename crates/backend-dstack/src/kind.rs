@@ -21,8 +21,8 @@ impl BackendKind for Dstack {
 
     type Config = DstackConfig;
 
-    fn resolve(config: &mut DstackConfig, beside: &Path, _service: &ServiceSettings<'_>) {
-        config.resolve_paths(beside);
+    fn resolve(config: &mut DstackConfig, config_dir: &Path, _service: &ServiceSettings<'_>) {
+        config.resolve_paths(config_dir);
     }
 
     fn check(config: &DstackConfig) -> Result<(), String> {

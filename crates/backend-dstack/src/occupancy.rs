@@ -35,19 +35,19 @@ pub(super) enum IdleTermination {
     Unknown,
 }
 
-/// Returns the occupancy. `complaint` has the messages of the newest health check; an instance terminated within the margin
+/// Returns the occupancy. `health_message` has the messages of the newest health check; an instance terminated within the margin
 /// counts as busy.
 pub(super) fn occupancy(
     instance: &Instance,
-    around: &InstanceContext,
-    complaint: &str,
+    context: &InstanceContext,
+    health_message: &str,
     (now, margin): (Timestamp, Span),
 ) -> Occupancy {
     let busy = |by: String| Occupancy::Busy { by: by.into() };
-    if let Some(user) = around.users.first() {
+    if let Some(user) = context.users.first() {
         return busy(user.clone());
     }
-    if let Some(why) = unknown_reason(instance, complaint) {
+    if let Some(why) = unknown_reason(instance, health_message) {
         return Occupancy::Unknown { why: why.into() };
     }
     if matches!(instance.status, InstanceStatus::Terminating | InstanceStatus::Terminated) {
@@ -56,25 +56,25 @@ pub(super) fn occupancy(
     }
     // Runs of other projects are not in this project's list.
     let taken = instance.status == InstanceStatus::Busy || instance.busy_blocks > 0;
-    if taken && around.our_runs.is_empty() {
+    if taken && context.our_runs.is_empty() {
         return busy("a run that is not visible to this project".to_owned());
     }
-    if let Some(waiting) = &around.waiting_run {
+    if let Some(waiting) = &context.waiting_run {
         return busy(format!("{waiting}, which waits for an instance"));
     }
-    let soon = match around.idle_termination {
+    let soon = match context.idle_termination {
         IdleTermination::Never => false,
         IdleTermination::At(at) => at.since(now) <= margin,
         IdleTermination::Unknown => true,
     };
-    if around.our_runs.is_empty() && soon {
+    if context.our_runs.is_empty() && soon {
         return busy("dstack is about to terminate it as idle".to_owned());
     }
     Occupancy::Free
 }
 
 /// Returns why the occupancy is unknown, or nothing can be started there.
-fn unknown_reason(instance: &Instance, complaint: &str) -> Option<String> {
+fn unknown_reason(instance: &Instance, health_message: &str) -> Option<String> {
     match &instance.status {
         InstanceStatus::Pending => return Some("dstack has not set it up yet".to_owned()),
         InstanceStatus::Provisioning => return Some("dstack is setting it up".to_owned()),
@@ -88,8 +88,8 @@ fn unknown_reason(instance: &Instance, complaint: &str) -> Option<String> {
     }
     match &instance.health_status {
         Some(Health::Failure) => {
-            let colon = if complaint.is_empty() { "" } else { ": " };
-            Some(format!("dstack reports failing GPUs and starts nothing there{colon}{complaint}"))
+            let colon = if health_message.is_empty() { "" } else { ": " };
+            Some(format!("dstack reports failing GPUs and starts nothing there{colon}{health_message}"))
         }
         Some(Health::Strange(word)) => Some(format!("unrecognised dstack health {word}")),
         Some(Health::Healthy | Health::Warning) | None => None,
@@ -115,8 +115,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_794_703_000);
 
-    fn told(instance: &Instance, around: &InstanceContext) -> String {
-        match occupancy(instance, around, "", (NOW, Span::minutes(15))) {
+    fn describe(instance: &Instance, context: &InstanceContext) -> String {
+        match occupancy(instance, context, "", (NOW, Span::minutes(15))) {
             Occupancy::Free => "free".to_owned(),
             Occupancy::Busy { by } => format!("busy: {by}"),
             Occupancy::Unknown { why } => format!("unknown: {why}"),
@@ -124,11 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn only_an_instance_that_is_idle_reached_and_not_failing_is_free() {
+    fn only_an_idle_reachable_healthy_instance_is_free() {
         let with = |change: &dyn Fn(&mut Instance)| {
             let mut instance = instance();
             change(&mut instance);
-            told(&instance, &InstanceContext::default())
+            describe(&instance, &InstanceContext::default())
         };
         assert_eq!(with(&|_| {}), "free");
         assert_eq!(with(&|one| one.health_status = Some(Health::Warning)), "free");
@@ -151,35 +151,35 @@ mod tests {
     }
 
     #[test]
-    fn our_own_run_does_not_make_it_busy_and_any_other_does() {
+    fn only_runs_of_others_make_an_instance_busy() {
         let mut busy = instance();
         busy.status = InstanceStatus::Busy;
         busy.busy_blocks = 1;
         let ours = InstanceContext { our_runs: vec![RunId::from_number(7)], ..InstanceContext::default() };
-        assert_eq!(told(&busy, &ours), "free");
+        assert_eq!(describe(&busy, &ours), "free");
         let user = InstanceContext { users: vec!["run train of alice".to_owned()], ..ours.clone() };
-        assert_eq!(told(&busy, &user), "busy: run train of alice");
-        let wanted = InstanceContext { waiting_run: Some("run train of alice".to_owned()), ..ours };
-        assert_eq!(told(&busy, &wanted), "busy: run train of alice, which waits for an instance");
+        assert_eq!(describe(&busy, &user), "busy: run train of alice");
+        let demanded = InstanceContext { waiting_run: Some("run train of alice".to_owned()), ..ours };
+        assert_eq!(describe(&busy, &demanded), "busy: run train of alice, which waits for an instance");
     }
 
     #[test]
-    fn an_instance_that_is_about_to_be_terminated_is_left_alone_unless_we_use_it() {
+    fn an_unused_instance_about_to_be_terminated_is_busy() {
         let at = |minutes| InstanceContext {
             idle_termination: IdleTermination::At(NOW.plus(Span::minutes(minutes))),
             ..InstanceContext::default()
         };
         let leaving = "busy: dstack is about to terminate it as idle";
-        assert_eq!(told(&instance(), &at(16)), "free");
-        assert_eq!(told(&instance(), &at(15)), leaving);
+        assert_eq!(describe(&instance(), &at(16)), "free");
+        assert_eq!(describe(&instance(), &at(15)), leaving);
         assert_eq!(
-            told(
+            describe(
                 &instance(),
                 &InstanceContext { idle_termination: IdleTermination::Unknown, ..InstanceContext::default() }
             ),
             leaving
         );
-        assert_eq!(told(&instance(), &InstanceContext { our_runs: vec![RunId::from_number(1)], ..at(1) }), "free");
+        assert_eq!(describe(&instance(), &InstanceContext { our_runs: vec![RunId::from_number(1)], ..at(1) }), "free");
     }
 
     #[test]

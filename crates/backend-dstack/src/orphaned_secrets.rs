@@ -25,7 +25,7 @@ pub(super) struct OrphanedSecrets {
 impl OrphanedSecrets {
     /// Returns whether a search is due, and records it.
     pub(super) fn is_due(&mut self, now: Timestamp) -> bool {
-        let is_time = self.last_search.is_none_or(|looked| now.since(looked) >= SEARCH_INTERVAL);
+        let is_time = self.last_search.is_none_or(|last_search| now.since(last_search) >= SEARCH_INTERVAL);
         if is_time {
             self.last_search = Some(now);
         }
@@ -33,9 +33,9 @@ impl OrphanedSecrets {
     }
 
     /// Returns the keys that no run uses any more.
-    pub(super) fn expired(&mut self, there: &BTreeSet<RunId>, wanted: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
-        self.unused_since.retain(|run, _| there.contains(run) && !wanted.contains(run));
-        for run in there.difference(wanted) {
+    pub(super) fn expired(&mut self, existing: &BTreeSet<RunId>, required: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
+        self.unused_since.retain(|run, _| existing.contains(run) && !required.contains(run));
+        for run in existing.difference(required) {
             self.unused_since.entry(*run).or_insert(now);
         }
         let old = self.unused_since.iter().filter(|(_, since)| now.since(**since) >= ORPHANED_AFTER);
@@ -48,12 +48,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_left_behind_only_after_it_was_long_without_its_run() {
+    fn a_secret_is_orphaned_only_after_a_long_time_without_its_run() {
         let at = |minutes: i64| Timestamp::from_secs(minutes * 60);
         let set = |runs: &[u64]| runs.iter().map(|run| RunId::from_number(*run)).collect::<BTreeSet<_>>();
         let mut left = OrphanedSecrets::default();
-        let mut old = |there: &[u64], wanted: &[u64], minutes| {
-            left.expired(&set(there), &set(wanted), at(minutes)).into_iter().collect::<BTreeSet<_>>()
+        let mut old = |existing: &[u64], required: &[u64], minutes| {
+            left.expired(&set(existing), &set(required), at(minutes)).into_iter().collect::<BTreeSet<_>>()
         };
         // Another controller creates the key of run 2 and has not submitted it yet; run 3 is active.
         assert_eq!(old(&[1, 2, 3], &[3], 0), set(&[]));
@@ -65,9 +65,9 @@ mod tests {
     }
 
     #[test]
-    fn others_keys_are_looked_for_now_and_then() {
+    fn orphaned_secrets_are_searched_periodically() {
         let mut left = OrphanedSecrets::default();
-        let asked: Vec<bool> = [0, 60, 299, 300, 301].map(|secs| left.is_due(Timestamp::from_secs(secs))).to_vec();
-        assert_eq!(asked, [true, false, false, true, false]);
+        let due: Vec<bool> = [0, 60, 299, 300, 301].map(|secs| left.is_due(Timestamp::from_secs(secs))).to_vec();
+        assert_eq!(due, [true, false, false, true, false]);
     }
 }

@@ -34,20 +34,20 @@ pub(super) fn demanded_instances(
 ) -> BTreeMap<String, String> {
     let mut waiting: Vec<&Run> = runs.iter().copied().filter(|run| is_waiting(run, now)).collect();
     waiting.sort_by(|one, other| (&one.submitted_at, &one.id).cmp(&(&other.submitted_at, &other.id)));
-    let mut wanted = BTreeMap::new();
+    let mut demanded = BTreeMap::new();
     for run in waiting {
         for job in run.jobs.iter().filter(|job| is_unplaced(job)) {
             let fitting = |ours: bool| {
                 offers.iter().find(|offer| {
-                    offer.has_our_run == ours && !wanted.contains_key(&offer.instance.name) && fits(run, job, offer)
+                    offer.has_our_run == ours && !demanded.contains_key(&offer.instance.name) && fits(run, job, offer)
                 })
             };
             if let Some(offer) = fitting(false).or_else(|| fitting(true)) {
-                wanted.insert(offer.instance.name.clone(), run.description());
+                demanded.insert(offer.instance.name.clone(), run.description());
             }
         }
     }
-    wanted
+    demanded
 }
 
 fn is_waiting(run: &Run, now: Timestamp) -> bool {
@@ -69,7 +69,7 @@ fn fits(run: &Run, job: &Job, offer: &CandidateInstance<'_>) -> bool {
         configuration.fleets.as_ref().is_none_or(|fleets| fleets.iter().any(|one| one.name() == offer.fleet.name));
     let selected = configuration.instances.as_ref().is_none_or(|all| all.iter().any(|one| selects(one, offer)));
     let resources = offer.instance.instance_type.as_ref().map(|kind| &kind.resources);
-    in_fleet && selected && resources.is_some_and(|there| satisfies(&job.job_spec.requirements.resources, there))
+    in_fleet && selected && resources.is_some_and(|available| satisfies(&job.job_spec.requirements.resources, available))
 }
 
 fn selects(selector: &Selector, offer: &CandidateInstance<'_>) -> bool {
@@ -84,17 +84,17 @@ fn selects(selector: &Selector, offer: &CandidateInstance<'_>) -> bool {
     }
 }
 
-fn satisfies(wanted: &ResourceRequest, there: &Resources) -> bool {
+fn satisfies(request: &ResourceRequest, available: &Resources) -> bool {
     let least = |range: Option<Range>| range.and_then(|range| range.min).unwrap_or(0.0);
     let same = |one: &str, other: &Option<String>| other.as_ref().is_none_or(|other| other.eq_ignore_ascii_case(one));
     let gibibytes = |mebibytes: f64| mebibytes / 1024.0;
-    let cpu = wanted.cpu.clone().unwrap_or_default();
-    let arch = cpu.arch.as_ref().is_none_or(|arch| same(arch, &there.cpu_arch));
-    let enough = f64::from(there.cpus) >= least(cpu.count)
-        && gibibytes(there.memory_mib) >= least(wanted.memory)
-        && gibibytes(there.disk.size_mib) >= least(wanted.disk.as_ref().and_then(|disk| disk.size));
-    let Some(gpu) = &wanted.gpu else { return arch && enough };
-    let fitting = there.gpus.iter().filter(|one| {
+    let cpu = request.cpu.clone().unwrap_or_default();
+    let arch = cpu.arch.as_ref().is_none_or(|arch| same(arch, &available.cpu_arch));
+    let enough = f64::from(available.cpus) >= least(cpu.count)
+        && gibibytes(available.memory_mib) >= least(request.memory)
+        && gibibytes(available.disk.size_mib) >= least(request.disk.as_ref().and_then(|disk| disk.size));
+    let Some(gpu) = &request.gpu else { return arch && enough };
+    let fitting = available.gpus.iter().filter(|one| {
         let named = gpu.name.as_ref().is_none_or(|names| names.iter().any(|name| name.eq_ignore_ascii_case(&one.name)));
         let vendor = gpu.vendor.as_ref().is_none_or(|vendor| same(vendor, &one.vendor));
         named && vendor && gibibytes(one.memory_mib) >= least(gpu.memory)
@@ -123,34 +123,34 @@ mod tests {
     }
 
     /// Returns which run needs which of the fleet's three instances, of which the last two have runs of ours.
-    fn asked(runs: &[Run]) -> Vec<(String, String)> {
+    fn demanded_by(runs: &[Run]) -> Vec<(String, String)> {
         let fleet = fleet();
         let offer = |(number, instance)| CandidateInstance { fleet: &fleet, instance, has_our_run: number > 0 };
         let offers: Vec<CandidateInstance<'_>> = fleet.instances.iter().enumerate().map(offer).collect();
         demanded_instances(&offers, &runs.iter().collect::<Vec<_>>(), NOW.parse().unwrap()).into_iter().collect()
     }
 
-    fn one(name: &str) -> Vec<(String, String)> {
+    fn one_demand(name: &str) -> Vec<(String, String)> {
         vec![(name.to_owned(), "run val5 of alice".to_owned())]
     }
 
     #[test]
-    fn a_run_that_waits_is_offered_an_instance_without_a_run_of_ours_first() {
-        assert_eq!(asked(&[waiting(|_| {})]), one("bed-0"));
-        let names: Vec<_> = asked(&[waiting(|_| {}), waiting(|_| {})]).into_iter().map(|(name, _)| name).collect();
+    fn a_waiting_run_is_offered_instances_without_our_runs_first() {
+        assert_eq!(demanded_by(&[waiting(|_| {})]), one_demand("bed-0"));
+        let names: Vec<_> = demanded_by(&[waiting(|_| {}), waiting(|_| {})]).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["bed-0", "bed-1"], "two runs want two instances");
     }
 
     #[test]
-    fn only_an_instance_that_would_do_is_wanted() {
+    fn only_a_suitable_instance_is_demanded() {
         let resources = |path: &'static str, value: Value| {
             waiting(move |run| {
-                let wanted = &mut run["jobs"][0]["job_spec"]["requirements"]["resources"];
-                *wanted.pointer_mut(path).unwrap() = value;
+                let expected = &mut run["jobs"][0]["job_spec"]["requirements"]["resources"];
+                *expected.pointer_mut(path).unwrap() = value;
             })
         };
         let spec = |key: &'static str, value: Value| waiting(move |run| run["run_spec"]["configuration"][key] = value);
-        for (run, wanted) in [
+        for (run, expected) in [
             (resources("/gpu/count/min", json!(9)), None),
             (resources("/gpu/name", json!(["A100"])), None),
             (resources("/gpu/vendor", json!("amd")), None),
@@ -166,24 +166,24 @@ mod tests {
             (spec("instances", json!([{ "fleet": "bed", "instance": 1 }])), Some("bed-1")),
             (spec("instances", json!([{ "label": "x" }])), None),
         ] {
-            assert_eq!(asked(&[run]), wanted.map(one).unwrap_or_default());
+            assert_eq!(demanded_by(&[run]), expected.map(one_demand).unwrap_or_default());
         }
     }
 
     #[test]
-    fn a_run_that_has_a_place_begins_later_or_was_only_just_submitted_waits_for_nothing() {
+    fn a_placed_scheduled_or_just_submitted_run_demands_nothing() {
         let status = |status: &'static str| waiting(move |run| run["status"] = json!(status));
-        assert_eq!(asked(&[status("running")]), []);
-        assert_eq!(asked(&[status("submitted")]), one("bed-0"), "submitted long ago");
+        assert_eq!(demanded_by(&[status("running")]), []);
+        assert_eq!(demanded_by(&[status("submitted")]), one_demand("bed-0"), "submitted long ago");
         let just = waiting(|run| {
             run["status"] = json!("submitted");
             run["submitted_at"] = json!("2026-11-15T01:21:59Z");
         });
-        assert_eq!(asked(&[just]), []);
-        assert_eq!(asked(&[waiting(|run| run["next_triggered_at"] = json!("2026-11-16T00:00:00Z"))]), []);
+        assert_eq!(demanded_by(&[just]), []);
+        assert_eq!(demanded_by(&[waiting(|run| run["next_triggered_at"] = json!("2026-11-16T00:00:00Z"))]), []);
         let placed = waiting(|run| {
             run["jobs"][0]["job_submissions"][0]["job_provisioning_data"] = json!({ "hostname": "10.98.0.1" });
         });
-        assert_eq!(asked(&[placed]), []);
+        assert_eq!(demanded_by(&[placed]), []);
     }
 }

@@ -48,15 +48,15 @@ impl RunResults {
     }
 
     /// Returns the document of a run whose job has ended, after fetching it if needed.
-    pub(super) fn fetch(&self, client: &Client, project: &str, run: RunId, told: &Run) -> Option<Vec<u8>> {
-        if let Some(document) = self.lock().get(&run).and_then(|parcel| parcel.document.clone()) {
+    pub(super) fn fetch(&self, client: &Client, project: &str, run: RunId, record: &Run) -> Option<Vec<u8>> {
+        if let Some(document) = self.lock().get(&run).and_then(|result| result.document.clone()) {
             return Some(document);
         }
-        match read_log(client, project, told) {
+        match read_log(client, project, record) {
             Ok(text) => {
-                let parcel = result_from_log(&text, node_of(told));
-                let document = parcel.document.clone();
-                self.lock().insert(run, parcel);
+                let result = result_from_log(&text, node_of(record));
+                let document = result.document.clone();
+                self.lock().insert(run, result);
                 document
             }
             Err(error) => {
@@ -68,7 +68,7 @@ impl RunResults {
 
     pub(super) fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
         let all = self.lock();
-        all.get(&run).and_then(|parcel| Some((parcel.node.clone()?, parcel.log.clone()))).into_iter().collect()
+        all.get(&run).and_then(|result| Some((result.node.clone()?, result.log.clone()))).into_iter().collect()
     }
 }
 
@@ -97,12 +97,12 @@ fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, DstackA
     let Some(newest) = run.latest_submission() else { return Ok(String::new()) };
     let (mut bytes, mut next) = (Vec::new(), None::<String>);
     for _ in 0..MAX_PAGES {
-        let mut ask =
+        let mut query =
             json!({ "run_name": run.name(), "job_submission_id": newest.id, "limit": PAGE, "descending": false });
         if let Some(token) = &next {
-            ask["next_token"] = json!(token);
+            query["next_token"] = json!(token);
         }
-        let page: LogPage = client.post(&format!("/api/project/{project}/logs/poll"), &ask)?;
+        let page: LogPage = client.post(&format!("/api/project/{project}/logs/poll"), &query)?;
         bytes.extend(page.bytes());
         // At the end, a store returns the same token again, or none.
         let over = page.next_token.is_none() || (page.next_token == next && page.is_empty());
@@ -121,13 +121,13 @@ mod tests {
     use doctor_checks::result_transport::PackedDocument;
 
     #[test]
-    fn a_document_is_taken_from_the_log_and_people_read_the_rest() {
+    fn the_document_is_extracted_from_the_log() {
         let node = NodeName::new("bed-0").ok();
         let log =
             format!("sh: no job control\njob: done\n{}", PackedDocument::pack(b"a document").unwrap().to_log_lines());
-        let whole = result_from_log(&log, node.clone());
+        let complete = result_from_log(&log, node.clone());
         assert_eq!(
-            (whole.document.as_deref(), whole.log.as_str()),
+            (complete.document.as_deref(), complete.log.as_str()),
             (Some(&b"a document"[..]), "sh: no job control\njob: done\n")
         );
         let cut = result_from_log(&log[..log.len() - 40], node);

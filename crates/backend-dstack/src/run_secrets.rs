@@ -21,8 +21,8 @@ impl DstackBackend {
             return Ok(());
         }
         let body = json!({ "name": secret_name(job.run), "value": job.key.to_hex() });
-        let made: Result<Secret, _> = self.client.post(&self.in_project("secrets/create_or_update"), &body);
-        made.map_err(|error| {
+        let result: Result<Secret, _> = self.client.post(&self.in_project("secrets/create_or_update"), &body);
+        result.map_err(|error| {
             let mut failed = error.to_backend_error(operation, Access::Read);
             failed.text = format!(
                 "creating the secret for the run's key failed: {}; use a project manager's token, or set `key = \"environment\"`",
@@ -37,9 +37,9 @@ impl DstackBackend {
     /// Deletes the keys of these runs: their jobs have them, or will never need them. A failure is retried later.
     pub(super) fn delete_used_secrets(&self, runs: &BTreeSet<RunId>) {
         let known = self.cache();
-        let there = &(&known.secrets | &known.orphaned_secrets.in_use) & runs;
+        let to_delete = &(&known.secrets | &known.orphaned_secrets.in_use) & runs;
         drop(known);
-        for run in there {
+        for run in to_delete {
             if self.delete_secret(run) {
                 let mut known = self.cache();
                 known.secrets.remove(&run);
@@ -54,13 +54,13 @@ impl DstackBackend {
             return;
         }
         let Ok(secrets) = self.client.post::<Vec<Secret>>(&self.in_project("secrets/list"), &json!({})) else { return };
-        let there: BTreeSet<RunId> = secrets.iter().filter_map(|secret| run_of_secret(&secret.name)).collect();
+        let existing: BTreeSet<RunId> = secrets.iter().filter_map(|secret| run_of_secret(&secret.name)).collect();
         let under_way: BTreeSet<RunId> = runs.iter().filter_map(|run| run_of(run.name())).collect();
         let old = {
             let mut known = self.cache();
-            let wanted = &known.secrets | &under_way;
-            known.orphaned_secrets.in_use = &there & &under_way;
-            known.orphaned_secrets.expired(&there, &wanted, now)
+            let required = &known.secrets | &under_way;
+            known.orphaned_secrets.in_use = &existing & &under_way;
+            known.orphaned_secrets.expired(&existing, &required, now)
         };
         for run in old {
             self.delete_secret(run);
@@ -70,8 +70,8 @@ impl DstackBackend {
     /// Returns whether the secret is gone.
     fn delete_secret(&self, run: RunId) -> bool {
         let body = json!({ "secrets_names": [secret_name(run)] });
-        let gone: Result<Value, _> = self.client.post(&self.in_project("secrets/delete"), &body);
-        match gone {
+        let result: Result<Value, _> = self.client.post(&self.in_project("secrets/delete"), &body);
+        match result {
             Ok(_) => true,
             Err(error) if error.is_not_found() => true,
             Err(error) => {

@@ -46,7 +46,7 @@ words! {
 }
 
 impl RunStatus {
-    /// It was not told to stop.
+    /// No stop was requested.
     pub(super) const fn is_active(&self) -> bool {
         matches!(self, Self::Pending | Self::Submitted | Self::Provisioning | Self::Running)
     }

@@ -68,14 +68,14 @@ impl SshFallback {
     fn host(&self, fleet: &Fleet, instance: &Instance) -> Option<Host> {
         let address = instance.hostname.clone().filter(|host| is_word(host))?;
         let (user, port) = fleet.login(&address);
-        let own = &self.settings;
+        let settings = &self.settings;
         Some(Host {
             name: NodeName::new(&instance.name).ok()?,
-            user: own.user.clone().or_else(|| user.map(str::to_owned)).filter(|user| is_word(user)),
-            port: own.port.or(port),
+            user: settings.user.clone().or_else(|| user.map(str::to_owned)).filter(|user| is_word(user)),
+            port: settings.port.or(port),
             address: Some(address),
-            jump: own.jump.clone(),
-            key: own.key.clone(),
+            jump: settings.jump.clone(),
+            key: settings.key.clone(),
         })
     }
 
@@ -89,24 +89,24 @@ impl SshFallback {
             .take(MAX_QUERIES)
             .collect();
         let most = self.settings.max_load_per_core;
-        let looked = self.ssh.query_hosts(&hosts).into_iter().filter_map(|(host, look)| {
+        let states = self.ssh.query_hosts(&hosts).into_iter().filter_map(|(host, status)| {
             // Failing to reach it from here as well is not news.
-            let look = look.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
-            let used = match (blocked_reason(&look, most), occupancy(&look, most)) {
+            let status = status.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
+            let used = match (blocked_reason(&status, most), occupancy(&status, most)) {
                 (None, _) => Usage::Unused,
                 (Some(_), Occupancy::Busy { by }) => Usage::By(by.to_string()),
                 (Some(_), Occupancy::Free | Occupancy::Unknown { .. }) => Usage::Unknown,
             };
-            Some((host.name.to_string(), SshState { usage: used, runs: look.under_way }))
+            Some((host.name.to_string(), SshState { usage: used, runs: status.under_way }))
         });
-        looked.collect()
+        states.collect()
     }
 }
 
 /// Returns whether dstack starts nothing on it although it exists.
 pub(super) fn is_skipped_by_dstack(instance: &Instance) -> bool {
-    let there = matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy);
-    there && (instance.unreachable == Some(true) || instance.health_status == Some(Health::Failure))
+    let is_up = matches!(instance.status, InstanceStatus::Idle | InstanceStatus::Busy);
+    is_up && (instance.unreachable == Some(true) || instance.health_status == Some(Health::Failure))
 }
 
 /// Returns whether dstack reports that no run has any part of it.
@@ -120,7 +120,7 @@ mod tests {
     use crate::api_types::tests::{fleet, instance};
 
     #[test]
-    fn only_what_dstack_starts_nothing_on_is_looked_at_past_it() {
+    fn only_instances_that_dstack_skips_are_queried_over_ssh() {
         let with = |change: &dyn Fn(&mut Instance)| {
             let mut instance = instance();
             change(&mut instance);
@@ -143,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_reached_as_the_site_says_and_else_as_its_fleet_does() {
+    fn connection_settings_come_from_the_site_then_from_the_fleet() {
         let folder = tempfile::tempdir().unwrap();
-        let door = |settings: SshFallbackConfig| SshFallback {
+        let fallback = |settings: SshFallbackConfig| SshFallback {
             ssh: SshBackend::open(
                 doctor_backend::ssh::SshConfig {
                     doctor_node: Some("/bin/true".into()),
@@ -159,19 +159,19 @@ mod tests {
             hosts_set: AtomicBool::new(false),
         };
         let (fleet, mut instance) = (fleet(), instance());
-        let plain = door(SshFallbackConfig::default()).host(&fleet, &instance).unwrap();
-        assert_eq!((plain.name.as_str(), plain.address.as_deref()), ("bed-0", instance.hostname.as_deref()));
-        assert_eq!((plain.user.as_deref(), plain.jump), (Some("root"), None), "as the captured fleet has it");
-        let own = SshFallbackConfig {
+        let from_fleet = fallback(SshFallbackConfig::default()).host(&fleet, &instance).unwrap();
+        assert_eq!((from_fleet.name.as_str(), from_fleet.address.as_deref()), ("bed-0", instance.hostname.as_deref()));
+        assert_eq!((from_fleet.user.as_deref(), from_fleet.jump), (Some("root"), None), "as the captured fleet has it");
+        let configured = SshFallbackConfig {
             user: Some("ubuntu".to_owned()),
             jump: Some("gate".to_owned()),
             ..SshFallbackConfig::default()
         };
-        let own = door(own).host(&fleet, &instance).unwrap();
-        assert_eq!((own.user.as_deref(), own.jump.as_deref()), (Some("ubuntu"), Some("gate")));
+        let configured = fallback(configured).host(&fleet, &instance).unwrap();
+        assert_eq!((configured.user.as_deref(), configured.jump.as_deref()), (Some("ubuntu"), Some("gate")));
         for bad in [None, Some("-oProxyCommand=x"), Some("a b"), Some("")] {
             instance.hostname = bad.map(str::to_owned);
-            assert_eq!(door(SshFallbackConfig::default()).host(&fleet, &instance), None, "{bad:?}");
+            assert_eq!(fallback(SshFallbackConfig::default()).host(&fleet, &instance), None, "{bad:?}");
         }
     }
 }

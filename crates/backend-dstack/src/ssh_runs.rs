@@ -17,14 +17,14 @@ impl DstackBackend {
         operation: &'static str,
         run: RunId,
     ) -> Result<Option<&SshFallback>, BackendError> {
-        let Some(door) = &self.ssh_fallback else { return Ok(None) };
-        if !door.ssh.has_run(operation, run)? {
+        let Some(fallback) = &self.ssh_fallback else { return Ok(None) };
+        if !fallback.ssh.has_run(operation, run)? {
             return Ok(None);
         }
-        if !door.hosts_set.load(Ordering::Relaxed) {
-            door.set_hosts(&self.fleets(operation)?);
+        if !fallback.hosts_set.load(Ordering::Relaxed) {
+            fallback.set_hosts(&self.fleets(operation)?);
         }
-        Ok(Some(door))
+        Ok(Some(fallback))
     }
 
     /// Starts a run over SSH if dstack starts nothing on its instance and reports it as unused. `None`: the run is for dstack.
@@ -33,7 +33,7 @@ impl DstackBackend {
         operation: &'static str,
         job: &JobRequest,
     ) -> Result<Option<JobId>, BackendError> {
-        let (Some(door), [node]) = (&self.ssh_fallback, &*job.nodes) else { return Ok(None) };
+        let (Some(fallback), [node]) = (&self.ssh_fallback, &*job.nodes) else { return Ok(None) };
         if self.ssh_fallback_of(operation, job.run)?.is_none() {
             let (_, instance) = self.instance(operation, node)?;
             if !is_skipped_by_dstack(&instance) {
@@ -42,8 +42,8 @@ impl DstackBackend {
             if !is_unused(&instance) {
                 return Err(retryable_error(operation, format!("dstack has a run on {node}")));
             }
-            door.set_hosts(&self.fleets(operation)?);
+            fallback.set_hosts(&self.fleets(operation)?);
         }
-        door.ssh.submit(job).map(Some)
+        fallback.ssh.submit(job).map(Some)
     }
 }

@@ -62,14 +62,14 @@ pub(super) fn run_plan(
 }
 
 /// Requests all resources of the instance: if it is divided into blocks, every block.
-fn whole_instance(there: &Resources) -> Value {
-    let mut cpu = json!({ "count": { "min": there.cpus, "max": null } });
-    if let Some(arch) = &there.cpu_arch {
+fn whole_instance(resources: &Resources) -> Value {
+    let mut cpu = json!({ "count": { "min": resources.cpus, "max": null } });
+    if let Some(arch) = &resources.cpu_arch {
         cpu["arch"] = json!(arch);
     }
-    let count = there.gpus.len();
+    let count = resources.gpus.len();
     let mut gpu = json!({ "count": { "min": count, "max": count } });
-    if let Some(first) = there.gpus.first() {
+    if let Some(first) = resources.gpus.first() {
         gpu["name"] = json!([first.name]);
         if let Some(vendor) = &first.vendor {
             gpu["vendor"] = json!(vendor);
@@ -84,26 +84,26 @@ fn whole_instance(there: &Resources) -> Value {
 fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &DstackConfig) -> String {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let (run, limit, node) = (job.run.to_string(), job.limit.to_string(), node.to_string());
-    let mut words: Vec<String> = config.task.doctor_node.clone();
-    words.extend(["job", "--run", &run, "--tests", &tests, "--limit", &limit].map(str::to_owned));
-    words.extend(["--node", &node, "--carry", NO_TERMINATION_MESSAGE].map(str::to_owned));
+    let mut args: Vec<String> = config.task.doctor_node.clone();
+    args.extend(["job", "--run", &run, "--tests", &tests, "--limit", &limit].map(str::to_owned));
+    args.extend(["--node", &node, "--carry", NO_TERMINATION_MESSAGE].map(str::to_owned));
     if with_policy {
-        words.extend(["--policy", POLICY].map(str::to_owned));
+        args.extend(["--policy", POLICY].map(str::to_owned));
     }
     if let Some(state) = &config.task.state {
-        words.extend(["--state".to_owned(), state.display().to_string()]);
+        args.extend(["--state".to_owned(), state.display().to_string()]);
     }
-    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-    format!("exec {}", words.join(" "))
+    let args: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
+    format!("exec {}", args.join(" "))
 }
 
 /// Quotes a word for the shell, if needed.
-fn quoted(word: &str) -> String {
+fn quoted(arg: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-=/,:@".contains(c);
-    if !word.is_empty() && word.chars().all(harmless) {
-        return word.to_owned();
+    if !arg.is_empty() && arg.chars().all(harmless) {
+        return arg.to_owned();
     }
-    format!("'{}'", word.replace('\'', "'\\''"))
+    format!("'{}'", arg.replace('\'', "'\\''"))
 }
 
 /// Returns the state of a run; `began` is when its job started to run, if known.
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_becomes_a_task_on_its_whole_instance_and_nowhere_else() {
+    fn a_run_becomes_a_task_pinned_to_its_whole_instance() {
         let spec = planned(None, &DstackConfig::default());
         let task = &spec["configuration"];
         assert_eq!(spec["run_name"], "doctor-r0000000000007");
@@ -187,13 +187,13 @@ mod tests {
         );
         assert_eq!(task["resources"]["cpu"], json!({ "arch": "x86", "count": { "min": 96, "max": null } }));
         assert_eq!(task["max_duration"], 100 * 60);
-        let words = "exec doctor-node job --run r0000000000007 --tests memory,dl --limit '1h 30m' --node bed-0 --carry /dev/null";
-        assert_eq!(task["commands"], json!([words]));
+        let command_line = "exec doctor-node job --run r0000000000007 --tests memory,dl --limit '1h 30m' --node bed-0 --carry /dev/null";
+        assert_eq!(task["commands"], json!([command_line]));
         assert_eq!(task["env"], json!({ "DOCTOR_RUN_KEY": "${{ secrets.doctor_r0000000000007 }}" }));
     }
 
     #[test]
-    fn policy_state_and_key_go_as_the_site_wants() {
+    fn policy_state_and_key_follow_the_configuration() {
         let mut config = DstackConfig { key: KeyDelivery::Environment, ..DstackConfig::default() };
         config.task.state = Some("/var/lib/it's".into());
         let task = planned(Some("a = \"${{ x }}\"\n"), &config)["configuration"].take();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_captured_runs_are_told_apart() {
+    fn the_recorded_runs_map_to_distinct_states() {
         let job = JobId("main/x".to_owned());
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let since = at("2026-11-15T01:20:55Z");
@@ -222,9 +222,9 @@ mod tests {
         assert_eq!(ended(NO_CAPACITY, None), (false, JobEnd::Preempted));
         let lost = STOPPED.replace("terminated_by_user", "instance_unreachable");
         assert_eq!(ended(&lost, began), (true, JobEnd::Lost));
-        let strange = RUNNING.replace("\"running\"", "\"hovering\"");
+        let unknown_status = RUNNING.replace("\"running\"", "\"hovering\"");
         assert!(
-            matches!(job_state(&run(&strange), job.clone(), None), ObservedJobState::Unknown { why } if why.contains("hovering"))
+            matches!(job_state(&run(&unknown_status), job.clone(), None), ObservedJobState::Unknown { why } if why.contains("hovering"))
         );
         let ObservedJobState::Ended { started, at, .. } = job_state(&run(DONE), job, Some(at("2030-01-01T00:00:00Z")))
         else {

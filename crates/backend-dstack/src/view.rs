@@ -45,16 +45,16 @@ pub(super) struct View<'a> {
 impl View<'_> {
     /// Returns every instance whose name is valid as a node name.
     pub(super) fn seen_nodes(&self, config: &DstackConfig) -> Vec<ObservedNode> {
-        let mut around = self.contexts();
-        let offers: Vec<CandidateInstance<'_>> = self.candidates(&around).collect();
+        let mut contexts = self.contexts();
+        let offers: Vec<CandidateInstance<'_>> = self.candidates(&contexts).collect();
         let users: Vec<&Run> = self.runs.iter().filter(|run| self.our_run(run).is_none()).collect();
         for (name, by) in demanded_instances(&offers, &users, self.now) {
-            around.entry(name).or_default().waiting_run = Some(by);
+            contexts.entry(name).or_default().waiting_run = Some(by);
         }
         let all = self.fleets.iter().flat_map(|fleet| fleet.instances.iter().map(move |instance| (fleet, instance)));
         all.filter_map(|(fleet, instance)| {
-            let around = around.remove(&instance.name).unwrap_or_default();
-            self.node(fleet, instance, &around, config)
+            let context = contexts.remove(&instance.name).unwrap_or_default();
+            self.node(fleet, instance, &context, config)
         })
         .collect()
     }
@@ -64,26 +64,26 @@ impl View<'_> {
         &self,
         fleet: &Fleet,
         instance: &Instance,
-        around: &InstanceContext,
+        context: &InstanceContext,
         config: &DstackConfig,
     ) -> Option<ObservedNode> {
-        let complaint = self.health_messages.get(&instance.id).map_or("", String::as_str);
-        let occupancy = self.occupancy(instance, around, complaint, config);
-        let told =
+        let health_message = self.health_messages.get(&instance.id).map_or("", String::as_str);
+        let occupancy = self.occupancy(instance, context, health_message, config);
+        let type_name =
             instance.instance_type.as_ref().map(|kind| kind.name.as_str()).filter(|name| *name != SSH_INSTANCE_TYPE);
-        let sku = config.skus.get(&fleet.name).cloned().or_else(|| told.and_then(|name| Sku::new(name).ok()));
+        let sku = config.skus.get(&fleet.name).cloned().or_else(|| type_name.and_then(|name| Sku::new(name).ok()));
         let node = Node {
             name: NodeName::new(&instance.name).ok()?,
             pool: PoolName::new(&fleet.name).ok()?,
-            apart: Some(Arc::new(self.apart(fleet, instance, around, &occupancy))),
+            apart: Some(Arc::new(self.apart(fleet, instance, context, &occupancy))),
             occupancy,
-            marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, complaint) },
+            marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, health_message) },
             // The job's result reports it.
             hardware: None,
             sku,
         };
-        let aside = self.ssh_states.get(&instance.name).into_iter().flat_map(|found| &found.runs);
-        let jobs = around.our_runs.iter().chain(aside).copied().collect();
+        let over_ssh = self.ssh_states.get(&instance.name).into_iter().flat_map(|found| &found.runs);
+        let jobs = context.our_runs.iter().chain(over_ssh).copied().collect();
         Some(ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs })
     }
 
@@ -91,14 +91,14 @@ impl View<'_> {
     fn occupancy(
         &self,
         instance: &Instance,
-        around: &InstanceContext,
-        complaint: &str,
+        context: &InstanceContext,
+        health_message: &str,
         config: &DstackConfig,
     ) -> Occupancy {
-        let told = occupancy(instance, around, complaint, (self.now, config.idle_margin));
-        match (&told, self.ssh_states.get(&instance.name).map(|found| &found.usage)) {
+        let reported = occupancy(instance, context, health_message, (self.now, config.idle_margin));
+        match (&reported, self.ssh_states.get(&instance.name).map(|found| &found.usage)) {
             (Occupancy::Unknown { .. }, Some(Usage::By(by))) => Occupancy::Busy { by: by.as_str().into() },
-            _ => told,
+            _ => reported,
         }
     }
 
@@ -107,10 +107,10 @@ impl View<'_> {
         &self,
         fleet: &Fleet,
         instance: &Instance,
-        around: &InstanceContext,
+        context: &InstanceContext,
         occupancy: &Occupancy,
     ) -> NodeOverrides {
-        let unused = is_unused(instance) && around.users.is_empty() && around.our_runs.is_empty();
+        let unused = is_unused(instance) && context.users.is_empty() && context.our_runs.is_empty();
         let past = unused && is_skipped_by_dstack(instance) && matches!(occupancy, Occupancy::Unknown { .. });
         let empty = self.ssh_states.get(&instance.name).is_some_and(|found| found.usage == Usage::Unused);
         // On an instance that dstack does not reach, work may still run.
@@ -138,15 +138,15 @@ impl View<'_> {
             .collect();
         for run in self.runs {
             let ours = self.our_run(run);
-            let mut places: BTreeSet<&str> =
+            let mut instances_used: BTreeSet<&str> =
                 run.jobs.iter().filter_map(|job| by_host.get(job.host()?).copied()).collect();
             // A pending run of ours names its instance.
-            places.extend(ours.and_then(|_| pinned_instance(run)));
-            for place in places {
-                let around = all.entry(place.to_owned()).or_default();
+            instances_used.extend(ours.and_then(|_| pinned_instance(run)));
+            for instance_name in instances_used {
+                let context = all.entry(instance_name.to_owned()).or_default();
                 match ours {
-                    Some(id) => around.our_runs.push(id),
-                    None => around.users.push(run.description()),
+                    Some(id) => context.our_runs.push(id),
+                    None => context.users.push(run.description()),
                 }
             }
         }
@@ -156,7 +156,7 @@ impl View<'_> {
     /// Returns the instances that a user's run could have: no other run is on them, and dstack would start one there.
     fn candidates<'a>(
         &'a self,
-        around: &'a BTreeMap<String, InstanceContext>,
+        contexts: &'a BTreeMap<String, InstanceContext>,
     ) -> impl Iterator<Item = CandidateInstance<'a>> {
         let usable = |instance: &Instance| {
             instance.unreachable == Some(false)
@@ -165,10 +165,10 @@ impl View<'_> {
         };
         let of_fleet = move |fleet: &'a Fleet| {
             fleet.instances.iter().filter(move |instance| usable(instance)).filter_map(move |instance| {
-                let around = around.get(&instance.name)?;
-                let ours = !around.our_runs.is_empty();
+                let context = contexts.get(&instance.name)?;
+                let ours = !context.our_runs.is_empty();
                 let free = instance.status == InstanceStatus::Idle && instance.busy_blocks == 0;
-                (around.users.is_empty() && (ours || free)).then_some(CandidateInstance {
+                (context.users.is_empty() && (ours || free)).then_some(CandidateInstance {
                     fleet,
                     instance,
                     has_our_run: ours,
@@ -216,9 +216,9 @@ mod tests {
 
     fn seen(runs: &[Run]) -> Vec<(String, Vec<RunId>)> {
         let fleets = fleets();
-        let nothing = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let empty = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let now = "2026-11-15T01:22:00Z".parse().unwrap();
-        let (ends, complaints, found) = (&nothing.0, &nothing.1, &nothing.2);
+        let (ends, complaints, found) = (&empty.0, &empty.1, &empty.2);
         let view = View {
             fleets: &fleets,
             runs,
@@ -236,18 +236,18 @@ mod tests {
         view.seen_nodes(&DstackConfig::default()).iter().map(|one| (word(one), one.jobs.clone())).collect()
     }
 
-    fn words(seen: &[(String, Vec<RunId>)]) -> Vec<&str> {
+    fn occupancies(seen: &[(String, Vec<RunId>)]) -> Vec<&str> {
         seen.iter().map(|(word, _)| word.as_str()).collect()
     }
 
     #[test]
-    fn a_users_run_makes_its_instance_busy_and_names_them() {
-        assert_eq!(words(&seen(&[run(|_| {})])), ["run val3 of admin", "free", "free"]);
-        assert_eq!(words(&seen(&[])), ["a run that is not visible to this project", "free", "free"]);
+    fn a_users_run_makes_its_instance_busy_and_names_the_user() {
+        assert_eq!(occupancies(&seen(&[run(|_| {})])), ["run val3 of admin", "free", "free"]);
+        assert_eq!(occupancies(&seen(&[])), ["a run that is not visible to this project", "free", "free"]);
     }
 
     #[test]
-    fn a_run_of_ours_is_known_by_its_name_and_its_owner() {
+    fn our_runs_are_recognised_by_name_and_owner() {
         let id = RunId::from_number(7);
         let ours = |user: &'static str| {
             run(move |run| {
@@ -256,7 +256,7 @@ mod tests {
             })
         };
         assert_eq!(seen(&[ours("doctor")])[0], ("free".to_owned(), vec![id]));
-        assert_eq!(words(&seen(&[ours("mallory")]))[0], "run doctor-r0000000000007 of mallory");
+        assert_eq!(occupancies(&seen(&[ours("mallory")]))[0], "run doctor-r0000000000007 of mallory");
         // A run that has no instance yet counts on the one that it names.
         let waiting = run(|run| {
             run["user"] = json!("doctor");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_waits_gets_a_free_instance_before_ours_has_to_go() {
+    fn a_waiting_user_gets_a_free_instance_before_one_with_our_run() {
         let ours = run(|run| {
             run["user"] = json!("doctor");
             run["run_spec"]["run_name"] = json!("doctor-r0000000000007");
@@ -284,10 +284,10 @@ mod tests {
         };
         let any = |name| waiting(name, json!(null));
         let waits = "run a of admin, which waits for an instance";
-        assert_eq!(words(&seen(&[ours.clone(), any("a")])), ["free", waits, "free"]);
+        assert_eq!(occupancies(&seen(&[ours.clone(), any("a")])), ["free", waits, "free"]);
         let all = seen(&[ours.clone(), any("a"), any("b"), any("c")]);
         assert!(all.iter().all(|(word, _)| word.contains("which waits")), "{all:?}");
         let pinned = waiting("a", json!([{ "name": "bed-0" }]));
-        assert_eq!(words(&seen(&[ours, pinned])), [waits, "free", "free"]);
+        assert_eq!(occupancies(&seen(&[ours, pinned])), [waits, "free", "free"]);
     }
 }

@@ -136,15 +136,15 @@ impl Host {
     }
 
     /// Lets a user's run take the instance. A run that finds no instance is submitted again, as users do.
-    fn take(&self, more: &Value) {
-        let begun = || {
+    fn take(&self, extra: &Value) {
+        let submitted = || {
             self.users.fetch_add(1, Ordering::SeqCst);
-            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", more).unwrap();
+            self.dstack().submit_as_user(&self.users_run(), Some(self.number), "exec sleep 3600", extra).unwrap();
             let over = |run: &Value| run["status"] == "running" || has_ended(run);
             let run = self.dstack().wait_for("a user's run", || self.dstack().run(&self.users_run()), over).unwrap();
             (run["status"] == "running").then_some(())
         };
-        wait("a user's run to have an instance", begun);
+        wait("a user's run to have an instance", submitted);
     }
 
     fn leave(&self) {
@@ -189,10 +189,10 @@ fn run_id(number: u64) -> RunId {
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+fn wait<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = condition() {
             return found;
         }
         assert!(began.elapsed() < PATIENCE, "timed out waiting for {what}");
@@ -235,20 +235,20 @@ impl Testbed for Host {
         self.name()
     }
 
-    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
-        if wanted == TestOccupancy::Unknown {
+    fn set_occupancy(&self, _: &NodeName, desired: TestOccupancy) {
+        if desired == TestOccupancy::Unknown {
             if self.is_taken() {
                 self.leave();
             }
             return self.wait_health(&Health::Failure("GPU 5 has a volatile DBE"), "failure");
         }
         self.wait_health(&Health::Healthy, "healthy");
-        match (wanted, self.is_taken()) {
+        match (desired, self.is_taken()) {
             (TestOccupancy::Busy, false) => self.take(&json!({})),
             (TestOccupancy::Free, true) => self.leave(),
             _ => {}
         }
-        if wanted == TestOccupancy::Free {
+        if desired == TestOccupancy::Free {
             let free = |instance: &Value| instance["status"] == "idle" && instance["unreachable"] == false;
             self.dstack().wait_for_instance(self.number, "idle", free).unwrap();
             if self.shaken.swap(false, Ordering::SeqCst) {
@@ -258,8 +258,8 @@ impl Testbed for Host {
     }
 
     /// DCGM's warning: dstack still starts jobs there.
-    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
-        if there {
+    fn set_foreign_mark(&self, _: &NodeName, present: bool) {
+        if present {
             self.wait_health(&Health::Warning("PCIe replay rate above threshold"), "warning");
         } else {
             self.wait_health(&Health::Healthy, "healthy");
@@ -290,7 +290,7 @@ impl Testbed for Host {
 }
 
 #[test]
-fn the_dstack_backend_keeps_the_contract() {
+fn the_dstack_backend_fulfils_the_contract() {
     let Some(host) = Host::new("the_dstack_backend_keeps_the_contract", 1) else { return };
     assert_eq!(contract::violations(&host.shared.open(), &host), []);
 }
@@ -305,13 +305,13 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     host.wait_free(&backend, "our own run leaves the node free");
     let secrets = || host.dstack().post(&in_project("secrets/list"), &json!({})).unwrap().to_string();
     assert!(!secrets().contains(&run.to_string()), "the job has its key");
-    let told = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
-    assert!(!told.contains(&KEY.to_hex()), "the run does not show its key");
+    let record = host.dstack().run(&format!("doctor-{run}")).unwrap().to_string();
+    assert!(!record.contains(&KEY.to_hex()), "the run does not show its key");
     // A stopped job returns what it had finished.
     let has_begun = || {
         let submission = &host.dstack().run(&format!("doctor-{run}")).unwrap()["jobs"][0]["job_submissions"][0]["id"];
-        let ask = json!({ "run_name": format!("doctor-{run}"), "job_submission_id": submission, "limit": 1000 });
-        let page = host.dstack().post(&in_project("logs/poll"), &ask).unwrap();
+        let query = json!({ "run_name": format!("doctor-{run}"), "job_submission_id": submission, "limit": 1000 });
+        let page = host.dstack().post(&in_project("logs/poll"), &query).unwrap();
         let events = page["logs"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str());
         let bytes: Vec<u8> = events.flat_map(|message| STANDARD.decode(message).unwrap()).collect();
         String::from_utf8_lossy(&bytes).contains("endless: /bin/sleep").then_some(())
@@ -359,7 +359,7 @@ fn parts_of_an_instance(host: &Host, backend: &DstackBackend) {
 }
 
 #[test]
-fn whoever_comes_or_waits_goes_first() {
+fn users_runs_have_priority() {
     let Some(host) = Host::new("whoever_comes_or_waits_goes_first", 3) else { return };
     let backend = host.shared.open();
     host.take(&json!({}));
@@ -378,8 +378,8 @@ fn whoever_comes_or_waits_goes_first() {
     wait_running(&backend, run);
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
     host.dstack().submit_as_user("patient", Some(3), "exec sleep 3600", &retried).unwrap();
-    let wanted = "run patient of alice, which waits for an instance";
-    wait("the run to be seen waiting", || (why(&host.seen(&backend).node.occupancy) == wanted).then_some(()));
+    let expected = "run patient of alice, which waits for an instance";
+    wait("the run to be seen waiting", || (why(&host.seen(&backend).node.occupancy) == expected).then_some(()));
     backend.cancel(run).unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
     host.dstack().wait_for_run("patient", "running").unwrap();
@@ -404,23 +404,23 @@ fn whoever_comes_or_waits_goes_first() {
 }
 
 #[test]
-fn rights_and_limits_are_said_in_words() {
+fn inspect_reports_missing_rights_and_limits() {
     let Some(shared) = shared("rights_and_limits_are_said_in_words") else { return };
-    let standing = |config: &DstackConfig| {
+    let inspect_with = |config: &DstackConfig| {
         let all = inspect(config);
         all.iter().map(|one| (one.what.clone(), one.standing, one.text.clone())).collect::<Vec<_>>()
     };
-    let good = standing(&shared.config());
-    assert!(good.iter().all(|(_, standing, _)| *standing == InspectionStatus::Good), "{good:?}");
+    let good = inspect_with(&shared.config());
+    assert!(good.iter().all(|(_, status, _)| *status == InspectionStatus::Good), "{good:?}");
     assert!(good[0].2.ends_with("dstack 0.22.5") && good[3].2.starts_with("4 instances in bed"), "{good:?}");
     // A member may query and run, and may not create secrets.
     let member = shared.at("member");
     std::fs::write(&member, &shared.dstack.user().token).unwrap();
     let as_member = DstackConfig { token_file: Some(member), ..shared.config() };
-    let found = standing(&as_member);
+    let found = inspect_with(&as_member);
     assert!(found[2].1 == InspectionStatus::Bad && found[2].2.contains("may not create secrets"), "{found:?}");
     let open = DstackConfig { key: KeyDelivery::Environment, ..as_member.clone() };
-    assert!(standing(&open).iter().all(|(_, standing, _)| *standing == InspectionStatus::Good));
+    assert!(inspect_with(&open).iter().all(|(_, status, _)| *status == InspectionStatus::Good));
     let host = Host::of(shared, 1);
     let error =
         DstackBackend::open(as_member, None).unwrap().submit(&host.request(run_id(4), &["memory"])).unwrap_err();
@@ -432,7 +432,7 @@ fn rights_and_limits_are_said_in_words() {
     let wrong = DstackConfig { token_file: Some(wrong), ..shared.config() };
     let error = DstackBackend::open(wrong.clone(), None).unwrap().snapshot().unwrap_err();
     assert!(error.effect == Effect::NotAppliedPermanent && error.text.contains("Invalid token"), "{error}");
-    assert!(standing(&wrong).iter().any(|(what, standing, _)| what == "token" && *standing == InspectionStatus::Bad));
+    assert!(inspect_with(&wrong).iter().any(|(what, status, _)| what == "token" && *status == InspectionStatus::Bad));
     // An operator has to replace a host of an SSH fleet.
     let willing = DstackBackend::open(DstackConfig { replace: true, ..shared.config() }, None).unwrap();
     assert!(willing.caps().replace && !willing.caps().mark && !willing.caps().drain);
@@ -448,7 +448,7 @@ fn rights_and_limits_are_said_in_words() {
 /// Where dstack starts nothing, a run starts over SSH: once, found again by a later controller, and never while the host is in
 /// use.
 #[test]
-fn a_failing_instance_is_proved_past_dstack() {
+fn a_failing_instance_is_tested_over_ssh() {
     let Some(host) = Host::new("a_failing_instance_is_proved_past_dstack", 4) else { return };
     let keep = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let lock = host.dstack().folder().join("host4/home/in-use");

@@ -69,18 +69,18 @@ impl SshBackend {
     /// If the settings are invalid, there is no program to install on hosts, or our own files cannot be read.
     pub fn open(config: SshConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
         const OPEN: &str = "open the SSH backend";
-        let refuse = |text: String| permanent_error(OPEN, text);
-        config.check().map_err(|error| refuse(error.to_string()))?;
-        let hosts = config.read_hosts().map_err(|error| refuse(error.to_string()))?;
+        let permanent = |text: String| permanent_error(OPEN, text);
+        config.check().map_err(|error| permanent(error.to_string()))?;
+        let hosts = config.read_hosts().map_err(|error| permanent(error.to_string()))?;
         let sockets = config.state.join("c");
-        let file = |error: io::Error| refuse(format!("{}: {error}", config.state.display()));
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets).map_err(file)?;
-        let records = RunJournal::open(&config.state, SystemClock.now()).map_err(file)?;
-        let asker = HostRequester::new(&config, Some(&sockets)).map_err(refuse)?;
+        let io_error = |error: io::Error| permanent(format!("{}: {error}", config.state.display()));
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets).map_err(io_error)?;
+        let journal = RunJournal::open(&config.state, SystemClock.now()).map_err(io_error)?;
+        let requester = HostRequester::new(&config, Some(&sockets)).map_err(permanent)?;
         Ok(Self {
             config,
-            requester: asker,
-            journal: records,
+            requester,
+            journal,
             policy: policy.map(Path::to_owned),
             hosts: Mutex::new(by_name(hosts)),
             last_observations: Mutex::default(),
@@ -117,7 +117,7 @@ impl SshBackend {
     /// Queries a host, including these runs. `Err` is why it could not be queried.
     pub(super) fn query_host(&self, host: &Host, runs: Vec<RunId>) -> Result<HostStatus, String> {
         match self.requester.request(host, &HostRequest::Look(self.query_params(runs)), Duration::ZERO) {
-            Ok(HostResponse::Looked(look)) => Ok(*look),
+            Ok(HostResponse::Looked(status)) => Ok(*status),
             Ok(HostResponse::Failed { text }) => Err(text),
             Ok(
                 HostResponse::Started(_)
@@ -139,20 +139,20 @@ impl SshBackend {
     /// delay the others.
     fn query_all_hosts(&self) -> Vec<(Host, Result<HostStatus, String>)> {
         let last = locked(&self.last_observations).clone();
-        let was_silent = |host: &Host| last.get(&host.name).is_some_and(|last| last.unreachable);
-        let (silent, others): (Vec<Host>, Vec<Host>) = self.all().into_iter().partition(was_silent);
+        let was_unreachable = |host: &Host| last.get(&host.name).is_some_and(|last| last.unreachable);
+        let (unreachable, others): (Vec<Host>, Vec<Host>) = self.all().into_iter().partition(was_unreachable);
         let parallel = self.config.parallel;
-        each(&[(&*others, parallel), (&*silent, parallel)], |host| self.query_host(host, Vec::new()))
+        each(&[(&*others, parallel), (&*unreachable, parallel)], |host| self.query_host(host, Vec::new()))
     }
 
-    fn observed_node(&self, host: &Host, looked: Result<HostStatus, String>) -> ObservedNode {
+    fn observed_node(&self, host: &Host, result: Result<HostStatus, String>) -> ObservedNode {
         let mut all = locked(&self.last_observations);
         let last = all.entry(host.name.clone()).or_default();
-        let occupancy = match looked {
-            Ok(look) => {
-                let occupancy = occupancy(&look, self.config.max_load_per_core);
-                let boot_id = Some(look.boot_id).filter(|id| !id.is_empty());
-                *last = LastObservation { marks: Some(look.marks), jobs: look.under_way, boot_id, unreachable: false };
+        let occupancy = match result {
+            Ok(status) => {
+                let occupancy = occupancy(&status, self.config.max_load_per_core);
+                let boot_id = Some(status.boot_id).filter(|id| !id.is_empty());
+                *last = LastObservation { marks: Some(status.marks), jobs: status.under_way, boot_id, unreachable: false };
                 occupancy
             }
             Err(why) => {
@@ -177,7 +177,7 @@ impl SshBackend {
 
 /// Processes groups of hosts concurrently, each with its own number of workers. The results are sorted by host name.
 pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
-    let places: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
+    let next_indexes: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
     let worker = |hosts: &[Host], next: &AtomicUsize| {
         let mut done = Vec::new();
         while let Some(host) = hosts.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -185,18 +185,18 @@ pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) ->
         }
         done
     };
-    let mut answers: Vec<(Host, T)> = std::thread::scope(|scope| {
+    let mut results: Vec<(Host, T)> = std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        for ((hosts, workers), next) in groups.iter().zip(&places) {
+        for ((hosts, workers), next) in groups.iter().zip(&next_indexes) {
             let worker = &worker;
             threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
         }
         // Propagate a worker's panic to the caller.
-        let joined = threads.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.flatten().collect()
     });
-    answers.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
-    answers
+    results.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+    results
 }
 
 impl Backend for SshBackend {
@@ -212,13 +212,13 @@ impl Backend for SshBackend {
     fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
         let hosts = self.config.read_hosts().map_err(|error| retryable_error("query the hosts", error.to_string()))?;
         *locked(&self.hosts) = by_name(hosts);
-        Ok(self.query_all_hosts().into_iter().map(|(host, looked)| self.observed_node(&host, looked)).collect())
+        Ok(self.query_all_hosts().into_iter().map(|(host, result)| self.observed_node(&host, result)).collect())
     }
 
     fn nodes_with_unread_marks(&self) -> Vec<NodeName> {
         let (hosts, last) = (locked(&self.hosts), locked(&self.last_observations));
-        let told = |name: &NodeName| last.get(name).is_some_and(|last| last.marks.is_some());
-        hosts.keys().filter(|name| !told(name)).cloned().collect()
+        let marks_known = |name: &NodeName| last.get(name).is_some_and(|last| last.marks.is_some());
+        hosts.keys().filter(|name| !marks_known(name)).cloned().collect()
     }
 
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError> {
@@ -254,10 +254,10 @@ fn by_name(hosts: Vec<Host>) -> BTreeMap<NodeName, Host> {
 pub(super) fn unexpected_answer(
     operation: &'static str,
     host: &Host,
-    answer: Result<HostResponse, RequestError>,
+    response: Result<HostResponse, RequestError>,
 ) -> BackendError {
     let named = |text: &str| format!("{}: {text}", host.name);
-    match answer {
+    match response {
         Err(RequestError::NotSent(text)) => retryable_error(operation, named(&text)),
         Err(RequestError::OutcomeUnknown(text)) | Ok(HostResponse::Failed { text }) => {
             unknown_effect_error(operation, named(&text))

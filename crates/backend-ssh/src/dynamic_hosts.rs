@@ -22,7 +22,7 @@ impl SshBackend {
 
     /// Returns whether this run was ever submitted to a host of ours.
     pub fn has_run(&self, operation: &'static str, run: RunId) -> Result<bool, BackendError> {
-        let written = self.journal.hosts_of(run).map_err(|error| retryable_error(operation, error.to_string()))?;
-        Ok(written.is_some())
+        let recorded = self.journal.hosts_of(run).map_err(|error| retryable_error(operation, error.to_string()))?;
+        Ok(recorded.is_some())
     }
 }

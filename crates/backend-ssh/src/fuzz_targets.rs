@@ -16,9 +16,9 @@ pub fn hosts_in(text: &str) -> Result<usize, String> {
 /// read, which must never happen.
 pub fn parse_answer(line: &[u8], number: u64) -> Result<bool, String> {
     Ok(match parse_response(line, number)? {
-        HostResponse::Looked(look) => {
-            let doubt = look.load.is_err() || look.gpus.is_err() || look.terminals.is_err() || look.abandoned.is_some();
-            doubt && occupancy(&look, 0.7) == Occupancy::Free
+        HostResponse::Looked(status) => {
+            let incomplete = status.load.is_err() || status.gpus.is_err() || status.terminals.is_err() || status.abandoned.is_some();
+            incomplete && occupancy(&status, 0.7) == Occupancy::Free
         }
         HostResponse::Started(_)
         | HostResponse::InUse { .. }

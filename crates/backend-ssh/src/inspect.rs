@@ -49,13 +49,13 @@ struct LocalProgram {
 }
 
 /// Inspects all hosts.
-pub fn inspect(config: &SshConfig, wants: RequiredRepairs) -> Vec<InspectionItem> {
+pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Vec<InspectionItem> {
     let hosts = match config.read_hosts() {
         Ok(hosts) => hosts,
         Err(error) => return vec![InspectionItem::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")],
     };
-    let carried = match local_program(config) {
-        Ok(carried) => carried,
+    let binary = match local_program(config) {
+        Ok(binary) => binary,
         Err(why) => {
             return vec![InspectionItem::bad(
                 "doctor-node",
@@ -64,22 +64,22 @@ pub fn inspect(config: &SshConfig, wants: RequiredRepairs) -> Vec<InspectionItem
             )];
         }
     };
-    let programs: Vec<&str> = required_programs(config, wants);
-    let script = facts::script(&config.remote, &config.as_root.join(" "), &carried.hash, &programs);
-    let lines = SshConnector::new(config, None);
-    let asked = each(&[(&*hosts, config.parallel)], |host| query_facts(&lines, host, &script, config));
-    let asked: Vec<HostFacts> = asked.into_iter().map(|(_, asked)| asked).collect();
-    let mut found = inspect_reachability(&asked, config);
-    let answered: Vec<(&NodeName, &Facts)> =
-        asked.iter().filter_map(|one| Some((&one.name, one.facts.as_ref().ok()?))).collect();
-    if !answered.is_empty() {
-        found.push(root(&answered, config));
-        found.extend(program(&answered, &carried, config));
-        found.push(clocks(&asked));
-        found.push(inspect_sessions(&answered));
-        found.extend(programs.iter().map(|program| command(&answered, program)));
+    let programs: Vec<&str> = required_programs(config, repairs);
+    let script = facts::script(&config.remote, &config.as_root.join(" "), &binary.hash, &programs);
+    let connector = SshConnector::new(config, None);
+    let host_facts = each(&[(&*hosts, config.parallel)], |host| query_facts(&connector, host, &script, config));
+    let host_facts: Vec<HostFacts> = host_facts.into_iter().map(|(_, host_facts)| host_facts).collect();
+    let mut items = inspect_reachability(&host_facts, config);
+    let reachable: Vec<(&NodeName, &Facts)> =
+        host_facts.iter().filter_map(|entry| Some((&entry.name, entry.facts.as_ref().ok()?))).collect();
+    if !reachable.is_empty() {
+        items.push(root(&reachable, config));
+        items.extend(program(&reachable, &binary, config));
+        items.push(clocks(&host_facts));
+        items.push(inspect_sessions(&reachable));
+        items.extend(programs.iter().map(|program| command(&reachable, program)));
     }
-    found
+    items
 }
 
 fn local_program(config: &SshConfig) -> Result<LocalProgram, String> {
@@ -95,19 +95,19 @@ fn local_program(config: &SshConfig) -> Result<LocalProgram, String> {
 }
 
 /// Returns the programs that hosts need for the permitted repairs.
-fn required_programs(config: &SshConfig, wants: RequiredRepairs) -> Vec<&str> {
-    let commands = [(wants.reset, &config.reset), (wants.reboot, &config.reboot)];
-    let programs = commands.into_iter().filter(|(wanted, _)| *wanted).filter_map(|(_, command)| command.first());
+fn required_programs(config: &SshConfig, repairs: RequiredRepairs) -> Vec<&str> {
+    let commands = [(repairs.reset, &config.reset), (repairs.reboot, &config.reboot)];
+    let programs = commands.into_iter().filter(|(required, _)| *required).filter_map(|(_, command)| command.first());
     programs.map(String::as_str).filter(|program| facts::is_plain(program)).collect()
 }
 
-fn query_facts(lines: &SshConnector, host: &Host, script: &str, config: &SshConfig) -> HostFacts {
+fn query_facts(connector: &SshConnector, host: &Host, script: &str, config: &SshConfig) -> HostFacts {
     let before = SystemClock.now();
-    let said = lines
+    let result = connector
         .open_session(host, script, config.deadline.to_std())
-        .and_then(|line| facts::read_facts(|| line.read_line().map_err(|why| why.to_string())));
-    let off = said.as_ref().ok().and_then(|facts| clock_offset(facts.clock?, before, SystemClock.now()));
-    HostFacts { name: host.name.clone(), facts: said, clock_offset: off }
+        .and_then(|session| facts::read_facts(|| session.read_line().map_err(|why| why.to_string())));
+    let offset = result.as_ref().ok().and_then(|facts| clock_offset(facts.clock?, before, SystemClock.now()));
+    HostFacts { name: host.name.clone(), facts: result, clock_offset: offset }
 }
 
 /// Returns the least offset of a host's clock, which was read between these two times.
@@ -131,9 +131,9 @@ impl ConnectionProblem {
     const ALL: [Self; 5] =
         [Self::KeyUnknown, Self::KeyChanged, Self::LoginRefused, Self::NameNotResolved, Self::Unreachable];
 
-    fn classify(said: &str) -> Self {
-        let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
-        match said {
+    fn classify(error: &str) -> Self {
+        let any = |patterns: &[&str]| patterns.iter().any(|pattern| error.contains(pattern));
+        match error {
             _ if any(&[KEY_CHANGED]) => Self::KeyChanged,
             _ if any(&[KEY_UNKNOWN]) => Self::KeyUnknown,
             _ if any(&["Permission denied", "Too many authentication failures"]) => Self::LoginRefused,
@@ -167,27 +167,27 @@ impl ConnectionProblem {
     }
 }
 
-fn inspect_reachability(asked: &[HostFacts], config: &SshConfig) -> Vec<InspectionItem> {
+fn inspect_reachability(host_facts: &[HostFacts], config: &SshConfig) -> Vec<InspectionItem> {
     const WHAT: &str = "hosts";
-    let answered = asked.iter().filter(|one| one.facts.is_ok()).count();
-    if answered == asked.len() {
-        let text = format!("{} reachable, host keys known, login accepted", host_count(answered));
+    let reachable = host_facts.iter().filter(|entry| entry.facts.is_ok()).count();
+    if reachable == host_facts.len() {
+        let text = format!("{} reachable, host keys known, login accepted", host_count(reachable));
         return vec![InspectionItem::good(WHAT, text)];
     }
-    let mut found = Vec::new();
-    for obstacle in ConnectionProblem::ALL {
-        let of: Vec<(&NodeName, &String)> = asked
+    let mut items = Vec::new();
+    for problem in ConnectionProblem::ALL {
+        let affected: Vec<(&NodeName, &String)> = host_facts
             .iter()
-            .filter_map(|one| Some((&one.name, one.facts.as_ref().err()?)))
-            .filter(|(_, said)| ConnectionProblem::classify(said) == obstacle)
+            .filter_map(|entry| Some((&entry.name, entry.facts.as_ref().err()?)))
+            .filter(|(_, error)| ConnectionProblem::classify(error) == problem)
             .collect();
-        if let Some((_, said)) = of.first() {
-            let names: Vec<NodeName> = of.iter().map(|(name, _)| (*name).clone()).collect();
-            let text = format!("{} of {}: {}: {said}", names.len(), asked.len(), format_nodes(&names));
-            found.push(InspectionItem::bad(WHAT, text, obstacle.remedy(config)));
+        if let Some((_, error)) = affected.first() {
+            let names: Vec<NodeName> = affected.iter().map(|(name, _)| (*name).clone()).collect();
+            let text = format!("{} of {}: {}: {error}", names.len(), host_facts.len(), format_nodes(&names));
+            items.push(InspectionItem::bad(WHAT, text, problem.remedy(config)));
         }
     }
-    found
+    items
 }
 
 fn host_count(count: usize) -> String {
@@ -195,14 +195,14 @@ fn host_count(count: usize) -> String {
 }
 
 /// Returns the names of the hosts for which the predicate holds.
-fn names_where(answered: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
-    answered.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
+fn names_where(reachable: &[(&NodeName, &Facts)], holds: impl Fn(&Facts) -> bool) -> Vec<NodeName> {
+    reachable.iter().filter(|(_, facts)| holds(facts)).map(|(name, _)| (*name).clone()).collect()
 }
 
-fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> InspectionItem {
-    let others = names_where(answered, |facts| facts.root != Some(0));
+fn root(reachable: &[(&NodeName, &Facts)], config: &SshConfig) -> InspectionItem {
+    let others = names_where(reachable, |facts| facts.root != Some(0));
     if others.is_empty() {
-        return InspectionItem::good("rights", format!("root access on {}", host_count(answered.len())));
+        return InspectionItem::good("rights", format!("root access on {}", host_count(reachable.len())));
     }
     let remedy = if config.as_root.is_empty() {
         "log in as root, or set as_root = [\"sudo\", \"-n\"] under [backend.ssh]"
@@ -216,60 +216,60 @@ fn root(answered: &[(&NodeName, &Facts)], config: &SshConfig) -> InspectionItem 
     InspectionItem::bad("rights", text, remedy)
 }
 
-fn program(answered: &[(&NodeName, &Facts)], carried: &LocalProgram, config: &SshConfig) -> Vec<InspectionItem> {
+fn program(reachable: &[(&NodeName, &Facts)], binary: &LocalProgram, config: &SshConfig) -> Vec<InspectionItem> {
     const WHAT: &str = "doctor-node";
-    let mut found = Vec::new();
+    let mut items = Vec::new();
     let mut bad = |nodes: &[NodeName], text: &str, remedy: &str| {
         if !nodes.is_empty() {
-            found.push(InspectionItem::bad(WHAT, format!("{}: {text}", format_nodes(nodes)), remedy));
+            items.push(InspectionItem::bad(WHAT, format!("{}: {text}", format_nodes(nodes)), remedy));
         }
     };
-    if let Some(machine) = carried.machine {
-        let others = names_where(answered, |facts| !facts.machine.is_empty() && facts.machine != machine);
+    if let Some(machine) = binary.machine {
+        let others = names_where(reachable, |facts| !facts.machine.is_empty() && facts.machine != machine);
         let remedy = "set `doctor_node` to a build for these hosts; `make portable` builds both architectures";
         bad(&others, &format!("the program is built for {machine}"), remedy);
     }
-    let closed = names_where(answered, |facts| !facts.program && !facts.writable);
-    bad(&closed, "the folder is not writable", &format!("check `remote` ({})", config.remote));
-    let uncheckable = names_where(answered, |facts| !facts.program && !facts.sha256sum);
+    let read_only = names_where(reachable, |facts| !facts.program && !facts.writable);
+    bad(&read_only, "the folder is not writable", &format!("check `remote` ({})", config.remote));
+    let uncheckable = names_where(reachable, |facts| !facts.program && !facts.sha256sum);
     bad(&uncheckable, "sha256sum is missing", "install coreutils");
-    let full = names_where(answered, |facts| !facts.program && facts.space.is_some_and(|space| space < MIN_FREE_SPACE));
+    let full = names_where(reachable, |facts| !facts.program && facts.space.is_some_and(|space| space < MIN_FREE_SPACE));
     bad(&full, "less than 256 MiB free", "free space there, or set `remote` to another folder");
-    if found.is_empty() {
-        let there = names_where(answered, |facts| facts.program).len();
-        let text = format!("{there} of {} hosts have this version; it can be installed on the others", answered.len());
-        found.push(InspectionItem::good(WHAT, text));
+    if items.is_empty() {
+        let installed = names_where(reachable, |facts| facts.program).len();
+        let text = format!("{installed} of {} hosts have this version; it can be installed on the others", reachable.len());
+        items.push(InspectionItem::good(WHAT, text));
     }
-    found
+    items
 }
 
-fn clocks(asked: &[HostFacts]) -> InspectionItem {
+fn clocks(host_facts: &[HostFacts]) -> InspectionItem {
     const WHAT: &str = "clocks";
     let remedy = "run chrony or systemd-timesyncd on the hosts and here";
     let off: Vec<&HostFacts> =
-        asked.iter().filter(|one| one.clock_offset.is_some_and(|off| off > MAX_CLOCK_OFFSET.as_secs())).collect();
-    let answered = asked.iter().filter(|one| one.facts.is_ok()).count();
-    let told = asked.iter().filter(|one| one.clock_offset.is_some()).count();
-    match off.iter().max_by_key(|one| one.clock_offset) {
+        host_facts.iter().filter(|entry| entry.clock_offset.is_some_and(|off| off > MAX_CLOCK_OFFSET.as_secs())).collect();
+    let answered = host_facts.iter().filter(|entry| entry.facts.is_ok()).count();
+    let with_clock = host_facts.iter().filter(|entry| entry.clock_offset.is_some()).count();
+    match off.iter().max_by_key(|entry| entry.clock_offset) {
         Some(worst) => {
-            let names: Vec<NodeName> = off.iter().map(|one| one.name.clone()).collect();
-            let most = worst.clock_offset.unwrap_or_default();
-            let text = format!("wrong on {}; largest offset {most} s, on {}", format_nodes(&names), worst.name);
+            let names: Vec<NodeName> = off.iter().map(|entry| entry.name.clone()).collect();
+            let largest = worst.clock_offset.unwrap_or_default();
+            let text = format!("wrong on {}; largest offset {largest} s, on {}", format_nodes(&names), worst.name);
             InspectionItem::bad(WHAT, text, remedy)
         }
-        None if told < answered => {
-            InspectionItem::unknown(WHAT, format!("unknown on {}", host_count(answered - told))).with_remedy(remedy)
+        None if with_clock < answered => {
+            InspectionItem::unknown(WHAT, format!("unknown on {}", host_count(answered - with_clock))).with_remedy(remedy)
         }
         None => {
-            InspectionItem::good(WHAT, format!("{} within {} s of ours", host_count(told), MAX_CLOCK_OFFSET.as_secs()))
+            InspectionItem::good(WHAT, format!("{} within {} s of ours", host_count(with_clock), MAX_CLOCK_OFFSET.as_secs()))
         }
     }
 }
 
 /// Informational: both ways are fine.
-fn inspect_sessions(answered: &[(&NodeName, &Facts)]) -> InspectionItem {
-    let scopes = names_where(answered, |facts| facts.systemd).len();
-    let text = match answered.len() - scopes {
+fn inspect_sessions(reachable: &[(&NodeName, &Facts)]) -> InspectionItem {
+    let scopes = names_where(reachable, |facts| facts.systemd).len();
+    let text = match reachable.len() - scopes {
         0 => "in systemd scopes, which outlive logins".to_owned(),
         others => {
             format!("in systemd scopes on {}, in separate sessions on {}", host_count(scopes), host_count(others))
@@ -278,10 +278,10 @@ fn inspect_sessions(answered: &[(&NodeName, &Facts)]) -> InspectionItem {
     InspectionItem::good("runs", text)
 }
 
-fn command(answered: &[(&NodeName, &Facts)], program: &str) -> InspectionItem {
-    let without = names_where(answered, |facts| facts.has.iter().all(|has| has != program));
+fn command(reachable: &[(&NodeName, &Facts)], program: &str) -> InspectionItem {
+    let without = names_where(reachable, |facts| facts.has.iter().all(|has| has != program));
     if without.is_empty() {
-        return InspectionItem::good("repair", format!("{program} is on {}", host_count(answered.len())));
+        return InspectionItem::good("repair", format!("{program} is on {}", host_count(reachable.len())));
     }
     let remedy = "install it there, set another command under [backend.ssh], or forbid it (`[allow]` in the policy)";
     InspectionItem::bad("repair", format!("no {program} on {}", format_nodes(&without)), remedy)
@@ -292,8 +292,8 @@ mod tests {
     use super::*;
     use doctor_backend::inspection::InspectionStatus;
 
-    fn host(name: &str, said: Result<Facts, String>, off: u64) -> HostFacts {
-        HostFacts { name: NodeName::new(name).unwrap(), clock_offset: said.as_ref().ok().map(|_| off), facts: said }
+    fn host(name: &str, facts: Result<Facts, String>, offset: u64) -> HostFacts {
+        HostFacts { name: NodeName::new(name).unwrap(), clock_offset: facts.as_ref().ok().map(|_| offset), facts }
     }
 
     fn good() -> Facts {
@@ -309,21 +309,21 @@ mod tests {
     }
 
     #[test]
-    fn each_obstacle_is_told_with_its_hosts_and_its_remedy() {
+    fn connection_problems_are_grouped_with_their_hosts_and_a_remedy() {
         let config = SshConfig::default();
-        let no = |name: &str, said: &str| host(name, Err(said.to_owned()), 0);
-        let asked = [
+        let unreachable = |name: &str, error: &str| host(name, Err(error.to_owned()), 0);
+        let host_facts = [
             host("n1", Ok(good()), 0),
-            no("n2", &format!("{KEY_UNKNOWN}: Host key verification failed.")),
-            no("n3", &format!("{KEY_CHANGED}: Host key verification failed.")),
-            no("n4", "root@n4: Permission denied (publickey)."),
-            no("n5", "ssh: Could not resolve hostname n5: Name or service not known"),
-            no("n6", "ssh: connect to host n6 port 22: Connection timed out"),
-            no("n7", "it does not answer"),
+            unreachable("n2", &format!("{KEY_UNKNOWN}: Host key verification failed.")),
+            unreachable("n3", &format!("{KEY_CHANGED}: Host key verification failed.")),
+            unreachable("n4", "root@n4: Permission denied (publickey)."),
+            unreachable("n5", "ssh: Could not resolve hostname n5: Name or service not known"),
+            unreachable("n6", "ssh: connect to host n6 port 22: Connection timed out"),
+            unreachable("n7", "it does not answer"),
         ];
-        let found = inspect_reachability(&asked, &config);
+        let items = inspect_reachability(&host_facts, &config);
         let lines: Vec<(&str, &str)> =
-            found.iter().map(|one| (one.text.as_str(), one.remedy.as_deref().unwrap_or_default())).collect();
+            items.iter().map(|item| (item.text.as_str(), item.remedy.as_deref().unwrap_or_default())).collect();
         for ((text, remedy), (host, word)) in lines.iter().zip([
             ("n2", "ssh-keyscan"),
             ("n3", "ssh-keygen -R"),
@@ -333,28 +333,28 @@ mod tests {
         ]) {
             assert!(text.contains(host) && remedy.contains(word), "{text}: {remedy}");
         }
-        assert_eq!(found.len(), ConnectionProblem::ALL.len());
-        assert_eq!(inspect_reachability(&asked[..1], &config)[0].standing, InspectionStatus::Good);
+        assert_eq!(items.len(), ConnectionProblem::ALL.len());
+        assert_eq!(inspect_reachability(&host_facts[..1], &config)[0].standing, InspectionStatus::Good);
     }
 
     #[test]
-    fn a_host_that_lacks_something_is_named() {
+    fn hosts_that_fail_a_requirement_are_named() {
         let name = NodeName::new("n1").unwrap();
-        let carried = LocalProgram { hash: String::new(), machine: Some("x86_64") };
+        let binary = LocalProgram { hash: String::new(), machine: Some("x86_64") };
         let config = SshConfig::default();
-        let said = |facts: Facts| {
-            let answered = [(&name, &facts)];
-            let mut all = program(&answered, &carried, &config);
-            all.push(root(&answered, &config));
-            all.push(command(&answered, "nvidia-smi"));
-            all.into_iter()
-                .filter(|one| one.standing == InspectionStatus::Bad)
-                .map(|one| one.text)
+        let problems = |facts: Facts| {
+            let reachable = [(&name, &facts)];
+            let mut items = program(&reachable, &binary, &config);
+            items.push(root(&reachable, &config));
+            items.push(command(&reachable, "nvidia-smi"));
+            items.into_iter()
+                .filter(|item| item.standing == InspectionStatus::Bad)
+                .map(|item| item.text)
                 .collect::<Vec<_>>()
                 .join("|")
         };
         let complete = || Facts { has: vec!["nvidia-smi".to_owned()], ..good() };
-        assert_eq!(said(complete()), "");
+        assert_eq!(problems(complete()), "");
         for (facts, word) in [
             (Facts { machine: "aarch64".to_owned(), ..complete() }, "built for x86_64"),
             (Facts { writable: false, ..complete() }, "not writable"),
@@ -364,20 +364,20 @@ mod tests {
             (Facts { root: None, ..complete() }, "no root access on n1"),
             (Facts { has: Vec::new(), ..complete() }, "no nvidia-smi"),
         ] {
-            assert!(said(facts).contains(word), "{word}");
+            assert!(problems(facts).contains(word), "{word}");
         }
     }
 
     #[test]
-    fn a_clock_is_off_by_what_the_way_there_does_not_explain() {
+    fn clock_offset_excludes_the_round_trip_time() {
         let at = Timestamp::from_secs;
         assert_eq!(clock_offset(100, at(90), at(110)), Some(0));
         assert_eq!(clock_offset(100, at(150), at(160)), Some(50));
         assert_eq!(clock_offset(100, at(10), at(20)), Some(80));
-        let far = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
-        assert!(clocks(&far).text.contains("31 s, on n1"));
-        assert_eq!(clocks(&far[1..]).standing, InspectionStatus::Good);
-        let mute = HostFacts { clock_offset: None, ..host("n3", Ok(good()), 0) };
-        assert_eq!(clocks(&[mute]).standing, InspectionStatus::Unknown);
+        let skewed = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
+        assert!(clocks(&skewed).text.contains("31 s, on n1"));
+        assert_eq!(clocks(&skewed[1..]).standing, InspectionStatus::Good);
+        let without_clock = HostFacts { clock_offset: None, ..host("n3", Ok(good()), 0) };
+        assert_eq!(clocks(&[without_clock]).standing, InspectionStatus::Unknown);
     }
 }

@@ -21,10 +21,10 @@ impl BackendKind for Ssh {
 
     type Config = SshConfig;
 
-    fn resolve(config: &mut SshConfig, beside: &Path, _service: &ServiceSettings<'_>) {
+    fn resolve(config: &mut SshConfig, config_dir: &Path, _service: &ServiceSettings<'_>) {
         let files = [&mut config.hostfile, &mut config.ssh_config, &mut config.known_hosts, &mut config.doctor_node];
         for path in files.into_iter().flatten().chain([&mut config.state]) {
-            *path = beside.join(&*path);
+            *path = config_dir.join(&*path);
         }
     }
 
@@ -37,8 +37,8 @@ impl BackendKind for Ssh {
     }
 
     fn inspect(config: &SshConfig, _service: &ServiceSettings<'_>, policy: &Policy) -> Inspection {
-        let wants = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
-        inspect(config, wants).into()
+        let repairs = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
+        inspect(config, repairs).into()
     }
 
     fn writes(config: &SshConfig) -> Vec<PathBuf> {

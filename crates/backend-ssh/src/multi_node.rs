@@ -11,30 +11,30 @@ const WORST_FIRST: [JobEnd; 5] = [JobEnd::Lost, JobEnd::NodeDied, JobEnd::Failed
 /// Returns the state of the whole run. An unknown part makes it unknown; it has ended when every part has, and succeeded when
 /// every part did. A part that never started, of a run whose others did, is lost.
 pub(super) fn combined_state(parts: &[ObservedJobState]) -> ObservedJobState {
-    if let [alone] = parts {
-        return alone.clone();
+    if let [single] = parts {
+        return single.clone();
     }
     if let Some(unknown) = parts.iter().find(|part| matches!(part, ObservedJobState::Unknown { .. })) {
         return unknown.clone();
     }
     let Some(job) = parts.iter().find_map(job_of) else { return ObservedJobState::Absent };
-    let (mut began, mut waits, mut ends): (Option<Timestamp>, Option<Timestamp>, Vec<(Timestamp, JobEnd)>) =
+    let (mut running_since, mut pending_since, mut ends): (Option<Timestamp>, Option<Timestamp>, Vec<(Timestamp, JobEnd)>) =
         (None, None, Vec::new());
     let mut running = false;
     let earlier = |known: Option<Timestamp>, at: Timestamp| Some(known.map_or(at, |known| known.min(at)));
     for part in parts {
         match part {
-            ObservedJobState::Running { since, .. } => (running, began) = (true, earlier(began, *since)),
-            ObservedJobState::Pending { since, .. } => waits = earlier(waits, *since),
+            ObservedJobState::Running { since, .. } => (running, running_since) = (true, earlier(running_since, *since)),
+            ObservedJobState::Pending { since, .. } => pending_since = earlier(pending_since, *since),
             ObservedJobState::Ended { started, at, how, .. } => {
-                began = started.map_or(began, |started| earlier(began, started));
+                running_since = started.map_or(running_since, |started| earlier(running_since, started));
                 ends.push((*at, *how));
             }
             ObservedJobState::Absent | ObservedJobState::Unknown { .. } => {}
         }
     }
-    match (began, waits) {
-        (Some(since), _) if running || waits.is_some() => ObservedJobState::Running { job: job.clone(), since },
+    match (running_since, pending_since) {
+        (Some(since), _) if running || pending_since.is_some() => ObservedJobState::Running { job: job.clone(), since },
         (_, Some(since)) => ObservedJobState::Pending { job: job.clone(), since },
         (started, None) => {
             let missing = ends.len() < parts.len();
@@ -81,14 +81,14 @@ mod tests {
         ObservedJobState::Ended { job: job(), started: Some(at(started)), at: at(end), how }
     }
 
-    fn silent() -> ObservedJobState {
+    fn unknown_part() -> ObservedJobState {
         ObservedJobState::Unknown { why: "host2: it does not answer".to_owned() }
     }
 
     #[test]
-    fn a_run_is_over_when_every_part_is_and_well_when_every_part_was() {
+    fn a_run_ends_when_every_part_ended_and_succeeds_when_every_part_succeeded() {
         use JobEnd::{Exited, Failed, Killed, Lost};
-        for (parts, whole) in [
+        for (parts, combined) in [
             (vec![pending(3), running(4)], running(4)),
             (vec![pending(3), pending(2)], pending(2)),
             (vec![ended(1, 5, Exited), running(2)], running(1)),
@@ -98,10 +98,10 @@ mod tests {
             (vec![ended(1, 5, Failed), ended(2, 6, Killed)], ended(1, 6, Failed)),
             (vec![ended(1, 5, Exited), ObservedJobState::Absent], ended(1, 5, Lost)),
             (vec![ObservedJobState::Absent, ObservedJobState::Absent], ObservedJobState::Absent),
-            (vec![ended(1, 5, Exited), silent()], silent()),
+            (vec![ended(1, 5, Exited), unknown_part()], unknown_part()),
             (vec![running(7)], running(7)),
         ] {
-            assert_eq!(combined_state(&parts), whole, "{parts:?}");
+            assert_eq!(combined_state(&parts), combined, "{parts:?}");
         }
     }
 
@@ -109,7 +109,7 @@ mod tests {
         let how = prop::sample::select(JobEnd::ALL.to_vec());
         prop_oneof![
             Just(ObservedJobState::Absent),
-            Just(silent()),
+            Just(unknown_part()),
             (0..9_i64).prop_map(pending),
             (0..9_i64).prop_map(running),
             (0..9_i64, 0..9_i64, how).prop_map(|(started, end, how)| ended(started, started + end, how)),
@@ -118,17 +118,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_run_never_looks_better_than_its_worst_part(parts in prop::collection::vec(any_part(), 1..5)) {
-            let whole = combined_state(&parts);
-            let is_well = |part: &ObservedJobState| matches!(part, ObservedJobState::Ended { how: JobEnd::Exited, .. });
-            let is_over = |part: &ObservedJobState| matches!(part, ObservedJobState::Ended { .. } | ObservedJobState::Absent);
+        fn a_run_is_never_better_than_its_worst_part(parts in prop::collection::vec(any_part(), 1..5)) {
+            let combined = combined_state(&parts);
+            let is_succeeded = |part: &ObservedJobState| matches!(part, ObservedJobState::Ended { how: JobEnd::Exited, .. });
+            let is_ended = |part: &ObservedJobState| matches!(part, ObservedJobState::Ended { .. } | ObservedJobState::Absent);
             let is_unknown = |part: &ObservedJobState| matches!(part, ObservedJobState::Unknown { .. });
-            prop_assert_eq!(is_well(&whole), parts.iter().all(is_well));
-            prop_assert_eq!(is_over(&whole), parts.iter().all(is_over));
-            prop_assert_eq!(is_unknown(&whole), parts.iter().any(is_unknown));
+            prop_assert_eq!(is_succeeded(&combined), parts.iter().all(is_succeeded));
+            prop_assert_eq!(is_ended(&combined), parts.iter().all(is_ended));
+            prop_assert_eq!(is_unknown(&combined), parts.iter().any(is_unknown));
             let mut reversed = parts;
             reversed.reverse();
-            prop_assert_eq!(is_over(&combined_state(&reversed)), is_over(&whole));
+            prop_assert_eq!(is_ended(&combined_state(&reversed)), is_ended(&combined));
         }
     }
 }

@@ -53,9 +53,9 @@ impl SshBackend {
             return Err(permanent_error(APPLY, format!("the SSH backend does not support {}", change.what.step())));
         };
         self.call_hook(node, change)?;
-        let ask =
+        let request =
             HostRequest::Mark(MarkRequest { op: change.op, change: mark.clone(), motd: self.config.motd.clone() });
-        match self.requester.request(&host, &ask, Duration::ZERO) {
+        match self.requester.request(&host, &request, Duration::ZERO) {
             Ok(HostResponse::Done) => {
                 self.record_mark(node, &mark);
                 Ok(())
@@ -74,8 +74,8 @@ impl SshBackend {
         if command.is_empty() {
             return Ok(());
         }
-        let told = HookParams { values: vec![("node", node.to_string()), ("op", change.op.to_string())] };
-        site_command::run(operation, command, &told, HOOK_LIMIT)
+        let params = HookParams { values: vec![("node", node.to_string()), ("op", change.op.to_string())] };
+        site_command::run(operation, command, &params, HOOK_LIMIT)
     }
 
     pub(super) fn collect_report_from(&self, node: &NodeName, op: OpId) -> ReportProgress {
@@ -98,9 +98,9 @@ impl SshBackend {
         }
         let (limit, users) = (REPAIR_LIMIT, self.query_params(Vec::new()));
         let max_load_per_core = self.config.max_load_per_core;
-        let ask = HostRequest::Repair(Box::new(RepairRequest { op, what, command, limit, users, max_load_per_core }));
+        let request = HostRequest::Repair(Box::new(RepairRequest { op, what, command, limit, users, max_load_per_core }));
         let named = |text: &str| format!("{}: {text}", host.name);
-        match self.requester.request(host, &ask, Duration::ZERO) {
+        match self.requester.request(host, &request, Duration::ZERO) {
             Ok(HostResponse::Repair(RepairProgress::Done)) => Ok(()),
             Ok(HostResponse::Repair(RepairProgress::InUse { by })) => Err(retryable_error(operation, named(&by))),
             Ok(HostResponse::Repair(RepairProgress::UnderWay { text })) => {

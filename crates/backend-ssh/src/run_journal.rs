@@ -1,6 +1,6 @@
 //! The journal of runs: a small file per run with its hosts, written before the hosts are contacted.
 //!
-//! The hosts themselves know their runs. But a host that does not respond cannot report a run, and without the journal the place
+//! The hosts themselves know their runs. But a host that does not respond cannot report a run, and without the journal the location
 //! of every run would be unknown while one host is down.
 
 use std::{
@@ -33,7 +33,7 @@ impl RunJournal {
     pub(super) fn open(state: &Path, now: Timestamp) -> io::Result<Self> {
         let directory = state.join("runs");
         fs::create_dir_all(&directory)?;
-        let mut known = BTreeMap::new();
+        let mut cache = BTreeMap::new();
         for entry in fs::read_dir(&directory)?.flatten() {
             let name = entry.file_name();
             let run = name.to_str().and_then(|name| name.strip_suffix(".json")).and_then(|name| name.parse().ok());
@@ -41,13 +41,13 @@ impl RunJournal {
             if now.since(run.born()) > RETENTION {
                 fs::remove_file(entry.path())?;
             } else if let Some(hosts) = files::read::<Hosts>(&entry.path())? {
-                known.insert(run, hosts);
+                cache.insert(run, hosts);
             }
         }
-        Ok(Self { directory, cache: Mutex::new(known) })
+        Ok(Self { directory, cache: Mutex::new(cache) })
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<RunId, Hosts>> {
+    fn lock_cache(&self) -> MutexGuard<'_, BTreeMap<RunId, Hosts>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,25 +58,25 @@ impl RunJournal {
     /// Records that the run is on these hosts, and returns its hosts: if other hosts are recorded already, those.
     pub(super) fn write(&self, run: RunId, hosts: &Hosts) -> io::Result<Hosts> {
         let path = self.path(run);
-        let made = files::create(&path, hosts)?;
-        let there = if made { None } else { files::read(&path)? };
-        let there = there.unwrap_or_else(|| hosts.clone());
-        self.record_found(run, &there);
-        Ok(there)
+        let created = files::create(&path, hosts)?;
+        let recorded = if created { None } else { files::read(&path)? };
+        let recorded = recorded.unwrap_or_else(|| hosts.clone());
+        self.record_found(run, &recorded);
+        Ok(recorded)
     }
 
     /// Caches the hosts of a run, without writing them.
     pub(super) fn record_found(&self, run: RunId, hosts: &Hosts) {
-        self.known().insert(run, hosts.clone());
+        self.lock_cache().insert(run, hosts.clone());
     }
 
     pub(super) fn hosts_of(&self, run: RunId) -> io::Result<Option<Hosts>> {
-        if let Some(hosts) = self.known().get(&run) {
+        if let Some(hosts) = self.lock_cache().get(&run) {
             return Ok(Some(hosts.clone()));
         }
         // Another process may have written it since.
-        let written = files::read::<Hosts>(&self.path(run))?;
-        written.iter().for_each(|hosts| self.record_found(run, hosts));
-        Ok(written)
+        let recorded = files::read::<Hosts>(&self.path(run))?;
+        recorded.iter().for_each(|hosts| self.record_found(run, hosts));
+        Ok(recorded)
     }
 }

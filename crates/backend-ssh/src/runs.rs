@@ -1,7 +1,7 @@
 //! Starts, finds and cancels runs on hosts. A multi-node run has one part on each host, under the same id.
 //!
 //! All hosts of a run must respond before any part starts, and a part that cannot start cancels the others: alone they would wait
-//! for it until their time limit. [`super::several`] combines the states of the parts.
+//! for it until their time limit. [`super::multi_node`] combines the states of the parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,36 +39,36 @@ enum RunLocation {
 
 impl SshBackend {
     pub(super) fn submit_run(&self, job: &JobRequest) -> Result<JobId, BackendError> {
-        let orders = self.start_requests(job)?;
-        let hosts: Vec<Host> = orders.values().map(|(host, _)| host.clone()).collect();
-        let there = self.journal.write(job.run, &job.nodes);
-        let there = there.map_err(|error| retryable_error(SUBMIT, error.to_string()))?;
-        if there != job.nodes {
-            let names = there.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
+        let requests = self.start_requests(job)?;
+        let hosts: Vec<Host> = requests.values().map(|(host, _)| host.clone()).collect();
+        let recorded = self.journal.write(job.run, &job.nodes);
+        let recorded = recorded.map_err(|error| retryable_error(SUBMIT, error.to_string()))?;
+        if recorded != job.nodes {
+            let names = recorded.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
             return Err(permanent_error(SUBMIT, format!("run {} is already on {names}", job.run)));
         }
         if hosts.len() > 1 {
             self.check_all_respond(&hosts)?;
         }
         let start =
-            |host: &Host| orders.get(&host.name).map(|(_, ask)| self.requester.request(host, ask, Duration::ZERO));
-        let answers = self.run_on_each(&hosts, start);
-        let mut begun = None;
-        for (host, answer) in answers.into_iter().filter_map(|(host, answer)| Some((host, answer?))) {
-            match begun_as(&host, answer) {
-                Ok(job) => begun = Some(job),
+            |host: &Host| requests.get(&host.name).map(|(_, request)| self.requester.request(host, request, Duration::ZERO));
+        let responses = self.run_on_each(&hosts, start);
+        let mut started = None;
+        for (host, response) in responses.into_iter().filter_map(|(host, response)| Some((host, response?))) {
+            match started_job(&host, response) {
+                Ok(job) => started = Some(job),
                 Err(error) if hosts.len() == 1 => return Err(error),
                 Err(error) => return Err(self.cancel_other_parts(job.run, &hosts, &error)),
             }
         }
-        begun.ok_or_else(|| permanent_error(SUBMIT, "the run names no host".to_owned()))
+        started.ok_or_else(|| permanent_error(SUBMIT, "the run names no host".to_owned()))
     }
 
     /// Checks that all hosts respond, before anything starts. One that does not may respond later.
     fn check_all_respond(&self, hosts: &[Host]) -> Result<(), BackendError> {
-        let answers = self.run_on_each(hosts, |host| self.query_host(host, Vec::new()));
-        let silent = answers.into_iter().find_map(|(host, look)| look.err().map(|why| format!("{}: {why}", host.name)));
-        silent.map_or(Ok(()), |text| Err(retryable_error(SUBMIT, text)))
+        let responses = self.run_on_each(hosts, |host| self.query_host(host, Vec::new()));
+        let unreachable = responses.into_iter().find_map(|(host, status)| status.err().map(|why| format!("{}: {why}", host.name)));
+        unreachable.map_or(Ok(()), |text| Err(retryable_error(SUBMIT, text)))
     }
 
     /// Cancels the other parts after one could not start. Once they have ended, this run can never be complete, and a new one may
@@ -93,11 +93,11 @@ impl SshBackend {
             [first, _, ..] => Some(self.rendezvous(first)?),
             _ => None,
         };
-        let mut orders = BTreeMap::new();
+        let mut requests = BTreeMap::new();
         for host in hosts {
             let missing = || permanent_error(SUBMIT, format!("{} has no output", host.name));
             let output = job.outputs.iter().find(|output| output.node == host.name).ok_or_else(missing)?;
-            let together = rendezvous.as_ref().map(|rendezvous| MultiNode {
+            let multi_node = rendezvous.as_ref().map(|rendezvous| MultiNode {
                 nodes: job.nodes.clone(),
                 rendezvous: rendezvous.clone(),
                 secret: job.key.rendezvous_secret(),
@@ -110,13 +110,13 @@ impl SshBackend {
                 key: job.key.to_hex(),
                 outputs: self.outputs(output)?,
                 policy: policy.clone(),
-                together,
+                together: multi_node,
                 users: self.query_params(Vec::new()),
                 max_load_per_core: self.config.max_load_per_core,
             };
-            orders.insert(host.name.clone(), (host, HostRequest::Start(Box::new(start))));
+            requests.insert(host.name.clone(), (host, HostRequest::Start(Box::new(start))));
         }
-        Ok(orders)
+        Ok(requests)
     }
 
     /// Returns the address at which the other hosts of a multi-node run reach the first.
@@ -146,22 +146,22 @@ impl SshBackend {
         operation: &'static str,
         runs: &[RunId],
     ) -> Result<BTreeMap<RunId, RunLocation>, BackendError> {
-        let mut places = BTreeMap::new();
-        let mut homeless = Vec::new();
+        let mut locations = BTreeMap::new();
+        let mut unrecorded = Vec::new();
         for run in runs {
             match self.journal.hosts_of(*run).map_err(|error| retryable_error(operation, error.to_string()))? {
-                Some(nodes) => drop(places.insert(*run, self.location_of(&nodes))),
-                None => homeless.push(*run),
+                Some(nodes) => drop(locations.insert(*run, self.location_of(&nodes))),
+                None => unrecorded.push(*run),
             }
         }
-        if homeless.is_empty() {
-            return Ok(places);
+        if unrecorded.is_empty() {
+            return Ok(locations);
         }
-        let answers = self.run_on_each(&self.all(), |host| self.query_host(host, homeless.clone()));
-        for run in homeless {
-            places.insert(run, self.location_from_answers(run, &answers));
+        let responses = self.run_on_each(&self.all(), |host| self.query_host(host, unrecorded.clone()));
+        for run in unrecorded {
+            locations.insert(run, self.location_from_answers(run, &responses));
         }
-        Ok(places)
+        Ok(locations)
     }
 
     fn location_of(&self, nodes: &[NodeName]) -> RunLocation {
@@ -173,69 +173,69 @@ impl SshBackend {
         )
     }
 
-    /// Determines the place of a run from the hosts' answers. Each host knows the other hosts of the run.
-    fn location_from_answers(&self, run: RunId, answers: &[(Host, Result<HostStatus, String>)]) -> RunLocation {
-        let has_it = |seen: &&RunStatus| seen.run == run && seen.seen != ObservedJobState::Absent;
-        let told = answers.iter().find_map(|(host, look)| {
-            let seen = look.as_ref().ok()?.runs.iter().find(has_it)?;
-            Some(NonEmpty::new(seen.nodes.clone()).unwrap_or_else(|| NonEmpty::one(host.name.clone())))
+    /// Determines the location of a run from the hosts' answers. Each host knows the other hosts of the run.
+    fn location_from_answers(&self, run: RunId, responses: &[(Host, Result<HostStatus, String>)]) -> RunLocation {
+        let has_it = |part: &&RunStatus| part.run == run && part.seen != ObservedJobState::Absent;
+        let nodes_of_run = responses.iter().find_map(|(host, status)| {
+            let part = status.as_ref().ok()?.runs.iter().find(has_it)?;
+            Some(NonEmpty::new(part.nodes.clone()).unwrap_or_else(|| NonEmpty::one(host.name.clone())))
         });
-        if let Some(nodes) = told {
+        if let Some(nodes) = nodes_of_run {
             self.journal.record_found(run, &nodes);
             return self.location_of(&nodes);
         }
-        let mut silent = answers.iter().filter(|(_, look)| look.is_err()).map(|(host, _)| &host.name);
-        match silent.next() {
+        let mut unreachable = responses.iter().filter(|(_, status)| status.is_err()).map(|(host, _)| &host.name);
+        match unreachable.next() {
             None => RunLocation::Absent,
             Some(first) => {
-                RunLocation::Unknown(format!("hosts that do not answer: {}, first {first}", silent.count() + 1))
+                RunLocation::Unknown(format!("hosts that do not answer: {}, first {first}", unreachable.count() + 1))
             }
         }
     }
 
     pub(super) fn poll_runs(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        let places = self.locate_runs("poll", runs)?;
-        let seen = self.query_parts(&places);
-        let answer = |run: &RunId| match places.get(run) {
-            Some(RunLocation::Hosts(hosts)) => combined_job(*run, hosts, &seen),
-            Some(RunLocation::Absent) => bare(ObservedJobState::Absent),
-            Some(RunLocation::Unknown(why)) => bare(ObservedJobState::Unknown { why: why.clone() }),
-            None => bare(ObservedJobState::Unknown { why: "it was not queried".to_owned() }),
+        let locations = self.locate_runs("poll", runs)?;
+        let parts = self.query_parts(&locations);
+        let job_of = |run: &RunId| match locations.get(run) {
+            Some(RunLocation::Hosts(hosts)) => combined_job(*run, hosts, &parts),
+            Some(RunLocation::Absent) => without_documents(ObservedJobState::Absent),
+            Some(RunLocation::Unknown(why)) => without_documents(ObservedJobState::Unknown { why: why.clone() }),
+            None => without_documents(ObservedJobState::Unknown { why: "it was not queried".to_owned() }),
         };
-        let answers = runs.iter().map(answer).collect();
-        self.cache_logs(runs, seen);
-        Ok(answers)
+        let jobs = runs.iter().map(job_of).collect();
+        self.cache_logs(runs, parts);
+        Ok(jobs)
     }
 
     /// Returns the state of each part; each host is queried once.
-    fn query_parts(&self, places: &BTreeMap<RunId, RunLocation>) -> BTreeMap<(RunId, NodeName), RunStatus> {
+    fn query_parts(&self, locations: &BTreeMap<RunId, RunLocation>) -> BTreeMap<(RunId, NodeName), RunStatus> {
         let mut by_host: BTreeMap<NodeName, (Host, Vec<RunId>)> = BTreeMap::new();
-        for (run, place) in places {
-            let RunLocation::Hosts(hosts) = place else { continue };
+        for (run, location) in locations {
+            let RunLocation::Hosts(hosts) = location else { continue };
             for host in hosts {
                 by_host.entry(host.name.clone()).or_insert_with(|| (host.clone(), Vec::new())).1.push(*run);
             }
         }
         let hosts: Vec<Host> = by_host.values().map(|(host, _)| host.clone()).collect();
-        let asked = |host: &Host| by_host.get(&host.name).map(|(_, runs)| runs.clone()).unwrap_or_default();
-        let mut seen = BTreeMap::new();
-        for (host, looked) in self.run_on_each(&hosts, |host| self.query_host(host, asked(host))) {
-            let said = looked.map(|look| look.runs).unwrap_or_else(|why| {
+        let runs_of = |host: &Host| by_host.get(&host.name).map(|(_, runs)| runs.clone()).unwrap_or_default();
+        let mut parts = BTreeMap::new();
+        for (host, result) in self.run_on_each(&hosts, |host| self.query_host(host, runs_of(host))) {
+            let statuses = result.map(|status| status.runs).unwrap_or_else(|why| {
                 let unknown = |run| {
                     RunStatus::without_result(run, ObservedJobState::Unknown { why: format!("{}: {why}", host.name) })
                 };
-                asked(&host).into_iter().map(unknown).collect()
+                runs_of(&host).into_iter().map(unknown).collect()
             });
-            seen.extend(said.into_iter().map(|one| ((one.run, host.name.clone()), one)));
+            parts.extend(statuses.into_iter().map(|part| ((part.run, host.name.clone()), part)));
         }
-        seen
+        parts
     }
 
     /// Keeps logs while their runs are polled.
     fn cache_logs(&self, runs: &[RunId], seen: BTreeMap<(RunId, NodeName), RunStatus>) {
-        let asked: BTreeSet<&RunId> = runs.iter().collect();
+        let polled: BTreeSet<&RunId> = runs.iter().collect();
         let mut logs = locked(&self.logs);
-        logs.retain(|(run, _), _| asked.contains(run));
+        logs.retain(|(run, _), _| polled.contains(run));
         logs.extend(seen.into_iter().filter_map(|(part, seen)| Some((part, seen.log?))));
     }
 
@@ -256,17 +256,17 @@ impl SshBackend {
     /// Cancels the run on every host, even if one of them fails.
     fn cancel_on(&self, run: RunId, hosts: &[Host]) -> Result<(), BackendError> {
         let grace = self.config.grace;
-        let end = |host: &Host| self.requester.request(host, &HostRequest::Cancel { run, grace }, grace.to_std());
-        let ended = self.run_on_each(hosts, end).into_iter().map(|(host, answer)| match answer {
+        let cancel = |host: &Host| self.requester.request(host, &HostRequest::Cancel { run, grace }, grace.to_std());
+        let results = self.run_on_each(hosts, cancel).into_iter().map(|(host, response)| match response {
             Ok(HostResponse::Done) => Ok(()),
             other => Err(unexpected_answer(CANCEL, &host, other)),
         });
-        ended.collect::<Vec<_>>().into_iter().collect()
+        results.collect::<Vec<_>>().into_iter().collect()
     }
 }
 
-fn begun_as(host: &Host, answer: Result<HostResponse, RequestError>) -> Result<JobId, BackendError> {
-    match answer {
+fn started_job(host: &Host, response: Result<HostResponse, RequestError>) -> Result<JobId, BackendError> {
+    match response {
         Ok(HostResponse::Started(
             ObservedJobState::Pending { job, .. }
             | ObservedJobState::Running { job, .. }
@@ -274,22 +274,22 @@ fn begun_as(host: &Host, answer: Result<HostResponse, RequestError>) -> Result<J
         )) => Ok(job),
         // The next snapshot shows the user who came meanwhile, and the planner gives up the run.
         Ok(HostResponse::InUse { by }) => Err(retryable_error(SUBMIT, format!("{}: {by}", host.name))),
-        Ok(HostResponse::Started(seen)) => {
-            Err(unknown_effect_error(SUBMIT, format!("{}: the run is {seen:?}", host.name)))
+        Ok(HostResponse::Started(state)) => {
+            Err(unknown_effect_error(SUBMIT, format!("{}: the run is {state:?}", host.name)))
         }
         other => Err(unexpected_answer(SUBMIT, host, other)),
     }
 }
 
-fn combined_job(run: RunId, hosts: &[Host], seen: &BTreeMap<(RunId, NodeName), RunStatus>) -> PolledJob {
-    let part = |host: &Host| seen.get(&(run, host.name.clone()));
-    let silent = |host: &Host| ObservedJobState::Unknown { why: format!("{} did not report the run", host.name) };
+fn combined_job(run: RunId, hosts: &[Host], statuses: &BTreeMap<(RunId, NodeName), RunStatus>) -> PolledJob {
+    let part = |host: &Host| statuses.get(&(run, host.name.clone()));
+    let unreported = |host: &Host| ObservedJobState::Unknown { why: format!("{} did not report the run", host.name) };
     let parts: Vec<ObservedJobState> =
-        hosts.iter().map(|host| part(host).map_or_else(|| silent(host), |one| one.seen.clone())).collect();
+        hosts.iter().map(|host| part(host).map_or_else(|| unreported(host), |status| status.seen.clone())).collect();
     let documents = hosts.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);
     PolledJob { state: combined_state(&parts), documents: documents.collect() }
 }
 
-const fn bare(seen: ObservedJobState) -> PolledJob {
-    PolledJob { state: seen, documents: Vec::new() }
+const fn without_documents(state: ObservedJobState) -> PolledJob {
+    PolledJob { state, documents: Vec::new() }
 }

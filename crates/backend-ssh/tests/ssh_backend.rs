@@ -28,13 +28,13 @@ use doctor_core::{
 use fixture::{Hosts, KEY, node, occupancy, polled, put, run_id, wait, wait_ended, why};
 
 #[test]
-fn the_ssh_backend_keeps_the_contract() {
+fn the_ssh_backend_fulfils_the_contract() {
     let Some(hosts) = Hosts::new("the_ssh_backend_keeps_the_contract", 2) else { return };
     assert_eq!(contract::violations(&hosts.open(), &hosts), []);
 }
 
 #[test]
-fn a_run_outlives_its_connection_and_its_controller_and_its_result_is_carried() {
+fn a_run_outlives_its_connection_and_its_controller() {
     let Some(hosts) = Hosts::new("a_run_outlives_its_connection_and_its_controller", 1) else { return };
     let run = run_id(1);
     {
@@ -71,36 +71,36 @@ fn a_user_of_a_host_is_detected() {
     let Some(hosts) = Hosts::new("a_user_of_a_host_is_detected", 1) else { return };
     let backend = hosts.open();
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
-    let work = |options: &[&str], command: &str| -> Child {
+    let ssh_session = |options: &[&str], command: &str| -> Child {
         let mut ssh = Command::new("ssh");
         ssh.arg("-F").arg(hosts.fleet.borrow().ssh_config()).args(options).args(["host1", command]);
         ssh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
-    let seen = |words: &str| {
-        wait(words, || match occupancy(&backend, "host1") {
-            Occupancy::Busy { by } if by.contains(words) => Some(()),
+    let wait_busy = |expected: &str| {
+        wait(expected, || match occupancy(&backend, "host1") {
+            Occupancy::Busy { by } if by.contains(expected) => Some(()),
             _ => None,
         });
     };
-    let gone = || wait("the host to be free", || occupancy(&backend, "host1").is_free().then_some(()));
+    let wait_free = || wait("the host to be free", || occupancy(&backend, "host1").is_free().then_some(()));
     let end = |mut child: Child| {
         child.kill().unwrap();
         child.wait().unwrap();
         hosts.fleet.borrow().hosts()[0].cut_connections().unwrap();
     };
 
-    let holder = work(&[], "exec 3</dev/nvidia0; read x");
-    seen("holds a GPU");
-    end(holder);
-    gone();
-    let typist = work(&["-tt"], "while :; do :; done");
-    seen("uses the CPU at a terminal");
-    end(typist);
-    gone();
-    let waits = work(&["-tt"], "touch /run/waits; read x");
+    let gpu_user = ssh_session(&[], "exec 3</dev/nvidia0; read x");
+    wait_busy("holds a GPU");
+    end(gpu_user);
+    wait_free();
+    let cpu_user = ssh_session(&["-tt"], "while :; do :; done");
+    wait_busy("uses the CPU at a terminal");
+    end(cpu_user);
+    wait_free();
+    let idle_shell = ssh_session(&["-tt"], "touch /run/waits; read x");
     wait("the shell to wait", || hosts.ssh("host1", "ls /run").contains("waits").then_some(()));
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
-    end(waits);
+    end(idle_shell);
     hosts.ssh("host1", "touch /run/site-lock");
     assert_eq!(why(&occupancy(&backend, "host1")), "/run/site-lock exists");
 }
@@ -132,10 +132,10 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     let began = Instant::now();
     let nodes = backend.snapshot().unwrap();
     assert!(began.elapsed() < Duration::from_secs(240), "{:?}", began.elapsed());
-    let words: Vec<_> = nodes.iter().map(|seen| why(&seen.node.occupancy)).collect();
-    assert!(words[0] == "free" && words[4] == "free", "{words:?}");
-    for (number, said) in [(1, "refused"), (2, "timed out"), (3, "ey verification failed")] {
-        assert!(words[number].contains(said), "{words:?}");
+    let reasons: Vec<_> = nodes.iter().map(|seen| why(&seen.node.occupancy)).collect();
+    assert!(reasons[0] == "free" && reasons[4] == "free", "{reasons:?}");
+    for (number, expected) in [(1, "refused"), (2, "timed out"), (3, "ey verification failed")] {
+        assert!(reasons[number].contains(expected), "{reasons:?}");
         assert!(matches!(nodes[number].node.occupancy, Occupancy::Unknown { .. }));
     }
     // Their last answers remain in use until they respond again.
@@ -154,7 +154,7 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
 }
 
 #[test]
-fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
+fn hosts_with_a_shared_home_do_not_see_each_others_runs_or_marks() {
     let Some(hosts) = Hosts::new("hosts_with_one_home_see_neither_each_others_runs_nor_marks", 2) else { return };
     {
         // As on a shared file system.
@@ -185,18 +185,18 @@ fn hosts_with_one_home_see_neither_each_others_runs_nor_marks() {
 }
 
 #[test]
-fn an_unknown_host_is_believed_only_if_it_is_to_be_learnt() {
+fn an_unknown_host_key_is_accepted_only_in_learn_mode() {
     let Some(mut hosts) = Hosts::new("an_unknown_host_is_believed_only_if_it_is_to_be_learnt", 1) else { return };
     hosts.config.known_hosts = Some(hosts.fleet.borrow().path("learnt"));
-    let strange = occupancy(&hosts.open(), "host1");
-    assert!(matches!(strange, Occupancy::Unknown { .. }) && why(&strange).contains("verification"), "{strange:?}");
+    let unknown = occupancy(&hosts.open(), "host1");
+    assert!(matches!(unknown, Occupancy::Unknown { .. }) && why(&unknown).contains("verification"), "{unknown:?}");
     hosts.config.host_keys = HostKeys::Learn;
     assert_eq!(why(&occupancy(&hosts.open(), "host1")), "free");
     assert!(fs::read_to_string(hosts.fleet.borrow().path("learnt")).unwrap().contains("ed25519"));
 }
 
 #[test]
-fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
+fn login_output_and_a_modified_program_are_not_accepted_as_a_response() {
     let Some(hosts) = Hosts::new("a_login_that_prints_and_a_program_that_was_changed", 1) else { return };
     let backend = hosts.open();
     assert_eq!(why(&occupancy(&backend, "host1")), "free");
@@ -224,32 +224,32 @@ fn a_login_that_prints_and_a_program_that_was_changed_are_no_answer() {
 
 /// The testbed has no systemd: this checks the arguments that it would get.
 #[test]
-fn where_systemd_runs_a_run_is_in_a_scope_of_its_own_as_a_stand_in_for_systemd_run_is_told() {
+fn with_systemd_a_run_gets_its_own_scope() {
     let Some(hosts) = Hosts::new("where_systemd_runs_a_run_is_in_a_scope_of_its_own", 1) else { return };
     let home = hosts.fleet.borrow().hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
-    let passes_on = "while [ \"$1\" != -- ]; do shift; done; shift; exec \"$@\"";
-    put(&home.join("bin/systemd-run"), &format!("#!/bin/sh\necho \"$@\" >>/root/told-systemd\n{passes_on}\n"));
+    let exec_rest = "while [ \"$1\" != -- ]; do shift; done; shift; exec \"$@\"";
+    put(&home.join("bin/systemd-run"), &format!("#!/bin/sh\necho \"$@\" >>/root/told-systemd\n{exec_rest}\n"));
     put(&home.join("bin/systemctl"), "#!/bin/sh\necho \"systemctl $*\" >>/root/told-systemd\necho noise\n");
     fs::write(home.join(".bashrc"), "PATH=/root/bin:$PATH\n").unwrap();
     hosts.ssh("host1", "mkdir -p /run/systemd/system");
     let (backend, run) = (hosts.open(), run_id(6));
     backend.submit(&hosts.request("host1", run, &["endless"])).unwrap();
     wait("the run", || matches!(polled(&backend, run).state, ObservedJobState::Running { .. }).then_some(()));
-    let told = || fs::read_to_string(home.join("told-systemd")).unwrap();
-    let words = told();
+    let read_log = || fs::read_to_string(home.join("told-systemd")).unwrap();
+    let log = read_log();
     let unit = format!("--unit=cluster-doctor-{run}-");
-    for word in ["--scope", "--collect", "--property=KillMode=control-group", &unit, " -- ", "/doctor-node-"] {
-        assert!(words.contains(word), "`{word}` is not in {words}");
+    for expected in ["--scope", "--collect", "--property=KillMode=control-group", &unit, " -- ", "/doctor-node-"] {
+        assert!(log.contains(expected), "`{expected}` is not in {log}");
     }
-    assert!(!words.contains(&KEY.to_hex()));
+    assert!(!log.contains(&KEY.to_hex()));
     backend.cancel(run).unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Killed);
-    assert!(told().contains(&format!("systemctl stop --no-block cluster-doctor-{run}-*.scope")), "{}", told());
+    assert!(read_log().contains(&format!("systemctl stop --no-block cluster-doctor-{run}-*.scope")), "{}", read_log());
 }
 
 #[test]
-fn a_job_that_cannot_begin_says_why_in_its_log() {
+fn a_job_that_cannot_start_logs_the_reason() {
     let Some(hosts) = Hosts::new("a_job_that_cannot_begin_says_why_in_its_log", 1) else { return };
     let home = hosts.fleet.borrow().hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
@@ -263,7 +263,7 @@ fn a_job_that_cannot_begin_says_why_in_its_log() {
 }
 
 #[test]
-fn what_hosts_lack_is_found_without_changing_them() {
+fn inspect_reports_problems_without_changing_hosts() {
     let Some(mut hosts) = Hosts::new("what_hosts_lack_is_found_without_changing_them", 4) else { return };
     hosts.config.reset = vec!["no-such-program".to_owned()];
     hosts.config.known_hosts = Some(hosts.fleet.borrow().path("known"));
@@ -277,9 +277,9 @@ fn what_hosts_lack_is_found_without_changing_them() {
         fs::write(fleet.path("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();
         fleet.host("host4").unwrap().stop();
     }
-    let found = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
-    let said: Vec<String> =
-        found.iter().map(|one| format!("{} {}: {}", one.standing.as_str(), one.what, one.text)).collect();
+    let items = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
+    let messages: Vec<String> =
+        items.iter().map(|item| format!("{} {}: {}", item.standing.as_str(), item.what, item.text)).collect();
     for part in [
         "bad hosts: 1 of 4: host3: its host key is not known",
         "bad hosts: 1 of 4: host2: its host key has changed",
@@ -291,9 +291,9 @@ fn what_hosts_lack_is_found_without_changing_them() {
         "bad repair: no no-such-program on host1",
         "good repair: /root/reboot is on 1 host",
     ] {
-        assert!(said.iter().any(|line| line.starts_with(part)), "`{part}` is not in {said:#?}");
+        assert!(messages.iter().any(|line| line.starts_with(part)), "`{part}` is not in {messages:#?}");
     }
-    assert!(found.iter().all(|one| one.standing == InspectionStatus::Good || one.remedy.is_some()), "{found:#?}");
+    assert!(items.iter().all(|item| item.standing == InspectionStatus::Good || item.remedy.is_some()), "{items:#?}");
     let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");
     assert!(!remote.exists() && !hosts.config.state.exists(), "nothing is left behind");
 }

@@ -24,10 +24,10 @@ pub trait Testbed {
     fn node(&self) -> NodeName;
 
     /// Makes the cluster report this occupancy for the node.
-    fn set_occupancy(&self, node: &NodeName, wanted: TestOccupancy);
+    fn set_occupancy(&self, node: &NodeName, desired: TestOccupancy);
 
     /// Sets or removes a mark on the node under a foreign owner.
-    fn set_foreign_mark(&self, node: &NodeName, there: bool);
+    fn set_foreign_mark(&self, node: &NodeName, present: bool);
 
     /// Returns a request that the backend accepts, on [`Testbed::node`].
     fn job(&self, run: RunId, length: Length) -> JobRequest;
@@ -81,31 +81,31 @@ const PATIENCE: usize = 1000;
 type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 
 /// Checks every rule and returns the broken ones. An empty list means that the backend keeps the contract.
-pub fn violations<'a>(backend: &'a dyn Backend, bed: &'a dyn Testbed) -> Vec<ContractViolation> {
-    let mut suite = Suite { backend, bed, ids: IdSource::new(0xc0de) };
+pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec<ContractViolation> {
+    let mut suite = Suite { backend, testbed, ids: IdSource::new(0xc0de) };
     let rules: [(&'static str, RuleCheck<'a>); 12] = [
-        ("every node is in the snapshot, once", Suite::nodes_are_there_once),
-        ("unknown and busy are never reported as free", Suite::occupancy_is_told_apart),
+        ("every node is in the snapshot, once", Suite::nodes_are_listed_once),
+        ("unknown and busy are never reported as free", Suite::occupancy_is_distinguished),
         ("a run that was not submitted is absent, and poll results keep their order", Suite::unknown_run_is_absent),
         ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
         ("an ended job is reported as ended and is not started again", Suite::an_end_is_final),
         ("cancelling ends the job; cancelling nothing is fine", Suite::cancel_is_idempotent),
         ("a lost job is reported neither as running nor as successful", Suite::lost_job_is_reported),
-        ("a restarted controller finds the job", Suite::a_restart_loses_nothing),
+        ("a restarted controller finds the job", Suite::a_restart_keeps_all_runs),
         ("marks and drains are idempotent, visible, and leave foreign marks alone", Suite::marks_are_ours_only),
         ("a repair runs once, and never while the node is in use", Suite::repairs_are_done_once),
-        ("a change that is not in caps is refused permanently", Suite::caps_are_the_truth),
-        ("an unknown node is refused, without any effect", Suite::strangers_are_refused),
+        ("a change that is not in caps is refused permanently", Suite::capabilities_are_accurate),
+        ("an unknown node is refused, without any effect", Suite::unknown_nodes_are_rejected),
     ];
     let mut broken = Vec::new();
     for (rule, check) in rules {
-        let node = bed.node();
-        bed.set_occupancy(&node, TestOccupancy::Free);
+        let node = testbed.node();
+        testbed.set_occupancy(&node, TestOccupancy::Free);
         if let Err(seen) = check(&mut suite) {
             broken.push(ContractViolation { rule, observed: seen });
         }
-        bed.set_occupancy(&node, TestOccupancy::Free);
-        bed.set_foreign_mark(&node, false);
+        testbed.set_occupancy(&node, TestOccupancy::Free);
+        testbed.set_foreign_mark(&node, false);
     }
     broken
 }
@@ -121,12 +121,12 @@ fn describe_error(error: BackendError) -> String {
     format!("an error: {error} ({:?})", error.effect)
 }
 
-fn check(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
-    if kept { Ok(()) } else { Err(otherwise()) }
+fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise()) }
 }
 
-const fn job_of(seen: &ObservedJobState) -> Option<&JobId> {
-    match seen {
+const fn job_of(state: &ObservedJobState) -> Option<&JobId> {
+    match state {
         ObservedJobState::Unknown { .. } | ObservedJobState::Absent => None,
         ObservedJobState::Pending { job, .. }
         | ObservedJobState::Running { job, .. }
@@ -136,12 +136,12 @@ const fn job_of(seen: &ObservedJobState) -> Option<&JobId> {
 
 impl Suite<'_> {
     fn run(&mut self) -> RunId {
-        self.ids.set_time(self.bed.now());
+        self.ids.set_time(self.testbed.now());
         self.ids.run()
     }
 
     fn op(&mut self) -> OpId {
-        self.ids.set_time(self.bed.now());
+        self.ids.set_time(self.testbed.now());
         self.ids.op()
     }
 
@@ -150,13 +150,13 @@ impl Suite<'_> {
     }
 
     fn node(&self) -> Result<Node, String> {
-        let name = self.bed.node();
+        let name = self.testbed.node();
         let found = self.nodes()?.into_iter().find(|seen| seen.node.name == name);
         found.map(|seen| Arc::unwrap_or_clone(seen.node)).ok_or_else(|| format!("no node {name} in the snapshot"))
     }
 
     fn submit(&self, run: RunId, length: Length) -> Result<JobId, String> {
-        self.backend.submit(&self.bed.job(run, length)).map_err(describe_error)
+        self.backend.submit(&self.testbed.job(run, length)).map_err(describe_error)
     }
 
     fn poll_one(&self, run: RunId) -> Result<ObservedJobState, String> {
@@ -165,19 +165,19 @@ impl Suite<'_> {
         polled.into_iter().next().map(|job| job.state).ok_or_else(|| "no result for a poll".to_owned())
     }
 
-    /// Lets time pass until the job satisfies `wanted`.
+    /// Lets time pass until the job satisfies `condition`.
     fn wait(
         &self,
         run: RunId,
         what: &str,
-        wanted: impl Fn(&ObservedJobState) -> bool,
+        condition: impl Fn(&ObservedJobState) -> bool,
     ) -> Result<ObservedJobState, String> {
         for _ in 0..PATIENCE {
             let seen = self.poll_one(run)?;
-            if wanted(&seen) {
+            if condition(&seen) {
                 return Ok(seen);
             }
-            self.bed.let_time_pass();
+            self.testbed.let_time_pass();
         }
         Err(format!("timed out waiting for {what}; state is {:?}", self.poll_one(run)?))
     }
@@ -199,26 +199,26 @@ impl Suite<'_> {
         .map(drop)
     }
 
-    fn nodes_are_there_once(&mut self) -> Result<(), String> {
+    fn nodes_are_listed_once(&mut self) -> Result<(), String> {
         let mut names: Vec<_> = self.nodes()?.into_iter().map(|seen| seen.node.name.clone()).collect();
         let count = names.len();
         names.sort();
         names.dedup();
         check(names.len() == count, || format!("{count} nodes under {} names", names.len()))?;
-        check(names.contains(&self.bed.node()), || format!("{} is missing", self.bed.node()))
+        check(names.contains(&self.testbed.node()), || format!("{} is missing", self.testbed.node()))
     }
 
-    fn occupancy_is_told_apart(&mut self) -> Result<(), String> {
-        let name = self.bed.node();
-        for wanted in [TestOccupancy::Unknown, TestOccupancy::Busy, TestOccupancy::Free, TestOccupancy::Unknown] {
-            self.bed.set_occupancy(&name, wanted);
+    fn occupancy_is_distinguished(&mut self) -> Result<(), String> {
+        let name = self.testbed.node();
+        for desired in [TestOccupancy::Unknown, TestOccupancy::Busy, TestOccupancy::Free, TestOccupancy::Unknown] {
+            self.testbed.set_occupancy(&name, desired);
             let seen = self.node()?.occupancy;
-            let right = match wanted {
+            let matches_desired = match desired {
                 TestOccupancy::Free => seen.is_free(),
                 TestOccupancy::Busy => matches!(seen, Occupancy::Busy { .. }),
                 TestOccupancy::Unknown => matches!(seen, Occupancy::Unknown { .. }),
             };
-            check(right, || format!("a node that is {wanted:?} was reported as {seen:?}"))?;
+            check(matches_desired, || format!("a node that is {desired:?} was reported as {seen:?}"))?;
         }
         Ok(())
     }
@@ -248,7 +248,7 @@ impl Suite<'_> {
         let at_once = self.submit(run, Length::Endless)?;
         let seen = self.wait_running(run)?;
         let later = self.submit(run, Length::Endless)?;
-        let started = self.bed.jobs_started(run);
+        let started = self.testbed.jobs_started(run);
         self.end(run)?;
         check(first == at_once && first == later, || format!("jobs {first:?}, {at_once:?}, {later:?}"))?;
         check(job_of(&seen) == Some(&first), || format!("submitted {first:?}, polled {seen:?}"))?;
@@ -264,10 +264,10 @@ impl Suite<'_> {
             || format!("a job that ran to its end is {ended:?}"),
         )?;
         check(self.submit(run, Length::Short)? == job, || "another job for a run that had ended".to_owned())?;
-        self.bed.let_time_pass();
+        self.testbed.let_time_pass();
         let again = self.poll_one(run)?;
         check(again == ended, || format!("its end changed from {ended:?} to {again:?}"))?;
-        check(self.bed.jobs_started(run) == 1, || format!("{} jobs were started", self.bed.jobs_started(run)))
+        check(self.testbed.jobs_started(run) == 1, || format!("{} jobs were started", self.testbed.jobs_started(run)))
     }
 
     fn cancel_is_idempotent(&mut self) -> Result<(), String> {
@@ -289,7 +289,7 @@ impl Suite<'_> {
         self.submit(early, Length::Endless)?;
         self.backend.cancel(early).map_err(describe_error)?;
         self.wait_ended(early)?;
-        self.bed.let_time_pass();
+        self.testbed.let_time_pass();
         let still = self.poll_one(early)?;
         check(matches!(still, ObservedJobState::Ended { .. }), || format!("a cancelled job came back: {still:?}"))
     }
@@ -298,9 +298,9 @@ impl Suite<'_> {
         let run = self.run();
         self.submit(run, Length::Endless)?;
         self.wait_running(run)?;
-        self.bed.lose_job(run);
-        let gone = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Absent | ObservedJobState::Ended { .. });
-        let seen = self.wait(run, "the lost job to be noticed", gone)?;
+        self.testbed.lose_job(run);
+        let is_gone = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Absent | ObservedJobState::Ended { .. });
+        let seen = self.wait(run, "the lost job to be noticed", is_gone)?;
         check(
             matches!(
                 seen,
@@ -310,14 +310,14 @@ impl Suite<'_> {
         )
     }
 
-    fn a_restart_loses_nothing(&mut self) -> Result<(), String> {
-        let Some(successor) = self.bed.restarted() else { return Ok(()) };
+    fn a_restart_keeps_all_runs(&mut self) -> Result<(), String> {
+        let Some(successor) = self.testbed.restarted() else { return Ok(()) };
         let run = self.run();
         let job = self.submit(run, Length::Endless)?;
-        let again = successor.submit(&self.bed.job(run, Length::Endless)).map_err(describe_error)?;
+        let again = successor.submit(&self.testbed.job(run, Length::Endless)).map_err(describe_error)?;
         let before = self.wait_running(run)?;
         let after = successor.poll(&[run]).map_err(describe_error)?.into_iter().next().map(|job| job.state);
-        let started = self.bed.jobs_started(run);
+        let started = self.testbed.jobs_started(run);
         successor.cancel(run).map_err(describe_error)?;
         let ended = self.wait_ended(run).map(drop);
         check(job == again, || format!("job {job:?} became {again:?}"))?;
@@ -328,23 +328,23 @@ impl Suite<'_> {
 
     fn marks_are_ours_only(&mut self) -> Result<(), String> {
         let caps = self.backend.caps();
-        let name = self.bed.node();
-        self.bed.set_foreign_mark(&name, true);
+        let name = self.testbed.node();
+        self.testbed.set_foreign_mark(&name, true);
         let foreign = self.node()?.marks.foreign;
         check(!foreign.is_empty(), || "the foreign mark is not visible".to_owned())?;
         let case = {
-            self.ids.set_time(self.bed.now());
+            self.ids.set_time(self.testbed.now());
             self.ids.case()
         };
         let mark = |kind| OurMark { kind, case: Some(case) };
         if caps.mark {
             for kind in [MarkKind::Unhealthy, MarkKind::Maintenance] {
                 let pair = (Change::Mark(mark(kind)), Change::Unmark(mark(kind)));
-                self.there_and_back(pair, kind)?;
+                self.apply_and_revert(pair, kind)?;
             }
         }
         if caps.drain {
-            self.there_and_back((Change::Drain, Change::Undrain), MarkKind::Cordon)?;
+            self.apply_and_revert((Change::Drain, Change::Undrain), MarkKind::Cordon)?;
         }
         let left = self.node()?.marks;
         check(left.foreign == foreign, || format!("foreign marks were {foreign:?} and are {:?}", left.foreign))?;
@@ -352,10 +352,10 @@ impl Suite<'_> {
     }
 
     /// Applies and reverts a change, each twice, then repeats the first operation: it is already done, so it must have no effect.
-    fn there_and_back(&mut self, (there, back): (Change, Change), kind: MarkKind) -> Result<(), String> {
-        let name = self.bed.node();
-        let first = NodeOp { op: self.op(), what: there };
-        let second = NodeOp { op: self.op(), what: back };
+    fn apply_and_revert(&mut self, (change, revert): (Change, Change), kind: MarkKind) -> Result<(), String> {
+        let name = self.testbed.node();
+        let first = NodeOp { op: self.op(), what: change };
+        let second = NodeOp { op: self.op(), what: revert };
         for (op, marked) in [(&first, true), (&first, true), (&second, false), (&second, false), (&first, false)] {
             self.backend.apply(&name, op).map_err(describe_error)?;
             let marks = self.node()?.marks;
@@ -367,33 +367,33 @@ impl Suite<'_> {
     }
 
     fn repairs_are_done_once(&mut self) -> Result<(), String> {
-        let (backend, bed) = (self.backend, self.bed);
-        let (caps, name) = (backend.caps(), bed.node());
+        let (backend, testbed) = (self.backend, self.testbed);
+        let (caps, name) = (backend.caps(), testbed.node());
         for (able, what) in [(caps.reset, Change::Reset), (caps.reboot, Change::Reboot)] {
-            let done = || bed.repairs_done(what.step());
+            let done = || testbed.repairs_done(what.step());
             let Some(before) = done().filter(|_| able) else { continue };
             let first = NodeOp { op: self.op(), what: what.clone() };
-            bed.set_occupancy(&name, TestOccupancy::Busy);
-            let answer = backend.apply(&name, &first);
-            let later = matches!(&answer, Err(error) if error.effect == Effect::NotAppliedRetry);
-            check(later, || format!("{what:?} of a node in use returned {answer:?}"))?;
+            testbed.set_occupancy(&name, TestOccupancy::Busy);
+            let result = backend.apply(&name, &first);
+            let later = matches!(&result, Err(error) if error.effect == Effect::NotAppliedRetry);
+            check(later, || format!("{what:?} of a node in use returned {result:?}"))?;
             check(done() == Some(before), || format!("{what:?} ran on a node in use"))?;
-            bed.set_occupancy(&name, TestOccupancy::Free);
-            let mut answer = backend.apply(&name, &first);
+            testbed.set_occupancy(&name, TestOccupancy::Free);
+            let mut result = backend.apply(&name, &first);
             for _ in 0..PATIENCE {
-                match &answer {
+                match &result {
                     Ok(()) => break,
                     Err(error) if error.effect == Effect::NotAppliedPermanent => break,
-                    Err(_) => bed.let_time_pass(),
+                    Err(_) => testbed.let_time_pass(),
                 }
-                answer = backend.apply(&name, &first);
+                result = backend.apply(&name, &first);
             }
-            answer.map_err(describe_error)?;
+            result.map_err(describe_error)?;
             let now = done();
             check(now == Some(before + 1), || format!("{what:?} is done and ran {now:?} times, {before} before"))?;
             // Repeat the operation, here and from a restarted controller.
             backend.apply(&name, &first).map_err(describe_error)?;
-            if let Some(successor) = bed.restarted() {
+            if let Some(successor) = testbed.restarted() {
                 successor.apply(&name, &first).map_err(describe_error)?;
             }
             let now = done();
@@ -402,9 +402,9 @@ impl Suite<'_> {
         Ok(())
     }
 
-    fn caps_are_the_truth(&mut self) -> Result<(), String> {
+    fn capabilities_are_accurate(&mut self) -> Result<(), String> {
         let caps = self.backend.caps();
-        let name = self.bed.node();
+        let name = self.testbed.node();
         let changes = [
             (caps.drain, Change::Drain),
             (caps.evict, Change::Evict),
@@ -416,29 +416,29 @@ impl Suite<'_> {
             if able {
                 continue;
             }
-            let answer = self.backend.apply(&name, &NodeOp { op: self.op(), what: what.clone() });
-            let refused = matches!(&answer, Err(error) if error.effect == Effect::NotAppliedPermanent);
-            check(refused, || format!("{what:?} is not in caps and returned {answer:?}"))?;
+            let result = self.backend.apply(&name, &NodeOp { op: self.op(), what: what.clone() });
+            let refused = matches!(&result, Err(error) if error.effect == Effect::NotAppliedPermanent);
+            check(refused, || format!("{what:?} is not in caps and returned {result:?}"))?;
         }
         Ok(())
     }
 
-    fn strangers_are_refused(&mut self) -> Result<(), String> {
-        let stranger = NodeName::new("no-such-node-anywhere").map_err(|error| error.to_string())?;
+    fn unknown_nodes_are_rejected(&mut self) -> Result<(), String> {
+        let unknown_node = NodeName::new("no-such-node-anywhere").map_err(|error| error.to_string())?;
         let run = self.run();
-        let mut job = self.bed.job(run, Length::Short);
+        let mut job = self.testbed.job(run, Length::Short);
         for output in &mut job.outputs {
-            output.node = stranger.clone();
+            output.node = unknown_node.clone();
         }
-        job.nodes = doctor_core::run::NonEmpty::one(stranger.clone());
-        let answer = self.backend.submit(&job);
-        check(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("submit: {answer:?}"))?;
+        job.nodes = doctor_core::run::NonEmpty::one(unknown_node.clone());
+        let result = self.backend.submit(&job);
+        check(matches!(&result, Err(error) if error.effect != Effect::Unknown), || format!("submit: {result:?}"))?;
         let seen = self.poll_one(run)?;
         check(seen == ObservedJobState::Absent, || format!("a refused run is {seen:?}"))?;
         if self.backend.caps().mark {
             let what = Change::Mark(OurMark { kind: MarkKind::Unhealthy, case: None });
-            let answer = self.backend.apply(&stranger, &NodeOp { op: self.op(), what });
-            check(matches!(&answer, Err(error) if error.effect != Effect::Unknown), || format!("mark: {answer:?}"))?;
+            let result = self.backend.apply(&unknown_node, &NodeOp { op: self.op(), what });
+            check(matches!(&result, Err(error) if error.effect != Effect::Unknown), || format!("mark: {result:?}"))?;
         }
         Ok(())
     }

@@ -143,27 +143,27 @@ pub fn write_each(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedStatus {
     pub status: NodeStatus,
-    /// `shown` as JSON.
+    /// `status` as JSON.
     pub text: String,
-    /// A hash of `shown` without the findings' sentences. Equal statuses have equal numbers.
+    /// A hash of `status` without the findings' sentences. Equal statuses have equal numbers.
     pub hash: u64,
 }
 
 impl RenderedStatus {
-    pub fn new(shown: NodeStatus) -> Self {
+    pub fn new(status: NodeStatus) -> Self {
         // Serialising names and numbers cannot fail.
-        let text = serde_json::to_string(&shown).unwrap_or_default();
+        let text = serde_json::to_string(&status).unwrap_or_default();
         // A measured value in a sentence differs each time without being news.
-        let mut plain = shown.clone();
-        plain.findings.iter_mut().for_each(|finding| finding.text.clear());
-        let counted = serde_json::to_string(&plain).unwrap_or_default();
+        let mut without_texts = status.clone();
+        without_texts.findings.iter_mut().for_each(|finding| finding.text.clear());
+        let counted = serde_json::to_string(&without_texts).unwrap_or_default();
         // FNV-1a is the same in every version, so a status written by another version is recognised.
         let number = fnv1a(counted.as_bytes());
-        Self { status: shown, text, hash: number }
+        Self { status, text, hash: number }
     }
 }
 
-/// A node of a snapshot. `node` is shared with the backend that caches it: most nodes do not change between snapshots. `heard` is
+/// A node of a snapshot. `node` is shared with the backend that caches it: most nodes do not change between snapshots. `agent_last_seen` is
 /// when its agent last reported through this backend, if agents do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedNode {

@@ -20,10 +20,10 @@ pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(program) = named {
         return if program.is_file() { Ok(program) } else { Err(format!("{} is not a program", program.display())) };
     }
-    let beside = env::current_exe().ok().and_then(|me| Some(me.parent()?.to_owned()));
+    let own_dir = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
     let path = env::var_os("PATH").unwrap_or_default();
-    let places = beside.iter().cloned().chain(env::split_paths(&path));
-    let mut candidates = places.map(|place| place.join(PROGRAM));
+    let dirs = own_dir.iter().cloned().chain(env::split_paths(&path));
+    let mut candidates = dirs.map(|dir| dir.join(PROGRAM));
     candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
         format!(
             "{PROGRAM} is neither beside this program nor in PATH, and ${PROGRAM_VARIABLE} is not set; \

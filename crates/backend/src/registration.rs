@@ -40,9 +40,9 @@ pub trait BackendKind {
     /// Its section of the configuration file.
     type Config: Clone + Debug + PartialEq + Serialize + DeserializeOwned;
 
-    /// Completes a section read from a file in the directory `beside`: resolves relative paths, and fills in values from the
+    /// Completes a section read from a file in the directory `config_dir`: resolves relative paths, and fills in values from the
     /// service's settings.
-    fn resolve(config: &mut Self::Config, beside: &Path, service: &ServiceSettings<'_>);
+    fn resolve(config: &mut Self::Config, config_dir: &Path, service: &ServiceSettings<'_>);
 
     /// Checks what deserialising the section does not.
     ///
@@ -128,8 +128,8 @@ impl Debug for OpenedCluster {
 
 /// Opens a cluster and counts its nodes.
 pub fn probe_cluster(open: impl FnOnce() -> Result<OpenedCluster, BackendError>) -> InspectionItem {
-    let looked = open().and_then(|opened| Ok((opened.backend.name().to_owned(), opened.backend.snapshot()?.len())));
-    match looked {
+    let result = open().and_then(|opened| Ok((opened.backend.name().to_owned(), opened.backend.snapshot()?.len())));
+    match result {
         Ok((name, nodes)) => {
             InspectionItem::good("cluster", format!("{name} reports {nodes} node{}", if nodes == 1 { "" } else { "s" }))
         }

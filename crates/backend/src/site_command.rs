@@ -49,15 +49,15 @@ pub struct HookParams<'a> {
 pub fn run(
     operation: &'static str,
     command: &[String],
-    told: &HookParams<'_>,
+    params: &HookParams<'_>,
     limit: Duration,
 ) -> Result<(), BackendError> {
     let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
-    let words = command.iter().map(|word| filled(word, told)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
-    let Some((program, arguments)) = words.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
+    let args = command.iter().map(|arg| filled(arg, params)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+    let Some((program, arguments)) = args.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
     let mut started = Command::new(program);
     started.args(arguments);
-    for (name, value) in &told.values {
+    for (name, value) in &params.values {
         started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
     }
     let tail = Arc::new(Mutex::new(TailBuffer::with_capacity(MAX_OUTPUT)));
@@ -68,7 +68,7 @@ pub fn run(
     match ended {
         ProcessEnd::Exited(status) if status.success() => Ok(()),
         ProcessEnd::Exited(status) => {
-            let later = status.code() == Some(EX_TEMPFAIL) || RETRYABLE_TEXTS.iter().any(|word| text.contains(word));
+            let later = status.code() == Some(EX_TEMPFAIL) || RETRYABLE_TEXTS.iter().any(|phrase| text.contains(phrase));
             let effect = if later { Effect::NotAppliedRetry } else { Effect::NotAppliedPermanent };
             Err(BackendError {
                 operation,
@@ -84,21 +84,21 @@ pub fn run(
 }
 
 /// Fills in the placeholders. An unknown or empty one is refused: a hook must not act on an incomplete command.
-fn filled(word: &str, told: &HookParams<'_>) -> Result<String, String> {
-    let (mut out, mut rest) = (String::new(), word);
+fn filled(arg: &str, params: &HookParams<'_>) -> Result<String, String> {
+    let (mut out, mut rest) = (String::new(), arg);
     while let Some(open) = rest.find('{') {
         out.push_str(&rest[..open]);
         let inside = &rest[open + 1..];
-        let close = inside.find('}').ok_or_else(|| format!("`{word}` has a `{{` without its `}}`"))?;
+        let close = inside.find('}').ok_or_else(|| format!("`{arg}` has a `{{` without its `}}`"))?;
         let name = &inside[..close];
-        match told.values.iter().find(|(known, _)| *known == name) {
+        match params.values.iter().find(|(known, _)| *known == name) {
             Some((_, value)) if value.is_empty() => {
-                return Err(format!("the node has no {name}, which `{word}` needs"));
+                return Err(format!("the node has no {name}, which `{arg}` needs"));
             }
             Some((_, value)) => out.push_str(value),
             None => {
-                let known = told.values.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
-                return Err(format!("`{word}` has the unknown placeholder `{{{name}}}`; use {known}"));
+                let known = params.values.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
+                return Err(format!("`{arg}` has the unknown placeholder `{{{name}}}`; use {known}"));
             }
         }
         rest = &inside[close + 1..];
@@ -118,21 +118,21 @@ mod tests {
 
     use super::*;
 
-    fn told() -> HookParams<'static> {
+    fn hook_params() -> HookParams<'static> {
         HookParams {
             values: vec![("node", "gpu-1".to_owned()), ("instance", "i-0abc".to_owned()), ("zone", String::new())],
         }
     }
 
-    fn hook(words: &[&str], limit: Duration) -> Result<(), BackendError> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        run("replace", &words, &told(), limit)
+    fn hook(args: &[&str], limit: Duration) -> Result<(), BackendError> {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        run("replace", &args, &hook_params(), limit)
     }
 
     const LONG: Duration = Duration::from_secs(30);
 
     #[test]
-    fn words_are_filled_in_and_the_environment_names_the_node() {
+    fn arguments_are_expanded_and_the_environment_names_the_node() {
         hook(&["test", "{node}/{instance}", "=", "gpu-1/i-0abc"], LONG).unwrap();
         hook(&["sh", "-c", "test \"$DOCTOR_NODE\" = gpu-1"], LONG).unwrap();
         let error = hook(&["true", "{pool}"], LONG).unwrap_err();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn how_it_ended_says_whether_to_ask_again() {
+    fn the_exit_status_determines_the_effect() {
         for (script, effect) in [
             ("exit 75", Effect::NotAppliedRetry),
             ("echo 'An error occurred (RequestLimitExceeded)' >&2; exit 254", Effect::NotAppliedRetry),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_end_is_ended_with_its_children_and_may_have_done_it() {
+    fn a_hook_that_times_out_is_killed_with_its_children_and_its_effect_is_unknown() {
         let began = Instant::now();
         let error = hook(&["sh", "-c", "echo begun; sleep 600 & wait"], Duration::from_millis(300)).unwrap_err();
         assert_eq!(error.effect, Effect::Unknown);
@@ -165,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_stops_printing_is_ended_all_the_same() {
+    fn a_hook_with_endless_output_is_killed_at_the_limit() {
         let error = hook(&["yes"], Duration::from_millis(300)).unwrap_err();
         assert_eq!(error.effect, Effect::Unknown);
     }
 
     #[test]
-    fn one_that_prints_without_end_is_heard_to_its_end_and_not_kept() {
+    fn long_hook_output_is_read_and_discarded() {
         let error = hook(&["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last; exit 1"], LONG);
         assert!(error.unwrap_err().text.ends_with(": last"));
     }

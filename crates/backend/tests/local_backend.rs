@@ -82,9 +82,9 @@ impl Local {
 
     /// Leaves the files of a controller that was killed before it started the job.
     fn leave_intent(&self, run: RunId, at: Timestamp) {
-        let place = self.at("state/runs").join(run.to_string());
-        fs::create_dir_all(&place).unwrap();
-        fs::write(place.join("intent.json"), format!("{{\"at\": \"{at}\"}}")).unwrap();
+        let directory = self.at("state/runs").join(run.to_string());
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("intent.json"), format!("{{\"at\": \"{at}\"}}")).unwrap();
     }
 }
 
@@ -128,12 +128,12 @@ impl Drop for Local {
 
 fn kill(pid: u32) {
     // It may have ended meanwhile.
-    let _gone = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
+    let _already_exited = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+fn wait<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     for _ in 0..3000 {
-        if let Some(found) = look() {
+        if let Some(found) = condition() {
             return found;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -152,8 +152,8 @@ fn wait_ended(backend: &LocalBackend, run: RunId) -> (Option<Timestamp>, JobEnd)
     })
 }
 
-fn wait_log(local: &Local, run: RunId, words: &str) {
-    wait(words, || fs::read_to_string(local.at("share").join(log(run))).ok().filter(|text| text.contains(words)));
+fn wait_log(local: &Local, run: RunId, expected: &str) {
+    wait(expected, || fs::read_to_string(local.at("share").join(log(run))).ok().filter(|text| text.contains(expected)));
 }
 
 impl Testbed for Local {
@@ -165,20 +165,20 @@ impl Testbed for Local {
         NodeName::new("here").unwrap()
     }
 
-    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, _: &NodeName, desired: TestOccupancy) {
         let (busy, load) = (self.at("busy"), self.at("loadavg"));
         let _absent = fs::remove_file(&busy);
         fs::write(&load, "0.10 0.10 0.10 1/84 7182\n").unwrap();
-        match wanted {
+        match desired {
             TestOccupancy::Free => {}
             TestOccupancy::Busy => fs::write(&busy, "").unwrap(),
             TestOccupancy::Unknown => fs::remove_file(&load).unwrap(),
         }
     }
 
-    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, _: &NodeName, present: bool) {
         let mark = r#"{"by": "ops", "text": "fan noise", "blocks": true}"#;
-        fs::write(self.at("state/foreign.json"), if there { format!("[{mark}]") } else { "[]".to_owned() }).unwrap();
+        fs::write(self.at("state/foreign.json"), if present { format!("[{mark}]") } else { "[]".to_owned() }).unwrap();
     }
 
     fn job(&self, run: RunId, length: Length) -> JobRequest {
@@ -204,7 +204,7 @@ impl Testbed for Local {
 }
 
 #[test]
-fn the_local_backend_keeps_the_contract() {
+fn the_local_backend_fulfils_the_contract() {
     let local = Local::new();
     assert_eq!(contract::violations(&local.open(), &local), []);
 }
@@ -223,7 +223,7 @@ fn a_job_leaves_a_log_and_a_document_that_its_key_opens() {
 }
 
 #[test]
-fn a_cancelled_job_signs_what_had_finished() {
+fn a_cancelled_job_signs_the_finished_tests() {
     let local = Local::new();
     let backend = local.open();
     let run = run_id(2);
@@ -307,7 +307,7 @@ fn a_job_cancelled_before_it_came_up_never_runs() {
 }
 
 #[test]
-fn a_job_that_cannot_begin_says_so_at_once() {
+fn a_job_that_cannot_start_fails_at_once() {
     let mut local = Local::new();
     local.config.policy = Some(local.at("no-such-policy.toml"));
     let backend = local.open();
@@ -319,7 +319,7 @@ fn a_job_that_cannot_begin_says_so_at_once() {
 }
 
 #[test]
-fn a_job_that_never_starts_is_given_up() {
+fn a_job_that_never_starts_is_abandoned() {
     let mut local = Local::new();
     local.config.start_limit = Span::ZERO;
     let run = run_id(8);
@@ -364,7 +364,7 @@ fn marks_that_cannot_be_read_are_an_error_and_are_not_overwritten() {
 }
 
 #[test]
-fn the_work_of_others_makes_it_busy() {
+fn other_users_processes_make_the_node_busy() {
     let local = Local::new();
     let backend = local.open();
     let occupancy = || backend.snapshot().unwrap().remove(0).node.occupancy.clone();

@@ -57,11 +57,11 @@ macro_rules! backends {
                 Ok(())
             }
 
-            /// Returns the first backend configured, with its paths resolved against `beside`.
-            pub(crate) fn chosen(self, beside: &Path, service: &ServiceSettings<'_>) -> Option<BackendChoice> {
+            /// Returns the first backend configured, with its paths resolved against `config_dir`.
+            pub(crate) fn chosen(self, config_dir: &Path, service: &ServiceSettings<'_>) -> Option<BackendChoice> {
                 $(if let Some(section) = self.$section {
                     let mut config = section.into_inner();
-                    <$kind as BackendKind>::resolve(&mut config, beside, service);
+                    <$kind as BackendKind>::resolve(&mut config, config_dir, service);
                     return Some(BackendChoice::$kind(Box::new(config)));
                 })+
                 None
@@ -115,7 +115,7 @@ macro_rules! backends {
 
         #[cfg(test)]
         #[test]
-        fn a_section_is_named_as_its_kind_names_it() {
+        fn section_names_match_the_backend_kinds() {
             $(assert_eq!(stringify!($section), <$kind as BackendKind>::NAME);)+
         }
     };
@@ -132,9 +132,9 @@ backends! {
 
 impl BackendChoice {
     /// Returns the default backend: this machine as a cluster of one node.
-    pub(crate) fn local_machine(beside: &Path, service: &ServiceSettings<'_>) -> Self {
+    pub(crate) fn local_machine(config_dir: &Path, service: &ServiceSettings<'_>) -> Self {
         let mut config = <Local as BackendKind>::Config::new("", "");
-        Local::resolve(&mut config, beside, service);
+        Local::resolve(&mut config, config_dir, service);
         Self::Local(Box::new(config))
     }
 }

@@ -91,23 +91,23 @@ impl Controller {
         let config = &loaded.config;
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
-        let wake = Arc::new(Trigger::default());
+        let cycle_trigger = Arc::new(Trigger::default());
         let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
         if let Some(sim) = world.sim.clone() {
             inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
         }
-        let mut door = None;
+        let mut agent_listener = None;
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
             let (opened, inbox) =
-                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&wake), world.tokens)?;
+                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
             inboxes.push(Box::new(inbox));
-            door = Some(opened);
+            agent_listener = Some(opened);
         }
         let mut scraped = None;
         if let (ProcessMode::Service { traces }, Some(at)) = (&serving, config.metrics.listen) {
             let (settings, clock) = (config.metrics.clone(), world.clock.clone());
-            let own = ProcessMetrics { spool: door.as_ref().map(AgentListener::spool), traces: traces.clone() };
-            scraped = Some(MetricsListener::open(at, settings, store.clone(), clock, loaded.settings.clone(), own)?);
+            let process_metrics = ProcessMetrics { spool: agent_listener.as_ref().map(AgentListener::spool), traces: traces.clone() };
+            scraped = Some(MetricsListener::open(at, settings, store.clone(), clock, loaded.settings.clone(), process_metrics)?);
         }
         let mut web = None;
         let audience = Arc::new(SnapshotFeed::default());
@@ -115,7 +115,7 @@ impl Controller {
             let parts = ApiDeps {
                 store: store.clone(),
                 clock: world.clock.clone(),
-                cycle_trigger: Arc::clone(&wake),
+                cycle_trigger: Arc::clone(&cycle_trigger),
                 snapshot_feed: Arc::clone(&audience),
                 share: Some(share.clone()),
                 settings: loaded.settings.clone(),
@@ -142,8 +142,8 @@ impl Controller {
         let mut controller = Self {
             engine,
             clock: world.clock,
-            cycle_trigger: wake,
-            agent_listener: door,
+            cycle_trigger,
+            agent_listener,
             api: web,
             metrics_listener: scraped,
             alerter: None,
@@ -178,19 +178,19 @@ impl Controller {
 
     /// Runs one cycle. `every` is the interval between the starts of two cycles.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
-        let turned = |door: &Option<AgentListener>| door.iter().for_each(|door| door.record_progress(every));
-        turned(&self.agent_listener);
+        let record_progress = |listener: &Option<AgentListener>| listener.iter().for_each(|listener| listener.record_progress(every));
+        record_progress(&self.agent_listener);
         self.store_simulated_requests()?;
         let report = self.engine.cycle();
-        turned(&self.agent_listener);
+        record_progress(&self.agent_listener);
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
             self.alerter.iter().for_each(Alerter::wake);
         }
-        if let Some(door) = &self.agent_listener {
+        if let Some(listener) = &self.agent_listener {
             // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive
             // controller redirects them.
-            door.cycle_ended(!matches!(report, Err(CycleError::NotLeader { .. })));
-            door.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
+            listener.cycle_ended(!matches!(report, Err(CycleError::NotLeader { .. })));
+            listener.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
         }
         report
     }
@@ -200,8 +200,8 @@ impl Controller {
         let Some(sim) = &self.sim else { return Ok(()) };
         // While the simulated cluster does not answer, its operators' requests cannot be read either.
         for request in sim.take_operator_requests().unwrap_or_default() {
-            let asked = CommandKind::Release { node: request.node };
-            self.engine.store().add_command(&asked, "operators", &request.why, self.clock.now())?;
+            let command = CommandKind::Release { node: request.node };
+            self.engine.store().add_command(&command, "operators", &request.why, self.clock.now())?;
         }
         Ok(())
     }

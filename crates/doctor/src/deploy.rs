@@ -97,7 +97,7 @@ impl Deployment {
     }
 
     fn rendered_objects(&self, what: DeployPart) -> Vec<Template> {
-        let wanted = |group: &Group| match what {
+        let is_selected = |group: &Group| match what {
             DeployPart::All => true,
             DeployPart::Rights => *group == Group::Rights,
             DeployPart::Configuration => *group == Group::Configuration,
@@ -106,13 +106,13 @@ impl Deployment {
             DeployPart::Agent => *group == Group::Agent,
             DeployPart::Values | DeployPart::Template => false,
         };
-        let groups = Group::ALL.into_iter().filter(wanted);
+        let groups = Group::ALL.into_iter().filter(is_selected);
         groups.flat_map(|group| group.objects(&self.config)).filter_map(|tree| tree.render(&self.values)).collect()
     }
 
     fn template(&self) -> &str {
-        let own = self.values.values["template"].as_str().filter(|own| !own.trim().is_empty());
-        own.unwrap_or(STANDARD_TEMPLATE)
+        let custom = self.values.values["template"].as_str().filter(|custom| !custom.trim().is_empty());
+        custom.unwrap_or(STANDARD_TEMPLATE)
     }
 
     /// Returns the manifests as YAML, or the values or the template.
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_is_used_and_every_one_that_is_used_is_in_the_table() {
+    fn every_setting_is_used_and_every_used_setting_is_documented() {
         let trees = Group::ALL.into_iter().flat_map(|group| group.objects(&KubernetesConfig::default()));
         let mut used: Vec<&str> =
             trees.flat_map(|tree| tree.setting_names()).filter(|name| *name != template::NAMESPACE).collect();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_as_yaml_is_what_is_printed_as_json() {
+    fn yaml_and_json_output_are_equal() {
         let mut deployment = Deployment::new(KubernetesConfig::default());
         deployment.set_from_text("policy=version = 7\n").unwrap();
         deployment.set("namespace.create", json!(true)).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pod_is_given_more_than_it_needs() {
+    fn pods_get_only_the_privileges_they_need() {
         let deployment = Deployment::new(KubernetesConfig::default());
         let items = deployment.json(DeployPart::All)["items"].as_array().unwrap().clone();
         let pod = |kind: &str| {

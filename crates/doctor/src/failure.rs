@@ -141,11 +141,11 @@ const fn store_exit(error: &StoreError) -> Exit {
     }
 }
 
-fn any_message_contains(error: &StoreError, words: &[&str]) -> bool {
+fn any_message_contains(error: &StoreError, phrases: &[&str]) -> bool {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {
         let text = error.to_string().to_lowercase();
-        if words.iter().any(|word| text.contains(word)) {
+        if phrases.iter().any(|phrase| text.contains(phrase)) {
             return true;
         }
         cause = error.source();

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // There is no other channel on which to report that printing failed.
-            let _said = error.print();
+            let _printed = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
         }
     };
@@ -96,5 +96,5 @@ fn print_failure(failure: &Failure) {
         text.push_str(&format!("hint: {hint}\n"));
     }
     // There is no other channel on which to report that printing failed.
-    let _said = std::io::stderr().write_all(text.as_bytes());
+    let _printed = std::io::stderr().write_all(text.as_bytes());
 }

@@ -103,8 +103,8 @@ impl Page {
     pub(crate) fn field(&mut self, name: &str, value: impl AsRef<str>) -> &mut Self {
         const NAMES: usize = 13;
         let room = self.out.width.map(|width| usize::from(width).saturating_sub(NAMES).max(NAMES));
-        for (place, line) in formatting::wrap(value.as_ref(), room).into_iter().enumerate() {
-            let name = if place == 0 { name } else { "" };
+        for (index, line) in formatting::wrap(value.as_ref(), room).into_iter().enumerate() {
+            let name = if index == 0 { name } else { "" };
             self.text.push_str(format!("{name:<NAMES$}{line}").trim_end());
             self.text.push('\n');
         }

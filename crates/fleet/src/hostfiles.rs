@@ -136,14 +136,14 @@ impl HostFiles {
             })
             .collect::<Result<_, _>>()?;
         let mut addresses = read_lines(&self.addresses)?;
-        let mut unsound = None;
+        let mut inconsistency = None;
         if !addresses.is_empty() && addresses.len() != names.len() {
-            unsound = Some(Inconsistency::CountMismatch { names: names.len(), addresses: addresses.len() });
+            inconsistency = Some(Inconsistency::CountMismatch { names: names.len(), addresses: addresses.len() });
             addresses.clear();
         }
         let mut addresses = addresses.into_iter().map(|(_, address)| address);
         let line = |name: NodeName| HostLine { address: addresses.next().unwrap_or_else(|| name.to_string()), name };
-        Ok((names.into_iter().map(line).collect(), unsound))
+        Ok((names.into_iter().map(line).collect(), inconsistency))
     }
 
     fn read_next(&self) -> Result<Option<Vec<HostLine>>, BadHostFiles> {
@@ -176,7 +176,7 @@ impl HostFiles {
         let (new, difference) = self.compare(hosts)?;
         let names: String = new.iter().flat_map(|line| [line.name.as_str(), "\n"]).collect();
         let addresses: String = new.iter().flat_map(|line| [line.address.as_str(), "\n"]).collect();
-        let is = |path: &Path, text: &str| fs::read(path).is_ok_and(|there| there == text.as_bytes());
+        let is = |path: &Path, text: &str| fs::read(path).is_ok_and(|content| content == text.as_bytes());
         let next = self.next();
         if !is(&self.names, &names) || !is(&self.addresses, &addresses) {
             write_lines(
@@ -196,9 +196,9 @@ impl HostFiles {
 
 fn sorted(old: &[HostLine], hosts: &[HostLine]) -> Vec<HostLine> {
     let (before, after) = (by_name(old), by_name(hosts));
-    let kept = old.iter().filter_map(|line| after.get(&line.name).copied());
+    let existing = old.iter().filter_map(|line| after.get(&line.name).copied());
     let added = hosts.iter().filter(|line| !before.contains_key(&line.name));
-    kept.chain(added).cloned().collect()
+    existing.chain(added).cloned().collect()
 }
 
 fn by_name(lines: &[HostLine]) -> BTreeMap<&NodeName, &HostLine> {
@@ -215,8 +215,8 @@ fn read_lines(path: &Path) -> Result<Vec<(usize, String)>, BadHostFiles> {
     };
     let text = io::read_to_string(io::Read::take(file, MAX_BYTES)).map_err(failed)?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
-    let words = (1..).zip(lines).filter_map(|(line, text)| Some((line, text.split_whitespace().next()?.to_owned())));
-    Ok(words.collect())
+    let names = (1..).zip(lines).filter_map(|(line, text)| Some((line, text.split_whitespace().next()?.to_owned())));
+    Ok(names.collect())
 }
 
 fn write_lines(path: &Path, text: &str) -> Result<(), BadHostFiles> {
@@ -227,23 +227,23 @@ fn write_lines(path: &Path, text: &str) -> Result<(), BadHostFiles> {
 ///
 /// # Errors If the file cannot be written.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    if fs::read(path).is_ok_and(|there| there == bytes) {
+    if fs::read(path).is_ok_and(|content| content == bytes) {
         return Ok(());
     }
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no file name"))?;
-    let mut beside = std::ffi::OsString::from(".");
-    beside.push(name);
-    beside.push(format!(".{}", std::process::id()));
-    let beside = path.with_file_name(beside);
-    let written = File::create(&beside).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
-    let moved = written.and_then(|()| fs::rename(&beside, path)).and_then(|()| {
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = File::create(&temporary).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    let moved = written.and_then(|()| fs::rename(&temporary, path)).and_then(|()| {
         // Syncing the directory keeps the order of two replacements after a crash.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()
     });
     if moved.is_err() {
         // The temporary file may not exist.
-        let _gone = fs::remove_file(&beside);
+        let _removed = fs::remove_file(&temporary);
     }
     moved
 }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_keep_their_places_new_ones_come_after_and_who_goes_is_named() {
+    fn hosts_keep_their_order_new_ones_are_appended_and_removed_ones_are_named() {
         let (_folder, files) = files();
         let first = [line("n3", "10.0.0.3"), line("n1", "10.0.0.1"), line("n2", "10.0.0.2")];
         assert_eq!(files.write(&first).unwrap().added.len(), 3);
@@ -284,22 +284,22 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_ended_between_the_two_files_is_made_up_for_by_the_next() {
+    fn an_interrupted_write_is_completed_by_the_next_one() {
         let (_folder, files) = files();
         files.write(&[line("n1", "10.0.0.1"), line("n2", "10.0.0.2")]).unwrap();
         // Interrupted after the first file was replaced: equally many lines, with the addresses of other hosts.
-        let wanted = [line("n2", "10.0.0.2"), line("n3", "10.0.0.3")];
-        write_lines(&files.next(), &serde_json::to_string(&wanted).unwrap()).unwrap();
+        let expected = [line("n2", "10.0.0.2"), line("n3", "10.0.0.3")];
+        write_lines(&files.next(), &serde_json::to_string(&expected).unwrap()).unwrap();
         write_lines(&files.names, "n2\nn3\n").unwrap();
-        assert_eq!(files.read().unwrap(), (wanted.to_vec(), Some(Inconsistency::Interrupted)));
-        assert!(files.write(&wanted).unwrap().is_empty());
+        assert_eq!(files.read().unwrap(), (expected.to_vec(), Some(Inconsistency::Interrupted)));
+        assert!(files.write(&expected).unwrap().is_empty());
         assert_eq!(fs::read_to_string(&files.addresses).unwrap(), "10.0.0.2\n10.0.0.3\n");
-        assert_eq!(files.read().unwrap(), (wanted.to_vec(), None));
+        assert_eq!(files.read().unwrap(), (expected.to_vec(), None));
         assert_eq!(fs::read_dir(files.names.parent().unwrap()).unwrap().count(), 2, "nothing else is left there");
     }
 
     #[test]
-    fn files_of_others_are_read_and_what_does_not_fit_together_is_refused() {
+    fn foreign_files_are_read_and_inconsistent_ones_are_rejected() {
         let (_folder, files) = files();
         fs::write(&files.names, "# mine\nn1 slots=8\n\nn2\n").unwrap();
         let (both, named) = ([line("n1", "10.0.0.1"), line("n2", "10.0.0.2")], [line("n1", "n1"), line("n2", "n2")]);

@@ -66,13 +66,13 @@ pub fn run(settings: &Settings, hosts: &[NodeName], limit: Option<f64>) -> NcclT
 
 /// Returns our `ssh` command line without prompts. An unanswered prompt would look like hosts that hang.
 pub fn ssh_agent_command(config: &SshConfig) -> String {
-    let mut words = vec!["ssh".to_owned()];
-    words.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
-    words.push("-o BatchMode=yes".to_owned());
-    words.push(format!("-o StrictHostKeyChecking={}", config.host_keys.word()));
-    words.extend(config.known_hosts.iter().map(|file| format!("-o UserKnownHostsFile={}", file.display())));
-    words.push(format!("-o ConnectTimeout={}", config.connect.to_std().as_secs().max(1)));
-    words.join(" ")
+    let mut args = vec!["ssh".to_owned()];
+    args.extend(config.ssh_config.iter().map(|file| format!("-F {}", file.display())));
+    args.push("-o BatchMode=yes".to_owned());
+    args.push(format!("-o StrictHostKeyChecking={}", config.host_keys.word()));
+    args.extend(config.known_hosts.iter().map(|file| format!("-o UserKnownHostsFile={}", file.display())));
+    args.push(format!("-o ConnectTimeout={}", config.connect.to_std().as_secs().max(1)));
+    args.join(" ")
 }
 
 pub fn is_root() -> bool {
@@ -106,8 +106,8 @@ const AZURE_ENV: [(&str, &str); 4] = [
 pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let azure = if azure { &AZURE_ENV[..] } else { &[] };
-    let own = DEFAULT_ENV.iter().chain(azure).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    for (name, value) in own.chain(set.iter().cloned()) {
+    let defaults = DEFAULT_ENV.iter().chain(azure).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    for (name, value) in defaults.chain(set.iter().cloned()) {
         all.retain(|(known, _)| *known != name);
         if !value.is_empty() {
             all.push((name, value));
@@ -119,8 +119,8 @@ pub fn environment(azure: bool, set: &[(String, String)]) -> Vec<(String, String
 /// Returns the arguments for Open MPI's `mpirun`.
 pub fn mpirun_args(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
     let gpus = settings.gpus;
-    let mut words: Vec<OsString> = Vec::new();
-    let mut add = |more: &[&str]| words.extend(more.iter().map(OsString::from));
+    let mut args: Vec<OsString> = Vec::new();
+    let mut add = |extra: &[&str]| args.extend(extra.iter().map(OsString::from));
     if settings.as_root {
         // Open MPI requires this flag to run as root.
         add(&["--allow-run-as-root"]);
@@ -162,7 +162,7 @@ pub fn mpirun_args(settings: &Settings, hosts: &[NodeName]) -> Vec<OsString> {
         "1",
     ]);
     add(&["-N", &settings.cycles.to_string(), "-R", "1"]);
-    words
+    args
 }
 
 /// The result of one all-reduce.
@@ -212,14 +212,14 @@ pub fn classify(ended: ProcessEnd, stdout: &str, stderr: &str, time: Duration, l
     // Final messages may be on either stream; rows of the table are recognised by their columns.
     match nccl_tests::parse(&format!("{stdout}\n{stderr}")) {
         Ok(run) => {
-            let whole = classify_bandwidth(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
-            match whole.verdict {
-                Verdict::Fail => whole,
-                _ if status.success() => whole,
+            let overall = classify_bandwidth(run.largest().bytes, run.bus_bandwidth(), run.wrong, limit);
+            match overall.verdict {
+                Verdict::Fail => overall,
+                _ if status.success() => overall,
                 _ => NcclTrialResult {
                     verdict: Verdict::Inconclusive,
                     why: format!("complete table, but mpirun ended with {status}{}", last_line(stderr)),
-                    ..whole
+                    ..overall
                 },
             }
         }
@@ -275,17 +275,17 @@ mod tests {
         )
     }
 
-    fn said(code: i32, stdout: &str, limit: Option<f64>) -> (Verdict, String) {
+    fn classify_output(code: i32, stdout: &str, limit: Option<f64>) -> (Verdict, String) {
         let judged = classify(ended(code), stdout, "", Duration::from_secs(60), limit);
         (judged.verdict, judged.why)
     }
 
     #[test]
-    fn the_bandwidth_of_the_largest_size_is_held_against_the_limit() {
+    fn the_bandwidth_of_the_largest_size_is_compared_with_the_limit() {
         let table = format!("{HEAD}{}{}{OK}", row("418.4", "0"), row("419.0", "0"));
-        assert_eq!(said(0, &table, Some(431e9)).0, Verdict::Pass);
-        assert_eq!(said(0, &table, Some(480e9)).0, Verdict::Fail);
-        let (verdict, why) = said(0, &table, None);
+        assert_eq!(classify_output(0, &table, Some(431e9)).0, Verdict::Pass);
+        assert_eq!(classify_output(0, &table, Some(480e9)).0, Verdict::Fail);
+        let (verdict, why) = classify_output(0, &table, None);
         assert!(verdict == Verdict::Inconclusive && why.contains("no bandwidth limit"), "{why}");
         let judged = classify(ended(0), &table, "", Duration::from_secs(60), None);
         assert_eq!((judged.bytes, judged.bus_bandwidth_bytes_per_s), (Some(8 << 30), Some(418.4e9)));
@@ -295,13 +295,13 @@ mod tests {
     fn wrong_values_fail_at_any_speed_and_with_any_exit_code() {
         let table = format!("{HEAD}{}# Out of bounds values : 12 FAILED\n", row("500.0", "12"));
         for code in [0, 1] {
-            let (verdict, why) = said(code, &table, Some(431e9));
+            let (verdict, why) = classify_output(code, &table, Some(431e9));
             assert!(verdict == Verdict::Fail && why.contains("12 wrong sums"), "{why}");
         }
     }
 
     #[test]
-    fn without_a_whole_table_there_is_no_pass() {
+    fn an_incomplete_table_is_inconclusive() {
         for (code, text) in [
             (0, String::new()),
             (0, format!("{HEAD}{OK}")),
@@ -310,7 +310,7 @@ mod tests {
             (1, format!("{HEAD}{}{OK}", row("500.0", "0"))),
             (0, format!("{HEAD}{}{OK}", row("500.0", "N/A"))),
         ] {
-            assert_eq!(said(code, &text, Some(431e9)).0, Verdict::Inconclusive, "{text}");
+            assert_eq!(classify_output(code, &text, Some(431e9)).0, Verdict::Inconclusive, "{text}");
         }
         let hung = classify(ProcessEnd::TimedOut, HEAD, "", Duration::from_secs(60), Some(431e9));
         assert_eq!(hung.trial_outcome(), TrialResult::Failed);

@@ -60,12 +60,12 @@ pub fn run(
         };
         client.run(&rank.host, &order)
     };
-    let answers = run_on_each(&numbered, ranks.len(), work, |_| {});
-    let heard = ranks.iter().zip(answers).map(|(rank, answer)| {
+    let results = run_on_each(&numbered, ranks.len(), work, |_| {});
+    let outputs = ranks.iter().zip(results).map(|(rank, result)| {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (rank.host.name.clone(), answer.status, text(&answer.stdout), text(&answer.stderr))
+        (rank.host.name.clone(), result.status, text(&result.stdout), text(&result.stderr))
     });
-    Ok(combine(&heard.collect::<Vec<_>>(), limit))
+    Ok(combine(&outputs.collect::<Vec<_>>(), limit))
 }
 
 fn script(rank: &Rank, number: usize, first: &str, names: &[NodeName], settings: &Settings) -> String {
@@ -105,10 +105,10 @@ struct Row {
 const SHARED_REASONS: [&str; 3] = ["collective-slow", "collective-hung", "link-slow"];
 
 /// Combines the hosts' results into one.
-fn combine(heard: &[(NodeName, CommandStatus, String, String)], limit: Option<f64>) -> NcclTrialResult {
+fn combine(outputs: &[(NodeName, CommandStatus, String, String)], limit: Option<f64>) -> NcclTrialResult {
     let (mut named, mut failed, mut unclear) = (Vec::new(), None, None);
     let mut figures = None;
-    for (host, how, stdout, stderr) in heard {
+    for (host, how, stdout, stderr) in outputs {
         let rows = match (how, serde_json::from_str::<Vec<Row>>(stdout)) {
             (CommandStatus::Exited(_), Ok(rows)) if !rows.is_empty() => rows,
             (CommandStatus::TimedOut { .. }, _) => {
@@ -159,8 +159,8 @@ fn failure_text(how: &CommandStatus, stderr: &str) -> String {
 /// Returns the last line of the table of sizes: bytes, bytes per second, wrong values.
 fn last_row(stderr: &str) -> Option<(u64, f64, u64)> {
     let mut lines = stderr.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    lines.find(|words| words[..] == ["bytes", "us", "bus", "GB/s", "wrong"])?;
-    let row = |words: Vec<&str>| match words[..] {
+    lines.find(|fields| fields[..] == ["bytes", "us", "bus", "GB/s", "wrong"])?;
+    let row = |fields: Vec<&str>| match fields[..] {
         [bytes, _, rate, wrong] => {
             let rate: f64 = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0)?;
             Some((bytes.parse().ok()?, rate * 1e9, wrong.parse().ok()?))
@@ -189,9 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn all_have_to_be_well_and_the_figure_enough() {
-        let well = row("pass", "within-limits");
-        let both = [host("host1", 0, &well, TABLE), host("host2", 0, &well, "")];
+    fn all_hosts_must_pass_and_the_bandwidth_must_suffice() {
+        let passed = row("pass", "within-limits");
+        let both = [host("host1", 0, &passed, TABLE), host("host2", 0, &passed, "")];
         let judged = combine(&both, Some(431e9));
         assert_eq!((judged.verdict, judged.bytes), (Verdict::Pass, Some(8 << 30)));
         assert_eq!(combine(&both, Some(480e9)).verdict, Verdict::Fail);
@@ -201,17 +201,17 @@ mod tests {
 
     #[test]
     fn a_failure_of_one_host_names_it_and_a_shared_failure_names_none() {
-        let (well, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
+        let (passed, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
         let wrong =
-            combine(&[host("host1", 0, &well, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
+            combine(&[host("host1", 0, &passed, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
         assert_eq!((wrong.verdict, wrong.named), (Verdict::Fail, vec![NodeName::new("host2").unwrap()]));
         let hung = combine(&[host("host1", 1, &slow, ""), host("host2", 1, &slow, "")], None);
         assert!(hung.verdict == Verdict::Fail && hung.named.is_empty(), "{hung:?}");
     }
 
     #[test]
-    fn who_says_nothing_has_not_passed() {
-        let well = host("host1", 0, &row("pass", "within-limits"), TABLE);
+    fn a_host_without_output_has_not_passed() {
+        let passed = host("host1", 0, &row("pass", "within-limits"), TABLE);
         for other in [
             host("host2", 3, "", "doctor-node: no such test"),
             host("host2", 0, "[]", ""),
@@ -223,7 +223,7 @@ mod tests {
                 String::new(),
             ),
         ] {
-            let judged = combine(&[well.clone(), other], Some(1e9));
+            let judged = combine(&[passed.clone(), other], Some(1e9));
             assert!(judged.verdict == Verdict::Inconclusive && judged.why.contains("host2"), "{judged:?}");
         }
     }

@@ -13,42 +13,42 @@ use doctor_core::{
 };
 
 /// Locates the fault. `good` are known good hosts outside `hosts`; without any, hosts that pass in a pair count as
-/// good. `attempt` tests some hosts together; `told` is called for each finished trial.
+/// good. `attempt` tests some hosts together; `on_trial` is called for each finished trial.
 pub fn search(
     hosts: &[NodeName],
     good: &[NodeName],
     at_once: usize,
     attempt: impl Fn(&[NodeName]) -> TrialResult + Sync,
-    told: impl Fn(&Trial) + Sync,
+    on_trial: impl Fn(&Trial) + Sync,
 ) -> (FaultLocation, Vec<Trial>) {
     let mut trials: Vec<Trial> = Vec::new();
     loop {
         let step = if good.is_empty() { next_without_known_good(hosts, &trials) } else { next_trials(hosts, &trials) };
-        let (wanted, otherwise) = match step {
+        let (requested, otherwise) = match step {
             NextStep::Done(found) => return (found, trials),
             // Cannot happen: every trial ends before the next step is computed.
             NextStep::Wait => return (FaultLocation::Undetermined("a trial has not ended".to_owned()), trials),
-            NextStep::Try(wanted, otherwise) => (wanted, otherwise),
+            NextStep::Try(requested, otherwise) => (requested, otherwise),
         };
         let known = if good.is_empty() { cleared(&trials).into_iter().collect() } else { good.to_vec() };
-        let round = disjoint_trials(&wanted, &known);
+        let round = disjoint_trials(&requested, &known);
         if round.is_empty() {
-            return (outcome_without_partner(&wanted, otherwise), trials);
+            return (outcome_without_partner(&requested, otherwise), trials);
         }
         // Reports are serialised.
-        let said = Mutex::new(());
-        let answers = run_on_each(
+        let output_lock = Mutex::new(());
+        let results = run_on_each(
             &round,
             at_once,
             |nodes| {
                 let trial = Trial { run: RunId::from_number(0), nodes: nodes.clone(), result: attempt(nodes) };
-                let _one_at_a_time = said.lock();
-                told(&trial);
+                let _one_at_a_time = output_lock.lock();
+                on_trial(&trial);
                 trial
             },
             |_| {},
         );
-        trials.extend(answers);
+        trials.extend(results);
         // All hosts together without a result: a repetition would have the same outcome.
         if let [Trial { result: TrialResult::Inconclusive(why), .. }] = &*trials {
             return (FaultLocation::Undetermined(why.clone()), trials);
@@ -57,11 +57,11 @@ pub fn search(
 }
 
 /// Selects wanted trials that have no host in common.
-fn disjoint_trials(wanted: &[TrialRequest], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
+fn disjoint_trials(requested: &[TrialRequest], good: &[NodeName]) -> Vec<NonEmpty<NodeName>> {
     let mut taken: BTreeSet<NodeName> = BTreeSet::new();
     let mut round = Vec::new();
-    for wanted in wanted {
-        let nodes = match wanted {
+    for requested in requested {
+        let nodes = match requested {
             TrialRequest::Nodes(nodes) => nodes.clone(),
             TrialRequest::WithKnownGood { node, not } => {
                 let fits = |other: &&NodeName| *other != node && !not.contains(*other) && !taken.contains(*other);
@@ -78,8 +78,8 @@ fn disjoint_trials(wanted: &[TrialRequest], good: &[NodeName]) -> Vec<NonEmpty<N
     round
 }
 
-fn outcome_without_partner(wanted: &[TrialRequest], otherwise: FaultLocation) -> FaultLocation {
-    match (otherwise, wanted.first()) {
+fn outcome_without_partner(requested: &[TrialRequest], otherwise: FaultLocation) -> FaultLocation {
+    match (otherwise, requested.first()) {
         (FaultLocation::Undetermined(_), Some(TrialRequest::WithKnownGood { node, .. })) => {
             FaultLocation::Undetermined(format!("there is no other known-good host to test {node} with"))
         }
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn trials_at_the_same_time_share_no_host_and_no_answer_is_not_asked_for_again() {
-        let wanted = [
+    fn concurrent_trials_share_no_host_and_inconclusive_ones_are_not_repeated() {
+        let requested = [
             TrialRequest::Nodes(names("a,b")),
             TrialRequest::Nodes(names("b,c")),
             TrialRequest::WithKnownGood { node: names("d").remove(0), not: names("g").into_iter().collect() },
         ];
-        let round = disjoint_trials(&wanted, &names("g,a,h"));
+        let round = disjoint_trials(&requested, &names("g,a,h"));
         let round: Vec<String> = round.iter().map(|nodes| doctor_core::hostlist::fold(nodes)).collect();
         assert_eq!(round, ["a,b", "d,h"]);
         let (found, trials) =

@@ -138,7 +138,7 @@ struct HostOutput<'a> {
 
 impl<'a> HostOutput<'a> {
     fn parse(word: &str, text: &'a str) -> Self {
-        let mut told = Self { now: None, sections: Vec::new() };
+        let mut output = Self { now: None, sections: Vec::new() };
         let start = format!("{word} ");
         // Sections begin at header lines; the script adds a newline to a file that does not end with one.
         let mut rest = text;
@@ -146,17 +146,17 @@ impl<'a> HostOutput<'a> {
             let after = &rest[at + start.len()..];
             let (header, body) = after.split_once('\n').unwrap_or((after, ""));
             let end = find_line(body, &start).unwrap_or(body.len());
-            let mut words = header.split_ascii_whitespace();
-            match (words.next(), words.next(), words.next()) {
-                (Some("now"), Some(utc), Some(own)) => {
-                    told.now = utc.parse().ok().zip(own.parse().ok());
+            let mut fields = header.split_ascii_whitespace();
+            match (fields.next(), fields.next(), fields.next()) {
+                (Some("now"), Some(utc), Some(local)) => {
+                    output.now = utc.parse().ok().zip(local.parse().ok());
                 }
-                (Some(name), Some(state), None) => told.sections.push((name, state, &body[..end])),
+                (Some(name), Some(state), None) => output.sections.push((name, state, &body[..end])),
                 _ => {}
             }
             rest = &body[end..];
         }
-        told
+        output
     }
 
     fn file(&self, name: &str) -> StatusFile<'a> {
@@ -180,8 +180,8 @@ fn find_line(text: &str, start: &str) -> Option<usize> {
 /// Parses the output of [`script`]. A result older than `limit` is unknown, except a failure: the lack of a newer check
 /// does not repair anything.
 pub fn read(word: &str, text: &str, sources: &[Source], limit: Span) -> Vec<Status> {
-    let told = HostOutput::parse(word, text);
-    sources.iter().map(|source| status(*source, &told, limit)).collect()
+    let output = HostOutput::parse(word, text);
+    sources.iter().map(|source| status(*source, &output, limit)).collect()
 }
 
 /// Returns the worst status; unknown if there is none.
@@ -189,11 +189,11 @@ pub fn worst(all: &[Status]) -> Health {
     all.iter().map(|status| status.health).max().unwrap_or(Health::Unknown)
 }
 
-fn status(source: Source, told: &HostOutput<'_>, limit: Span) -> Status {
+fn status(source: Source, output: &HostOutput<'_>, limit: Span) -> Status {
     let unknown = |why: String| Status { source, health: Health::Unknown, why, age: None };
-    let (name, seen) = match told.file(&format!("{}-status", source.code())) {
+    let (name, seen) = match output.file(&format!("{}-status", source.code())) {
         // Without our own status, the host's summary of the other checks may report a fault.
-        StatusFile::Missing if source == Source::Own => (SUMMARY_LOG, told.file(SUMMARY_STATUS)),
+        StatusFile::Missing if source == Source::Own => (SUMMARY_LOG, output.file(SUMMARY_STATUS)),
         seen => (source.log(), seen),
     };
     let text = match seen {
@@ -205,66 +205,66 @@ fn status(source: Source, told: &HostOutput<'_>, limit: Span) -> Status {
     let Some(line) = text.lines().rev().map(str::trim).find(|line| !line.is_empty()) else {
         return unknown(format!("{name}.status is empty"));
     };
-    let (time, said) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-    let said = said.trim();
-    let Some(age) = told.now.and_then(|now| age(time, now)) else {
+    let (time, verdict) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let verdict = verdict.trim();
+    let Some(age) = output.now.and_then(|now| age(time, now)) else {
         return unknown(format!("its last line is `{}`, without a valid time", short(line)));
     };
-    let (health, why) = match said {
-        "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, told).unwrap_or_else(|| said.to_owned())),
+    let (health, why) = match verdict {
+        "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, output).unwrap_or_else(|| verdict.to_owned())),
         "unknown" => (Health::Unknown, "the check reported unknown".to_owned()),
         // On hosts set up by other tools, the summary reports health whatever was checked.
         "passed" | "healthy" if name == SUMMARY_LOG => {
-            (Health::Unknown, format!("our check never ran here; {name} says {said}, but another tool wrote it"))
+            (Health::Unknown, format!("our check never ran here; {name} says {verdict}, but another tool wrote it"))
         }
-        "passed" | "healthy" if age > limit => (Health::Unknown, format!("{said}, but older than {limit}")),
-        "passed" | "healthy" => verify_with_log(source, told, said),
+        "passed" | "healthy" if age > limit => (Health::Unknown, format!("{verdict}, but older than {limit}")),
+        "passed" | "healthy" => verify_with_log(source, output, verdict),
         _ => (Health::Unknown, format!("its last line is `{}`, which is not a status", short(line))),
     };
     Status { source, health, why, age: Some(age) }
 }
 
 /// Returns the age of a time; `None` if it is invalid or in the future. Without a zone it is in the host's local time.
-fn age(time: &str, (utc, own): (Timestamp, Timestamp)) -> Option<Span> {
+fn age(time: &str, (utc, local): (Timestamp, Timestamp)) -> Option<Span> {
     let (at, now) = match time.parse::<Timestamp>() {
         Ok(at) => (at, utc),
-        Err(_) => (format!("{time}Z").parse().ok()?, own),
+        Err(_) => (format!("{time}Z").parse().ok()?, local),
     };
     (at <= now.plus(MAX_CLOCK_SKEW)).then(|| now.since(at))
 }
 
 /// Verifies a good status with the log of the same run.
-fn verify_with_log(source: Source, told: &HostOutput<'_>, said: &str) -> (Health, String) {
-    let log = match told.file(&format!("{}-log", source.code())) {
+fn verify_with_log(source: Source, output: &HostOutput<'_>, verdict: &str) -> (Health, String) {
+    let log = match output.file(&format!("{}-log", source.code())) {
         StatusFile::Content(log) => last_run(log),
         // Our own check writes its status only from its results.
-        _ if source == Source::Own => return (Health::Healthy, said.to_owned()),
-        _ => return (Health::Unknown, format!("{said}, but there is no {} that confirms it", source.log())),
+        _ if source == Source::Own => return (Health::Healthy, verdict.to_owned()),
+        _ => return (Health::Unknown, format!("{verdict}, but there is no {} that confirms it", source.log())),
     };
-    let nothing = || (Health::Unknown, format!("{said}, but {} does not show that anything was checked", source.log()));
+    let unverified = || (Health::Unknown, format!("{verdict}, but {} does not show that anything was checked", source.log()));
     match source {
-        Source::Own => (Health::Healthy, said.to_owned()),
+        Source::Own => (Health::Healthy, verdict.to_owned()),
         Source::Aznhc => match parse_nhc_log(log) {
-            NhcLog::Fault(text) => (Health::Unhealthy, format!("{said}, but {text}")),
-            NhcLog::Passed => (Health::Healthy, said.to_owned()),
-            NhcLog::Unclear(text) => (Health::Unknown, format!("{said}, but {text}")),
-            NhcLog::Empty => nothing(),
+            NhcLog::Fault(text) => (Health::Unhealthy, format!("{verdict}, but {text}")),
+            NhcLog::Passed => (Health::Healthy, verdict.to_owned()),
+            NhcLog::Unclear(text) => (Health::Unknown, format!("{verdict}, but {text}")),
+            NhcLog::Empty => unverified(),
         },
         Source::Dcgm => {
             let table = DcgmTextOutput::parse(log);
             match (table.failed.first().or(table.not_run.first()), table.passed) {
                 (Some(fault), _) if !table.failed.is_empty() => {
-                    (Health::Unhealthy, format!("{said}, but {}", short(fault)))
+                    (Health::Unhealthy, format!("{verdict}, but {}", short(fault)))
                 }
-                (Some(fault), _) => (Health::Unknown, format!("{said}, but {}", short(fault))),
-                (None, 0) => nothing(),
+                (Some(fault), _) => (Health::Unknown, format!("{verdict}, but {}", short(fault))),
+                (None, 0) => unverified(),
                 (None, _) if table.hardware_passed == 0 => {
-                    (Health::Unknown, format!("{said}, but no test of the hardware has passed"))
+                    (Health::Unknown, format!("{verdict}, but no test of the hardware has passed"))
                 }
                 (None, _) if !table.warned.is_empty() => {
-                    (Health::Healthy, format!("{said}, with a warning: {}", short(&table.warned[0])))
+                    (Health::Healthy, format!("{verdict}, with a warning: {}", short(&table.warned[0])))
                 }
-                (None, _) => (Health::Healthy, said.to_owned()),
+                (None, _) => (Health::Healthy, verdict.to_owned()),
             }
         }
     }
@@ -290,8 +290,8 @@ fn parse_nhc_log(log: &str) -> NhcLog {
 }
 
 /// Returns the fault in the log, for display.
-fn first_fault(source: Source, told: &HostOutput<'_>) -> Option<String> {
-    let StatusFile::Content(log) = told.file(&format!("{}-log", source.code())) else { return None };
+fn first_fault(source: Source, output: &HostOutput<'_>) -> Option<String> {
+    let StatusFile::Content(log) = output.file(&format!("{}-log", source.code())) else { return None };
     let log = last_run(log);
     match source {
         Source::Aznhc => match parse_nhc_log(log) {
@@ -373,8 +373,8 @@ mod tests {
         assert!(health == Health::Unknown && why.contains("never ran"), "{why}");
         let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", "");
         assert!(health == Health::Unknown && why.contains("no aznhc-health.log"), "{why}");
-        let nothing = "docker: command not found\nHealth checks passed\n";
-        let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", nothing);
+        let log = "docker: command not found\nHealth checks passed\n";
+        let (health, why) = one(Source::Aznhc, "2026-11-16T04:00:00 passed\n", log);
         assert!(health == Health::Unknown && why.contains("does not show that anything was checked"), "{why}");
         let other =
             "The vm SKU 'standard_d4' is currently not supported by Azure health checks.\nHealth checks passed\n";
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_run_counts_and_not_the_ones_before_it() {
+    fn only_the_last_run_counts() {
         let mended = format!("{FAULT}Health checks failed with exit code 1\n{FINE}Health checks passed\n");
         let status = "2026-11-15T04:00:00 failed\n2026-11-16T04:00:00 passed\n\n";
         assert_eq!(one(Source::Aznhc, status, &mended), (Health::Healthy, "passed".to_owned()));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_by_the_hosts_own_clock_and_old_ones_say_nothing_good_any_more() {
+    fn times_use_the_hosts_clock_and_old_results_are_not_healthy() {
         let age = |status: &str| {
             let text = format!("{NOW}{WORD} own-status there\n{status}\n{WORD} own-log missing\n");
             let all = read(WORD, &text, &[Source::Own], Span::days(7));
@@ -428,13 +428,13 @@ mod tests {
         assert_eq!(read(WORD, &sum, &[Source::Own], Span::days(7))[0].health, Health::Unknown, "others' sum");
         let bad = sum.replace(" healthy", " unhealthy");
         assert_eq!(read(WORD, &bad, &[Source::Own], Span::days(7))[0].health, Health::Unhealthy);
-        for nothing in ["healthy", "2026-11-16T04:00:00 fine", "2026-11-16T04:00:00", "soon passed", "?"] {
-            assert_eq!(age(nothing).0, Health::Unknown, "{nothing}");
+        for line in ["healthy", "2026-11-16T04:00:00 fine", "2026-11-16T04:00:00", "soon passed", "?"] {
+            assert_eq!(age(line).0, Health::Unknown, "{line}");
         }
     }
 
     #[test]
-    fn a_file_cannot_speak_for_another_and_what_is_not_told_is_unknown() {
+    fn a_file_cannot_forge_another_and_missing_output_is_unknown() {
         let forged = "2026-11-16T04:00:00 failed\nword-99 aznhc-status there\n2026-11-16T04:00:00 passed";
         assert_ne!(one(Source::Aznhc, forged, &format!("{FAULT}\n")).0, Health::Healthy);
         let cut = read(WORD, NOW, &Source::ALL, Span::days(7));
@@ -450,31 +450,31 @@ mod tests {
         std::fs::write(at("aznhc-health.log.status"), "2026-01-01T00:00:00Z passed\n").unwrap();
         std::fs::create_dir(at("dcgmi-diag.log.status")).unwrap();
         let script = script(WORD, &folder.path().display().to_string(), &Source::ALL);
-        let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-        let all = read(WORD, &String::from_utf8(said.stdout).unwrap(), &Source::ALL, Span::days(36_500));
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        let all = read(WORD, &String::from_utf8(output.stdout).unwrap(), &Source::ALL, Span::days(36_500));
         let health: Vec<Health> = all.iter().map(|status| status.health).collect();
         assert_eq!(health, [Health::Healthy, Health::Unknown, Health::Unknown], "{all:?}");
         assert!(all[1].why.contains("cannot be read") && all[2].why.contains("never ran"), "{all:?}");
     }
 
     #[test]
-    fn our_own_check_leaves_its_words_in_the_form_that_is_read() {
+    fn our_own_check_writes_the_format_that_is_parsed() {
         let folder = tempfile::tempdir().unwrap();
-        let (place, program) = (folder.path().display().to_string(), folder.path().join("it's doctor-node"));
+        let (directory, program) = (folder.path().display().to_string(), folder.path().join("it's doctor-node"));
         for (code, health) in [(0, Health::Healthy), (1, Health::Healthy), (2, Health::Unhealthy), (3, Health::Unknown)]
         {
             std::fs::write(&program, format!("#!/bin/sh\necho \"memory  fail            monitor\n1 check: 1 fail, 0 inconclusive\"\nexit {code}\n"))
                 .unwrap();
             std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
             let run = |script: &str| std::process::Command::new("sh").args(["-c", script]).output().unwrap();
-            assert!(run(&check_script(&program.display().to_string(), &place)).status.success());
-            let said = run(&script(WORD, &place, &[Source::Own])).stdout;
-            let own = read(WORD, &String::from_utf8(said).unwrap(), &[Source::Own], Span::days(7));
-            assert_eq!(own[0].health, health, "{own:?}");
+            assert!(run(&check_script(&program.display().to_string(), &directory)).status.success());
+            let stdout = run(&script(WORD, &directory, &[Source::Own])).stdout;
+            let statuses = read(WORD, &String::from_utf8(stdout).unwrap(), &[Source::Own], Span::days(7));
+            assert_eq!(statuses[0].health, health, "{statuses:?}");
         }
         let run = |script: &str| std::process::Command::new("sh").args(["-c", script]).output().unwrap();
         std::fs::write(&program, "#!/bin/sh\necho \"memory  fail            monitor\"\nexit 3\n").unwrap();
-        assert!(run(&check_script(&program.display().to_string(), &place)).status.success());
+        assert!(run(&check_script(&program.display().to_string(), &directory)).status.success());
         let log = std::fs::read_to_string(folder.path().join("doctor-check.log")).unwrap();
         assert!(last_run(&log).ends_with("failed with exit code 3\n") && last_run(&log).lines().count() == 2, "{log}");
     }
@@ -487,7 +487,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_healthy_that_does_not_say_so(
+        fn only_an_explicit_pass_is_healthy(
             text in "(word-17 |aznhc|-status|-log| there| missing|\n|2026-11-16T04:00:00 |failed|health|x){0,40}",
         ) {
             let all = read(WORD, &format!("{NOW}{text}"), &Source::ALL, Span::days(7));

@@ -37,7 +37,7 @@ pub(super) fn is_plain(word: &str) -> bool {
 /// Builds the script. `programs` must be plain words.
 pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str]) -> String {
     let folder = folder(remote);
-    let asks: String = programs
+    let checks: String = programs
         .iter()
         .filter(|program| is_plain(program))
         .map(|program| format!("{as_root} sh -c \"command -v {program}\" >/dev/null 2>&1 && echo \"has {program}\"; "))
@@ -48,7 +48,7 @@ pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str])
          command -v sha256sum >/dev/null && echo sha256sum; F=\"$D\"; \
          while [ ! -d \"$F\" ] && [ \"$F\" != / ]; do F=$(dirname \"$F\"); done; [ -w \"$F\" ] && echo writable; \
          echo \"space $(df -Pk \"$F\" 2>/dev/null | tail -n 1 | tr -s \" \" | cut -d \" \" -f 4)\"; \
-         [ -d /run/systemd/system ] && echo systemd; {asks}echo {END}"
+         [ -d /run/systemd/system ] && echo systemd; {checks}echo {END}"
     )
 }
 
@@ -56,15 +56,15 @@ pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str])
 ///
 /// # Errors
 /// The reader's error, or if the end marker does not come.
-pub(super) fn read_facts(mut hear: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
+pub(super) fn read_facts(mut read_line: impl FnMut() -> Result<Vec<u8>, String>) -> Result<Facts, String> {
     let mut facts = None;
     for _ in 0..MAX_LINES {
-        let heard = hear()?;
-        let line = String::from_utf8_lossy(&heard);
+        let bytes = read_line()?;
+        let line = String::from_utf8_lossy(&bytes);
         match (line.trim(), &mut facts) {
             (BEGIN, None) => facts = Some(Facts::default()),
             (END, Some(facts)) => return Ok(std::mem::take(facts)),
-            (said, Some(facts)) => facts.take(said),
+            (text, Some(facts)) => facts.take(text),
             (_, None) => {}
         }
     }
@@ -95,41 +95,41 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn heard(text: &str) -> Result<Facts, String> {
+    fn parse_output(text: &str) -> Result<Facts, String> {
         let mut lines = text.lines().map(|line| line.as_bytes().to_vec());
         read_facts(|| lines.next().ok_or_else(|| "cut".to_owned()))
     }
 
     #[test]
-    fn what_a_host_says_between_its_words_is_taken_and_nothing_else() {
+    fn only_output_between_the_markers_is_read() {
         let text = format!(
             "Welcome\nprogram\n{BEGIN}\nroot 0\nclock 1794700800\nmachine x86_64\nsha256sum\nwritable\nspace 1234\n\
              has nvidia-smi\nsomething else\n{END}\n"
         );
-        let facts = heard(&text).unwrap();
+        let facts = parse_output(&text).unwrap();
         assert!(!facts.program && facts.sha256sum && facts.writable && !facts.systemd);
         assert_eq!((facts.root, facts.clock, facts.space), (Some(0), Some(1_794_700_800), Some(1234)));
         assert_eq!((facts.machine.as_str(), &*facts.has), ("x86_64", &["nvidia-smi".to_owned()][..]));
-        assert_eq!(heard(&format!("{BEGIN}\nroot 0\n")).unwrap_err(), "cut");
-        assert_eq!(heard(&"x\n".repeat(MAX_LINES + 1)).unwrap_err(), "too much output before the answer");
-        assert_eq!(heard(&format!("{BEGIN}\nroot \nclock x\n{END}\n")).unwrap(), Facts::default());
+        assert_eq!(parse_output(&format!("{BEGIN}\nroot 0\n")).unwrap_err(), "cut");
+        assert_eq!(parse_output(&"x\n".repeat(MAX_LINES + 1)).unwrap_err(), "too much output before the answer");
+        assert_eq!(parse_output(&format!("{BEGIN}\nroot \nclock x\n{END}\n")).unwrap(), Facts::default());
     }
 
     #[test]
-    fn the_script_is_one_that_a_shell_reads() {
+    fn the_script_runs_in_a_posix_shell() {
         let text = script(".cluster-doctor", "", "00ff", &["sh", "no-such-program", "x; rm"]);
         assert!(!text.contains('\''), "it is in single quotes");
         let output = std::process::Command::new("sh").args(["-c", &text]).env("HOME", "/").output().unwrap();
-        let facts = heard(&String::from_utf8(output.stdout).unwrap()).unwrap();
+        let facts = parse_output(&String::from_utf8(output.stdout).unwrap()).unwrap();
         assert!(facts.clock.is_some() && facts.root.is_some() && facts.space.is_some(), "{facts:?}");
         assert_eq!(facts.has, ["sh"]);
     }
 
     proptest! {
         #[test]
-        fn whatever_a_host_prints_ends(text in "(root|clock|space|has|program| |[0-9-]{1,20}|\n|.){0,80}") {
-            let _facts = heard(&text);
-            let _facts = heard(&format!("{BEGIN}\n{text}\n{END}\n"));
+        fn any_output_is_parsed_without_panic(text in "(root|clock|space|has|program| |[0-9-]{1,20}|\n|.){0,80}") {
+            let _facts = parse_output(&text);
+            let _facts = parse_output(&format!("{BEGIN}\n{text}\n{END}\n"));
         }
     }
 }

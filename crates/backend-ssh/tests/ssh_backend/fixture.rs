@@ -88,8 +88,8 @@ impl Hosts {
     }
 
     /// Returns the host's own folder. All hosts of this testbed have the same machine id.
-    fn own(&self, host: &str) -> PathBuf {
-        host_directory::host_path(host, &fs::read_to_string("/etc/machine-id").unwrap_or_default())
+    fn own(&self, name: &str) -> PathBuf {
+        host_directory::host_path(name, &fs::read_to_string("/etc/machine-id").unwrap_or_default())
     }
 
     pub(crate) fn ssh(&self, host: &str, command: &str) -> String {
@@ -125,7 +125,7 @@ impl Hosts {
         fs::read_to_string(home.join(file)).map_or(0, |text| text.lines().count())
     }
 
-    /// Reboots the host with a new boot id, if it was told to go down.
+    /// Reboots the host with a new boot id, if it was requested to reboot.
     pub(crate) fn reboot_if_requested(&self, host: &str) {
         let mut fleet = self.fleet.borrow_mut();
         let host = fleet.host(host).unwrap();
@@ -154,10 +154,10 @@ pub(crate) fn run_id(number: u64) -> RunId {
     RunId::from_number((u64::try_from(SystemClock.now().millis()).unwrap() << 21) | number)
 }
 
-pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = condition() {
             return found;
         }
         assert!(began.elapsed() < Duration::from_secs(240), "timed out waiting for {what}");
@@ -198,9 +198,9 @@ impl Testbed for Hosts {
         node("host1")
     }
 
-    fn set_occupancy(&self, _: &NodeName, wanted: TestOccupancy) {
+    fn set_occupancy(&self, _: &NodeName, desired: TestOccupancy) {
         let fleet = self.fleet.borrow();
-        let load = match wanted {
+        let load = match desired {
             TestOccupancy::Free => "0.10 0.10 0.10 1/84 7182\n",
             TestOccupancy::Busy => "999.0 0.10 0.10 1/84 7182\n",
             TestOccupancy::Unknown => "soon\n",
@@ -208,11 +208,11 @@ impl Testbed for Hosts {
         fleet.hosts()[0].set_load(load).unwrap();
     }
 
-    fn set_foreign_mark(&self, _: &NodeName, there: bool) {
+    fn set_foreign_mark(&self, _: &NodeName, present: bool) {
         let mark = r#"{"by": "ops", "text": "fan noise", "blocks": true}"#;
         let path = self.at("host1", "foreign.json");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, if there { format!("[{mark}]") } else { "[]".to_owned() }).unwrap();
+        fs::write(path, if present { format!("[{mark}]") } else { "[]".to_owned() }).unwrap();
     }
 
     fn job(&self, run: RunId, length: Length) -> JobRequest {

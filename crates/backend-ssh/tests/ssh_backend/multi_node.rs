@@ -40,7 +40,7 @@ fn a_run_over_several_hosts_is_found_again_and_ended_together() {
 }
 
 #[test]
-fn a_part_that_cannot_begin_ends_the_others_and_a_silent_host_lets_none_begin() {
+fn a_part_that_cannot_start_cancels_the_others_and_an_unreachable_host_prevents_all() {
     let Some(hosts) = Hosts::new("a_part_that_cannot_begin_ends_the_others", 2) else { return };
     let (backend, run) = (hosts.open(), run_id(21));
     backend.snapshot().unwrap();

@@ -51,7 +51,7 @@ fn a_reboot_waits_for_users_and_runs_and_is_done_in_another_boot() {
 }
 
 #[test]
-fn a_repair_whose_command_fails_says_so_and_is_not_tried_again_under_the_same_name() {
+fn a_failed_repair_command_is_reported_and_not_retried_under_the_same_id() {
     let Some(hosts) = Hosts::new("a_repair_whose_command_fails_says_so", 1) else { return };
     let home = hosts.fleet.borrow().hosts()[0].home();
     put(&home.join("reboot"), "#!/bin/sh\necho once >>/root/told\necho inhibited >&2\nexit 4\n");

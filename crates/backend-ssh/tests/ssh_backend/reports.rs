@@ -8,7 +8,7 @@ use doctor_core::ids::{OpId, RunId};
 use crate::fixture::{Hosts, node, put, wait};
 
 #[test]
-fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
+fn a_host_creates_its_report_once_and_the_vendor_file_arrives_complete() {
     let Some(mut hosts) = Hosts::new("a_host_makes_its_report_once", 1) else { return };
     let home = hosts.fleet.borrow().hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
@@ -19,12 +19,12 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     let backend = hosts.open();
     let op = OpId::from_number(21);
     assert_eq!(backend.collect_report(&node("host1"), op), ReportProgress::UnderWay);
-    let taken = || match backend.collect_report(&node("host1"), op) {
+    let collected = || match backend.collect_report(&node("host1"), op) {
         ReportProgress::Taken(report) => Some(*report),
         ReportProgress::UnderWay => None,
         ReportProgress::Failed { text } => panic!("{text}"),
     };
-    let report = wait("the report", taken);
+    let report = wait("the report", collected);
     let file = report.file.as_ref().unwrap();
     let folder = hosts.at("host1", &format!("reports/runs/{}/report", RunId::from_number(21)));
     assert_eq!(file.bytes, fs::read(folder.join(&file.name)).unwrap());
@@ -33,8 +33,8 @@ fn a_host_makes_its_report_once_and_the_vendors_file_comes_whole() {
     // Another controller receives the same report.
     assert_eq!(hosts.open().collect_report(&node("host1"), op), ReportProgress::Taken(Box::new(report)));
     assert_eq!(hosts.lines("host1", "reports"), 1);
-    let failed = |name: &str, words: &str| match backend.collect_report(&node(name), OpId::from_number(22)) {
-        ReportProgress::Failed { text } => assert!(text.contains(words), "{text}"),
+    let failed = |name: &str, expected: &str| match backend.collect_report(&node(name), OpId::from_number(22)) {
+        ReportProgress::Failed { text } => assert!(text.contains(expected), "{text}"),
         other => panic!("{other:?}"),
     };
     failed("host7", "there is no host host7");

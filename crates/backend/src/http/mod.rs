@@ -151,12 +151,12 @@ impl Client {
     pub fn send(&self, request: &Request<'_>) -> Result<HttpResponse, HttpError> {
         let connected = Arc::new(AtomicBool::new(false));
         let agent = self.agent(request.timeout, &connected);
-        let answer = match request.body {
+        let result = match request.body {
             Some(body) => with_headers(agent.post(request.url), request.headers).send(body),
             None => with_headers(agent.get(request.url), request.headers).call(),
         };
         let response =
-            answer.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), request.timeout))?;
+            result.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), request.timeout))?;
         let after = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
         Ok(HttpResponse { status: response.status().as_u16(), retry_after: after, response, timeout: request.timeout })
     }
@@ -192,26 +192,26 @@ impl HttpResponse {
     /// Reads the whole body.
     ///
     /// # Errors
-    /// If it has more than `most` bytes, or does not end before the deadline.
-    pub fn read(mut self, most: usize) -> Result<Vec<u8>, HttpError> {
+    /// If it has more than `max_bytes` bytes, or does not end before the deadline.
+    pub fn read(mut self, max_bytes: usize) -> Result<Vec<u8>, HttpError> {
         let failed = |error: &ureq::Error| HttpError::of(error, true, self.timeout);
         // One byte more reveals that the body is too long.
-        let limit = (most as u64).saturating_add(1);
+        let limit = (max_bytes as u64).saturating_add(1);
         let mut bytes = Vec::new();
         let mut reader = self.response.body_mut().as_reader().take(limit);
         reader.read_to_end(&mut bytes).map_err(|error| failed(&error.into()))?;
-        if bytes.len() > most {
-            let text = format!("the response exceeds {most} bytes");
+        if bytes.len() > max_bytes {
+            let text = format!("the response exceeds {max_bytes} bytes");
             return Err(HttpError { kind: HttpErrorKind::TooLong, sent: true, text });
         }
         Ok(bytes)
     }
 
-    /// Reads at most `most` bytes of the body, or as many as arrive, for an error message.
-    pub fn read_prefix(mut self, most: usize) -> String {
+    /// Reads at most `max_bytes` bytes of the body, or as many as arrive, for an error message.
+    pub fn read_prefix(mut self, max_bytes: usize) -> String {
         let mut bytes = Vec::new();
         // If the stream breaks, the bytes read so far are the result.
-        let _broken = self.response.body_mut().as_reader().take(most as u64).read_to_end(&mut bytes);
+        let _broken = self.response.body_mut().as_reader().take(max_bytes as u64).read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }

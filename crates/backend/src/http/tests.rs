@@ -41,7 +41,7 @@ fn read_request(stream: impl io::Read) -> String {
 fn served(serve: impl Fn(&mut TcpStream) + Send + 'static) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let (send, asked) = mpsc::channel();
+    let (send, received) = mpsc::channel();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -49,28 +49,28 @@ fn served(serve: impl Fn(&mut TcpStream) + Send + 'static) -> (String, mpsc::Rec
             serve(&mut stream);
         }
     });
-    (url, asked)
+    (url, received)
 }
 
-fn plain() -> Client {
+fn direct_client() -> Client {
     Client::new(&[], Proxy::Never)
 }
 
-fn get(client: &Client, url: &str, within: Duration) -> Result<(u16, Vec<u8>), HttpError> {
-    let answer = client.send(&Request { url, headers: &[], body: None, timeout: within })?;
-    Ok((answer.status, answer.read(MOST)?))
+fn get(client: &Client, url: &str, timeout: Duration) -> Result<(u16, Vec<u8>), HttpError> {
+    let response = client.send(&Request { url, headers: &[], body: None, timeout })?;
+    Ok((response.status, response.read(MOST)?))
 }
 
 /// Returns the client's result for a server that sends these bytes and closes the connection.
-fn answered(bytes: Vec<u8>) -> Result<(u16, Vec<u8>), HttpError> {
-    let (url, _asked) = served(move |stream| stream.write_all(&bytes).unwrap());
-    get(&plain(), &url, LONG)
+fn response_to(bytes: Vec<u8>) -> Result<(u16, Vec<u8>), HttpError> {
+    let (url, _received) = served(move |stream| stream.write_all(&bytes).unwrap());
+    get(&direct_client(), &url, LONG)
 }
 
 #[test]
-fn an_answer_is_read_whole_or_not_at_all() {
+fn a_response_is_read_completely_or_fails() {
     let with = |head: &str, body: &[u8]| [head.as_bytes(), b"\r\n\r\n", body].concat();
-    let kind = |bytes: Vec<u8>| answered(bytes).map_err(|error| (error.kind, error.was_sent()));
+    let kind = |bytes: Vec<u8>| response_to(bytes).map_err(|error| (error.kind, error.was_sent()));
     let broken = Err((HttpErrorKind::NotHttp, true));
     assert_eq!(kind(with("HTTP/1.1 200 OK\r\nContent-Length: 2", b"ab")), Ok((200, b"ab".to_vec())));
     assert_eq!(kind(with("HTTP/1.1 200 OK\r\nContent-Length: 3", b"ab")), broken);
@@ -83,104 +83,104 @@ fn an_answer_is_read_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_request_carries_its_headers_and_its_body_and_says_who_asks() {
-    let (url, asked) = served(|stream| stream.write_all(b"HTTP/1.1 204 No\r\n\r\n").unwrap());
+fn a_request_carries_its_headers_body_and_user_agent() {
+    let (url, received) = served(|stream| stream.write_all(b"HTTP/1.1 204 No\r\n\r\n").unwrap());
     let url = format!("{url}/a/b?c=d");
     let request = Request { url: &url, headers: &[("X-Token", "Secret")], body: Some(b"{}"), timeout: LONG };
-    assert_eq!(plain().send(&request).unwrap().status, 204);
-    let asked = asked.recv_timeout(LONG).unwrap();
-    assert!(asked.starts_with("POST /a/b?c=d HTTP/1.1\r\n") && asked.ends_with("{}"), "{asked}");
-    assert!(asked.contains("x-token: Secret\r\n") && asked.contains("user-agent: cluster-doctor/"), "{asked}");
+    assert_eq!(direct_client().send(&request).unwrap().status, 204);
+    let received = received.recv_timeout(LONG).unwrap();
+    assert!(received.starts_with("POST /a/b?c=d HTTP/1.1\r\n") && received.ends_with("{}"), "{received}");
+    assert!(received.contains("x-token: Secret\r\n") && received.contains("user-agent: cluster-doctor/"), "{received}");
     for bad in [Request { url: "nowhere", ..request }, Request { headers: &[("X-Token", "a\nb")], ..request }] {
-        let error = plain().send(&bad).unwrap_err();
+        let error = direct_client().send(&bad).unwrap_err();
         assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::BadRequest, false), "{error}");
     }
 }
 
 #[test]
-fn every_status_is_an_answer_and_a_redirect_is_not_followed() {
+fn every_status_is_returned_and_redirects_are_not_followed() {
     for status in [301, 302, 307, 400, 401, 403, 404, 429, 500, 503] {
-        let (url, asked) = served(move |stream| {
+        let (url, received) = served(move |stream| {
             let head =
                 format!("HTTP/1.1 {status} X\r\nLocation: /elsewhere\r\nRetry-After: 7\r\nContent-Length: 3\r\n\r\n");
             stream.write_all(&[head.as_bytes(), b"why"].concat()).unwrap();
         });
         let request = Request { url: &url, headers: &[], body: Some(b""), timeout: LONG };
-        let answer = plain().send(&request).unwrap();
-        assert_eq!((answer.status, answer.retry_after), (status, Some(7)));
-        assert_eq!(answer.read_prefix(2), "wh");
-        asked.recv_timeout(LONG).unwrap();
-        assert!(asked.try_recv().is_err(), "{status} was followed");
+        let response = direct_client().send(&request).unwrap();
+        assert_eq!((response.status, response.retry_after), (status, Some(7)));
+        assert_eq!(response.read_prefix(2), "wh");
+        received.recv_timeout(LONG).unwrap();
+        assert!(received.try_recv().is_err(), "{status} was followed");
     }
 }
 
 #[test]
-fn a_server_that_hangs_is_waited_for_no_longer_than_the_deadline() {
+fn a_request_to_a_hung_server_times_out_at_the_deadline() {
     let hangs: [&[u8]; 3] =
         [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"];
-    for answer in hangs {
-        let (url, _asked) = served(move |stream| {
-            stream.write_all(answer).unwrap();
+    for response in hangs {
+        let (url, _received) = served(move |stream| {
+            stream.write_all(response).unwrap();
             thread::park();
         });
         let began = Instant::now();
-        let error = get(&plain(), &url, SHORT).unwrap_err();
+        let error = get(&direct_client(), &url, SHORT).unwrap_err();
         assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Timeout, true), "{error}");
         assert_eq!((error.effect(false), error.effect(true)), (Effect::NotAppliedRetry, Effect::Unknown));
         assert!(began.elapsed() < LONG);
     }
     // A slow trickle of bytes does not extend the deadline.
-    let (url, _asked) = served(|stream| {
-        let _gone = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+    let (url, _received) = served(|stream| {
+        let _closed = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
         while stream.write_all(b"x").is_ok() {
             thread::sleep(Duration::from_millis(10));
         }
     });
     let began = Instant::now();
-    assert_eq!(get(&plain(), &url, SHORT).unwrap_err().kind, HttpErrorKind::Timeout);
+    assert_eq!(get(&direct_client(), &url, SHORT).unwrap_err().kind, HttpErrorKind::Timeout);
     assert!(began.elapsed() < LONG);
 }
 
 #[test]
-fn a_server_that_sends_without_end_is_cut_off() {
+fn an_endless_response_is_cut_off() {
     for head in
         ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 200 OK\r\nA: "]
     {
-        let (url, _asked) = served(move |stream| {
+        let (url, _received) = served(move |stream| {
             let part = [b"ffff\r\n", &vec![b'x'; 0xffff][..], b"\r\n"].concat();
-            let _gone = stream.write_all(head.as_bytes());
+            let _closed = stream.write_all(head.as_bytes());
             while stream.write_all(&part).is_ok() {}
         });
-        let error = get(&plain(), &url, LONG).unwrap_err();
+        let error = get(&direct_client(), &url, LONG).unwrap_err();
         let expected = if head.ends_with("A: ") { HttpErrorKind::NotHttp } else { HttpErrorKind::TooLong };
         assert_eq!((error.kind, error.was_sent()), (expected, true), "{error}");
     }
     let exact = [b"HTTP/1.1 200 OK\r\n\r\n", &vec![b'x'; MOST][..]].concat();
-    assert_eq!(answered(exact).unwrap().1.len(), MOST, "a response of the maximum length is read");
+    assert_eq!(response_to(exact).unwrap().1.len(), MOST, "a response of the maximum length is read");
 }
 
 #[test]
 fn without_a_connection_nothing_was_sent() {
-    let error = get(&plain(), "http://127.0.0.1:1", LONG).unwrap_err();
+    let error = get(&direct_client(), "http://127.0.0.1:1", LONG).unwrap_err();
     assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Connection, false), "{error}");
     assert_eq!(error.effect(true), Effect::NotAppliedRetry);
-    let error = get(&plain(), "http://no-such-host.invalid", LONG).unwrap_err();
+    let error = get(&direct_client(), "http://no-such-host.invalid", LONG).unwrap_err();
     assert!(!error.was_sent(), "{error}");
     // This server accepts connections and never performs the TLS handshake.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let error = get(&plain(), &format!("https://{}", listener.local_addr().unwrap()), SHORT).unwrap_err();
+    let error = get(&direct_client(), &format!("https://{}", listener.local_addr().unwrap()), SHORT).unwrap_err();
     assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Timeout, false), "{error}");
 }
 
 #[test]
-fn a_proxy_of_the_environment_is_used_only_where_that_is_asked_for() {
+fn the_environment_proxy_is_used_only_if_requested() {
     let proxy = |proxy| Client::new(&[], proxy).agent(LONG, &Arc::default()).config().proxy().cloned();
     assert!(proxy(Proxy::Never).is_none());
     assert_eq!(proxy(Proxy::FromEnvironment).is_some(), ureq::Proxy::try_from_env().is_some());
 }
 
 #[test]
-fn over_a_unix_socket_it_is_the_same() {
+fn requests_work_over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("s");
     let listener = UnixListener::bind(&at).unwrap();
@@ -188,13 +188,13 @@ fn over_a_unix_socket_it_is_the_same() {
     let (stop, stopped) = mpsc::channel::<()>();
     let server = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let asked = read_request(&stream);
+        let received = read_request(&stream);
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab").unwrap();
         let (mut stream, _) = listener.accept().unwrap();
         read_request(&stream);
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na").unwrap();
         let _over = stopped.recv();
-        asked
+        received
     });
     assert_eq!(get(&client, "http://127.0.0.1/nodes", LONG).unwrap(), (200, b"ab".to_vec()));
     let error = get(&client, "http://127.0.0.1/nodes", SHORT).unwrap_err();
@@ -206,7 +206,7 @@ fn over_a_unix_socket_it_is_the_same() {
 }
 
 #[test]
-fn a_unix_socket_without_an_accepting_server_is_waited_for_until_the_deadline() {
+fn connecting_to_a_unix_socket_that_does_not_accept_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("s");
     let _listener = UnixListener::bind(&at).unwrap();
@@ -247,25 +247,25 @@ server.serve_forever()
 "#;
 
 #[test]
-fn a_server_whose_certificate_is_not_trusted_or_names_another_is_sent_nothing() {
+fn nothing_is_sent_to_a_server_with_an_untrusted_or_mismatched_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+    let args = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
                  -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:false -keyout";
     let mut openssl = Command::new("openssl");
-    let made = openssl.args(words.split_whitespace()).arg(at("key.pem")).arg("-out").arg(at("cert.pem")).output();
-    assert!(made.unwrap().status.success(), "openssl makes a certificate");
+    let output = openssl.args(args.split_whitespace()).arg(at("key.pem")).arg("-out").arg(at("cert.pem")).output();
+    assert!(output.unwrap().status.success(), "openssl makes a certificate");
     let mut python = Command::new("python3");
     python.args(["-c", OVER_TLS]).arg(folder.path()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = crate::process::ChildProcess::start(&mut python, crate::process::Group::Own).unwrap();
     let mut port = String::new();
     BufReader::new(server.take_stdout().unwrap()).read_line(&mut port).unwrap();
     let certificate = roots(TrustedRoots::File(&at("cert.pem"))).unwrap();
-    let (trusting, strange) = (Client::new(&certificate, Proxy::Never), Client::new(&[], Proxy::Never));
-    let asked = |client: &Client, host: &str| get(client, &format!("https://{host}:{}", port.trim()), LONG);
-    assert_eq!(asked(&trusting, "localhost").unwrap(), (200, b"ab".to_vec()));
-    for (client, host) in [(&strange, "localhost"), (&trusting, "127.0.0.1")] {
-        let error = asked(client, host).unwrap_err();
+    let (trusting, untrusting) = (Client::new(&certificate, Proxy::Never), Client::new(&[], Proxy::Never));
+    let fetch = |client: &Client, host: &str| get(client, &format!("https://{host}:{}", port.trim()), LONG);
+    assert_eq!(fetch(&trusting, "localhost").unwrap(), (200, b"ab".to_vec()));
+    for (client, host) in [(&untrusting, "localhost"), (&trusting, "127.0.0.1")] {
+        let error = fetch(client, host).unwrap_err();
         assert_eq!((error.kind, error.was_sent()), (HttpErrorKind::Tls, false), "{error}");
         assert!(error.to_string().contains("certificate"), "{error}");
     }
@@ -274,8 +274,8 @@ fn a_server_whose_certificate_is_not_trusted_or_names_another_is_sent_nothing() 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn no_answer_is_too_strange(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = answered(bytes.clone());
-        let _ = answered([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", &bytes[..]].concat());
+    fn any_response_is_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = response_to(bytes.clone());
+        let _ = response_to([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", &bytes[..]].concat());
     }
 }

@@ -55,10 +55,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_certificates_is_named_with_what_is_wrong() {
+    fn a_file_without_certificates_is_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
-        let said = |text: Option<&str>| {
+        let error_for = |text: Option<&str>| {
             text.into_iter().for_each(|text| std::fs::write(&path, text).unwrap());
             let errors = [TrustedRoots::File(&path), TrustedRoots::SystemAndFile(&path)]
                 .map(|trust| roots(trust).unwrap_err().to_string());
@@ -66,8 +66,8 @@ mod tests {
             assert!(errors[0].contains("ca.pem: "), "{}", errors[0]);
             errors[0].clone()
         };
-        said(None);
-        assert!(said(Some("not PEM")).ends_with("it contains no certificate"));
-        said(Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
+        error_for(None);
+        assert!(error_for(Some("not PEM")).ends_with("it contains no certificate"));
+        error_for(Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
     }
 }

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_section_is_enough_and_what_is_the_services_is_not_set_here() {
+    fn an_empty_section_is_valid_and_service_settings_are_rejected() {
         let config: LocalConfig = toml::from_str("state = \"/var/lib/doctor\"\n").unwrap();
         assert_eq!(config, LocalConfig::new("/var/lib/doctor", ""));
         assert_eq!(toml::from_str::<LocalConfig>("").unwrap(), LocalConfig::new("", ""));

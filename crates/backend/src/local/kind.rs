@@ -27,14 +27,14 @@ impl BackendKind for Local {
 
     type Config = LocalConfig;
 
-    fn resolve(config: &mut LocalConfig, beside: &Path, service: &ServiceSettings<'_>) {
+    fn resolve(config: &mut LocalConfig, config_dir: &Path, service: &ServiceSettings<'_>) {
         config.state = match config.state.as_os_str().is_empty() {
             // Job records must be on a local disk.
             true => service.state.join("local"),
-            false => beside.join(&config.state),
+            false => config_dir.join(&config.state),
         };
         for path in [&mut config.busy_file, &mut config.doctor_node].into_iter().flatten() {
-            *path = beside.join(&*path);
+            *path = config_dir.join(&*path);
         }
         config.share = service.data.to_owned();
         config.policy = service.policy.map(Path::to_owned);

@@ -37,13 +37,13 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn our_part_comes_and_goes_as_the_kernel_would_have_it() {
-        let own = OwnLoad::default();
+    fn own_load_rises_and_decays_like_the_kernel_load_average() {
+        let own_load = OwnLoad::default();
         let start = Instant::now();
-        assert!(own.follow(8, start) < 1e-9);
+        assert!(own_load.follow(8, start) < 1e-9);
         let after = |seconds| start + Duration::from_secs(seconds);
-        let grown = own.follow(8, after(60));
+        let grown = own_load.follow(8, after(60));
         assert!((grown - 8.0 * (1.0 - (-1.0_f64).exp())).abs() < 1e-9, "{grown}");
-        assert!(own.follow(0, after(360)) < 0.1);
+        assert!(own_load.follow(0, after(360)) < 0.1);
     }
 }

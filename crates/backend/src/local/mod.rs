@@ -182,12 +182,12 @@ impl Backend for LocalBackend {
     }
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
-        let look = |run: &RunId| {
+        let job_of = |run: &RunId| {
             let seen = self.jobs.state(*run, now());
             let seen = seen.unwrap_or_else(|error| ObservedJobState::Unknown { why: error.to_string() });
             PolledJob { state: seen, documents: Vec::new() }
         };
-        Ok(runs.iter().map(look).collect())
+        Ok(runs.iter().map(job_of).collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
@@ -203,9 +203,9 @@ impl Backend for LocalBackend {
             Ok(program) => program,
             Err(why) => return failed(why),
         };
-        let start = |words: &[OsString], _| {
+        let start = |args: &[OsString], _| {
             let mut command = Command::new(program);
-            command.args(words);
+            command.args(args);
             Ok(command)
         };
         vendor_reports::report(&self.reports, op, now(), start).unwrap_or_else(|error| failed(error.to_string()))

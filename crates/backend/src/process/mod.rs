@@ -50,8 +50,8 @@ pub struct HeadBuffer {
 }
 
 impl HeadBuffer {
-    pub fn with_capacity(most: usize) -> Self {
-        Self { max_bytes: most, ..Self::default() }
+    pub fn with_capacity(max_bytes: usize) -> Self {
+        Self { max_bytes, ..Self::default() }
     }
 
     pub fn text(&self) -> String {
@@ -61,9 +61,9 @@ impl HeadBuffer {
 
 impl OutputListener for HeadBuffer {
     fn on_output(&mut self, part: &[u8]) {
-        let kept = part.len().min(self.max_bytes.saturating_sub(self.bytes.len()));
-        self.bytes.extend(&part[..kept]);
-        self.dropped_bytes += (part.len() - kept) as u64;
+        let retained = part.len().min(self.max_bytes.saturating_sub(self.bytes.len()));
+        self.bytes.extend(&part[..retained]);
+        self.dropped_bytes += (part.len() - retained) as u64;
     }
 }
 
@@ -75,8 +75,8 @@ pub struct TailBuffer {
 }
 
 impl TailBuffer {
-    pub fn with_capacity(most: usize) -> Self {
-        Self { bytes: VecDeque::new(), max_bytes: most }
+    pub fn with_capacity(max_bytes: usize) -> Self {
+        Self { bytes: VecDeque::new(), max_bytes }
     }
 
     pub fn text(&self) -> String {
@@ -168,15 +168,15 @@ pub enum ProcessOutput {
     TimedOut,
 }
 
-/// Runs a process in its own group with `input` on its standard input. Collects at most `most` bytes of standard output, and the
+/// Runs a process in its own group with `input` on its standard input. Collects at most `max_bytes` bytes of standard output, and the
 /// beginning of standard error.
 ///
 /// # Errors
 /// If it cannot be started. Then nothing has happened.
-pub fn output(mut command: Command, input: &[u8], time: Duration, most: usize) -> io::Result<ProcessOutput> {
+pub fn output(mut command: Command, input: &[u8], time: Duration, max_bytes: usize) -> io::Result<ProcessOutput> {
     // Truncated output must not pass for complete output.
     let limits = Limits { drain: None, ..Limits::new(time) };
-    let listeners = (CappedBuffer(HeadBuffer::with_capacity(most)), HeadBuffer::with_capacity(MAX_STDERR));
+    let listeners = (CappedBuffer(HeadBuffer::with_capacity(max_bytes)), HeadBuffer::with_capacity(MAX_STDERR));
     let (ended, stdout, stderr) = run(&mut command, input.to_vec(), limits, listeners)?;
     Ok(match ended {
         ProcessEnd::Exited(status) => ProcessOutput::Exited { status, stdout: stdout.0.bytes, stderr: stderr.text() },
@@ -200,14 +200,14 @@ pub fn run<O: OutputListener, E: OutputListener>(
     let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = ChildProcess::start(command, limits.group)?;
-    let mut answer = running.take_stdin().map(|pipe| (pipe, input));
+    let mut pending_input = running.take_stdin().map(|pipe| (pipe, input));
     if out.is_ready_for_input() {
-        write_input(&mut answer);
+        write_input(&mut pending_input);
     }
-    let (tell, told) = mpsc::channel();
-    let err = spawn_reader(running.take_stderr(), err, tell.clone(), None);
-    let out = spawn_reader(running.take_stdout(), out, tell, answer);
-    let ended = wait(&mut running, &told, until, limits);
+    let (sender, events) = mpsc::channel();
+    let err = spawn_reader(running.take_stderr(), err, sender.clone(), None);
+    let out = spawn_reader(running.take_stdout(), out, sender, pending_input);
+    let ended = wait(&mut running, &events, until, limits);
     Ok((ended, take_listener(&out), take_listener(&err)))
 }
 
@@ -227,8 +227,8 @@ enum StreamEvent {
 }
 
 /// Writes the input once, on its own thread.
-fn write_input(answer: &mut PendingInput) {
-    if let Some((mut pipe, input)) = answer.take() {
+fn write_input(pending_input: &mut PendingInput) {
+    if let Some((mut pipe, input)) = pending_input.take() {
         // A process may end without reading all of its input.
         std::thread::spawn(move || pipe.write_all(&input));
     }
@@ -238,31 +238,31 @@ fn write_input(answer: &mut PendingInput) {
 fn spawn_reader<L: OutputListener>(
     pipe: Option<impl Read + Send + 'static>,
     listener: L,
-    tell: mpsc::Sender<StreamEvent>,
-    mut answer: PendingInput,
+    sender: mpsc::Sender<StreamEvent>,
+    mut pending_input: PendingInput,
 ) -> Shared<L> {
     let shared = Arc::new(Mutex::new(Some(listener)));
-    let own = Arc::clone(&shared);
+    let reader_listener = Arc::clone(&shared);
     std::thread::spawn(move || {
         let mut part = vec![0; 64 * 1024];
         let mut pipe = pipe;
         while let Some(count @ 1..) = pipe.as_mut().and_then(|pipe| read(pipe, &mut part)) {
-            let mut listener = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut listener = reader_listener.lock().unwrap_or_else(PoisonError::into_inner);
             // The caller has stopped waiting for the process.
             let Some(listener) = listener.as_mut() else { return };
             listener.on_output(&part[..count]);
             if listener.is_ready_for_input() {
-                write_input(&mut answer);
+                write_input(&mut pending_input);
             }
             if listener.exceeds_limit() {
-                let _given_up = tell.send(StreamEvent::LimitExceeded);
+                let _given_up = sender.send(StreamEvent::LimitExceeded);
                 return;
             }
             if listener.is_finished() {
                 break;
             }
         }
-        let _given_up = tell.send(StreamEvent::End);
+        let _given_up = sender.send(StreamEvent::End);
     });
     shared
 }
@@ -282,10 +282,10 @@ fn take_listener<L>(shared: &Shared<L>) -> L {
     listener.take().expect("it is taken once, at the end")
 }
 
-fn wait(running: &mut ChildProcess, told: &mpsc::Receiver<StreamEvent>, until: Instant, limits: Limits) -> ProcessEnd {
+fn wait(running: &mut ChildProcess, events: &mpsc::Receiver<StreamEvent>, until: Instant, limits: Limits) -> ProcessEnd {
     let (mut streams, mut ended_at) = (0, None);
     loop {
-        match told.recv_timeout(PAUSE) {
+        match events.recv_timeout(PAUSE) {
             Ok(StreamEvent::End) => streams += 1,
             Ok(StreamEvent::LimitExceeded) => {
                 running.terminate(limits.grace);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_and_the_end_are_heard() {
+    fn both_streams_and_the_exit_status_are_reported() {
         let (ended, out, err) = shell("cat; echo no >&2; exit 3", "yes", LONG);
         let ProcessEnd::Exited(status) = ended else { panic!("{ended:?}") };
         assert_eq!((status.code(), out.as_str(), err.as_str()), (Some(3), "yes", "no\n"));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_not_spoken_to_before_it_has_said_what_was_waited_for() {
+    fn input_is_sent_only_after_the_listener_is_ready() {
         #[derive(Default)]
         struct Waits(HeadBuffer);
         impl OutputListener for Waits {
@@ -361,21 +361,21 @@ mod tests {
                 self.0.text().contains("ready")
             }
         }
-        let heard = |script: &str| {
+        let stdout_of = |script: &str| {
             let (listeners, mut command) =
                 ((Waits(HeadBuffer::with_capacity(64)), HeadBuffer::with_capacity(64)), Command::new("sh"));
             run(command.args(["-c", script]), b"go\n".to_vec(), LONG, listeners).unwrap().1.0.text()
         };
-        assert_eq!(heard("echo ready; read x; echo \"heard $x\""), "ready\nheard go\n");
+        assert_eq!(stdout_of("echo ready; read x; echo \"heard $x\""), "ready\nheard go\n");
         assert_eq!(
-            heard("echo stop; exec >/dev/null; read x; echo \"$x\" >&2"),
+            stdout_of("echo stop; exec >/dev/null; read x; echo \"$x\" >&2"),
             "stop\n",
             "it sees the end of its input"
         );
     }
 
     #[test]
-    fn one_that_does_not_end_is_ended_and_what_it_said_is_kept() {
+    fn a_process_that_times_out_is_killed_and_its_output_is_kept() {
         let began = Instant::now();
         let (ended, out, _) =
             shell("trap 'echo ending; exit 0' TERM; echo begun; while :; do sleep 0.05; done", "", limits(500, 5000));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_without_end_is_not_kept_and_a_child_left_behind_holds_up_nothing() {
+    fn endless_output_is_dropped_and_an_orphaned_child_does_not_block() {
         let (_, out, _) = shell("head -c 1000000 /dev/zero | tr '\\0' x", "", LONG);
         assert_eq!(out.len(), 64);
         let began = Instant::now();
@@ -396,14 +396,14 @@ mod tests {
         assert!(began.elapsed() < Duration::from_secs(15));
     }
 
-    fn collected(script: &str, time: Duration, most: usize) -> ProcessOutput {
+    fn collected(script: &str, time: Duration, max_bytes: usize) -> ProcessOutput {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        output(command, b"input", time, most).unwrap()
+        output(command, b"input", time, max_bytes).unwrap()
     }
 
     #[test]
-    fn all_of_the_output_is_collected_or_none_of_it() {
+    fn output_is_collected_completely_or_not_at_all() {
         let long = Duration::from_secs(30);
         let ProcessOutput::Exited { status, stdout, stderr } = collected("cat; echo no >&2; exit 3", long, 5) else {
             panic!("it ended before the limit")
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_its_own_group_is_killed_with_all_that_it_started() {
+    fn a_group_leader_is_killed_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let script = format!("sleep 600 & echo $! >{}; wait", pid.display());
@@ -449,12 +449,12 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_output_is_kept_and_of_both_streams_together() {
+    fn the_tail_of_both_streams_is_kept() {
         let tail = Arc::new(Mutex::new(TailBuffer::with_capacity(5)));
         let mut command = Command::new("sh");
         let both = (Arc::clone(&tail), Arc::clone(&tail));
         run(command.args(["-c", "head -c 300000 /dev/zero; echo 1234 >&2"]), Vec::new(), LONG, both).unwrap();
-        let kept = tail.lock().unwrap().text();
-        assert!(kept.len() == 5 && (kept.ends_with('\0') || kept == "1234\n"), "{kept:?}");
+        let text = tail.lock().unwrap().text();
+        assert!(text.len() == 5 && (text.ends_with('\0') || text == "1234\n"), "{text:?}");
     }
 }

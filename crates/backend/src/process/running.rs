@@ -87,10 +87,10 @@ impl ChildProcess {
         let Some(pid) = self.pid() else { return };
         if !grace.is_zero() {
             // Only to the process itself, which ends its children in its own way. It may have just ended.
-            let _gone = kill_process(pid, Signal::TERM);
+            let _already_exited = kill_process(pid, Signal::TERM);
             self.wait_up_to(grace);
         }
-        let _gone = match self.group {
+        let _already_exited = match self.group {
             Group::Own => kill_process_group(pid, Signal::KILL),
             Group::Shared => kill_process(pid, Signal::KILL),
         };
@@ -152,7 +152,7 @@ time.sleep(600)
 "#;
 
     #[test]
-    fn one_that_survives_its_kill_is_abandoned_and_reaped_when_it_ends() {
+    fn a_process_that_survives_its_kill_is_abandoned_and_reaped_later() {
         use std::io::{BufRead as _, BufReader};
         let mut command = Command::new("python3");
         command.args(["-c", HELD]).stdout(Stdio::piped());

@@ -110,8 +110,8 @@ impl SshClient {
     /// one connection per command.
     pub fn with_shared_connections(config: &SshConfig) -> Self {
         let folder = config.state.join("c");
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        let sockets = made.is_ok().then_some(folder).filter(|folder| may_write(folder));
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        let sockets = created.is_ok().then_some(folder).filter(|folder| may_write(folder));
         Self::with(config, sockets)
     }
 
@@ -126,8 +126,8 @@ impl SshClient {
     }
 
     /// Runs a command on one host.
-    pub fn run(&self, host: &Host, order: &RemoteCommand<'_>) -> CommandResult {
-        self.run_with_listener(host, order, |word| FramedOutput::new(word, order.max_output)).0
+    pub fn run(&self, host: &Host, command: &RemoteCommand<'_>) -> CommandResult {
+        self.run_with_listener(host, command, |word| FramedOutput::new(word, command.max_output)).0
     }
 
     /// Runs a command on one host and writes its output to `file`. Also returns the number of bytes written.
@@ -137,15 +137,15 @@ impl SshClient {
     pub fn fetch(
         &self,
         host: &Host,
-        order: &RemoteCommand<'_>,
+        command: &RemoteCommand<'_>,
         file: &File,
     ) -> std::io::Result<(CommandResult, usize)> {
         let file = file.try_clone()?;
-        let (answer, out) =
-            self.run_with_listener(host, order, |word| FramedOutput::into_file(word, order.max_output, file));
+        let (result, out) =
+            self.run_with_listener(host, command, |word| FramedOutput::into_file(word, command.max_output, file));
         match out.write_error {
             Some(why) => Err(std::io::Error::other(why)),
-            None => Ok((answer, out.output_bytes)),
+            None => Ok((result, out.output_bytes)),
         }
     }
 
@@ -153,14 +153,14 @@ impl SshClient {
     fn run_with_listener(
         &self,
         host: &Host,
-        order: &RemoteCommand<'_>,
+        command: &RemoteCommand<'_>,
         listener: impl FnOnce(&str) -> FramedOutput,
     ) -> (CommandResult, ParsedOutput) {
         let began = Instant::now();
         let failed = |how| {
-            let took = began.elapsed();
+            let elapsed = began.elapsed();
             (
-                CommandResult { status: how, stdout: Vec::new(), stderr: Vec::new(), dropped_bytes: 0, duration: took },
+                CommandResult { status: how, stdout: Vec::new(), stderr: Vec::new(), dropped_bytes: 0, duration: elapsed },
                 ParsedOutput::default(),
             )
         };
@@ -168,20 +168,20 @@ impl SshClient {
             Ok(word) => word,
             Err(error) => return failed(CommandStatus::NotStarted(format!("reading random bytes failed: {error}"))),
         };
-        let mut ssh = self.connector.command(host, &format!("exec sh -c {}", shell_quote(&self.script(&word, order))));
+        let mut ssh = self.connector.command(host, &format!("exec sh -c {}", shell_quote(&self.script(&word, command))));
         let limits =
-            Limits { group: Group::Shared, ..Limits::new(self.connector.connect_timeout() + order.limit + MARGIN) };
-        let listeners = (listener(&word), FramedOutput::new(&word, order.max_output));
-        let input = [START_WORD.as_bytes(), b"\n", order.input].concat();
+            Limits { group: Group::Shared, ..Limits::new(self.connector.connect_timeout() + command.limit + MARGIN) };
+        let listeners = (listener(&word), FramedOutput::new(&word, command.max_output));
+        let input = [START_WORD.as_bytes(), b"\n", command.input].concat();
         let (ended, out, err) = match process::run(&mut ssh, input, limits, listeners) {
             Ok(ran) => ran,
             Err(error) => return failed(CommandStatus::NotStarted(format!("ssh cannot be started: {error}"))),
         };
         let (mut out, err) = (out.into_parsed(), err.into_parsed());
-        let took = began.elapsed();
+        let elapsed = began.elapsed();
         let how = match (out.code, ended) {
             // `timeout` exits with these codes; before the limit, they are the command's own.
-            (Some(124 | 137), _) if took >= order.limit => CommandStatus::TimedOut { ended: true },
+            (Some(124 | 137), _) if elapsed >= command.limit => CommandStatus::TimedOut { ended: true },
             (Some(code), _) => CommandStatus::Exited(code),
             (None, ProcessEnd::TimedOut | ProcessEnd::OutputLimit) if out.started => {
                 CommandStatus::TimedOut { ended: false }
@@ -193,25 +193,25 @@ impl SshClient {
             (None, ProcessEnd::Exited(_)) => CommandStatus::NotStarted(last_error_line(&err.preamble)),
         };
         let (stdout, left_out) = (std::mem::take(&mut out.text), out.dropped_bytes + err.dropped_bytes);
-        (CommandResult { status: how, stdout, stderr: err.text, dropped_bytes: left_out, duration: took }, out)
+        (CommandResult { status: how, stdout, stderr: err.text, dropped_bytes: left_out, duration: elapsed }, out)
     }
 
-    fn script(&self, word: &str, order: &RemoteCommand<'_>) -> String {
-        let secs = order.limit.as_secs().max(1);
-        let root = if order.root == RootAccess::No { String::new() } else { self.as_root.join(" ") };
-        let input = if order.input.is_empty() { "</dev/null" } else { "" };
+    fn script(&self, marker: &str, command: &RemoteCommand<'_>) -> String {
+        let secs = command.limit.as_secs().max(1);
+        let root = if command.root == RootAccess::No { String::new() } else { self.as_root.join(" ") };
+        let input = if command.input.is_empty() { "</dev/null" } else { "" };
         // `timeout` is part of coreutils and busybox; on other hosts only the client enforces the limit.
         let run = format!(
             "T=; if command -v timeout >/dev/null 2>&1; then T=\"timeout -k {KILL_AFTER} {secs}\"; fi; {root} $T sh -c {} {input}",
-            shell_quote(order.script)
+            shell_quote(command.script)
         );
-        if order.root == RootAccess::Yes && self.as_root.is_empty() {
+        if command.root == RootAccess::Yes && self.as_root.is_empty() {
             let why = shell_quote(NOT_ROOT_MESSAGE);
             let run =
                 format!("if [ \"$(id -u)\" = 0 ]; then {run}; else printf \"%s\\n\" {why} >&2; (exit {NOT_ROOT}); fi");
-            return FramedOutput::wrap_command(word, &run);
+            return FramedOutput::wrap_command(marker, &run);
         }
-        FramedOutput::wrap_command(word, &run)
+        FramedOutput::wrap_command(marker, &run)
     }
 
     /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
@@ -240,21 +240,21 @@ impl SshClient {
             Err(why) => return Some(why),
         };
         let (locks, bystanders) = (self.config.locks.clone(), self.config.bystanders.clone());
-        let ask = HostRequest::Look(StatusQuery { runs: Vec::new(), locks, bystanders });
-        let mut look = match carrier.request(host, &ask, Duration::ZERO) {
-            Ok(HostResponse::Looked(look)) => *look,
+        let request = HostRequest::Look(StatusQuery { runs: Vec::new(), locks, bystanders });
+        let mut status = match carrier.request(host, &request, Duration::ZERO) {
+            Ok(HostResponse::Looked(status)) => *status,
             Ok(HostResponse::Failed { text }) => return Some(text),
             Ok(_) => return Some("unexpected answer".to_owned()),
             Err(why) => return Some(why.text().to_owned()),
         };
-        if look.boot_id == boot_id()
-            && let Ok(terminals) = &mut look.terminals
+        if status.boot_id == boot_id()
+            && let Ok(terminals) = &mut status.terminals
         {
             // The host is this machine: the caller's own session is not a user of it.
             terminals.retain(|process| !is_of_our_session(process.pid));
         }
-        let of_ours = || look.under_way.first().map(|run| format!("run {run} of the controller is on it"));
-        occupancy::blocked_reason(&look, self.config.max_load_per_core).or_else(of_ours)
+        let of_ours = || status.under_way.first().map(|run| format!("run {run} of the controller is on it"));
+        occupancy::blocked_reason(&status, self.config.max_load_per_core).or_else(of_ours)
     }
 }
 
@@ -278,7 +278,7 @@ fn is_of_our_session(pid: u32) -> bool {
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         ProcStat::parse(&stat).map(|stat| stat.session)
     };
-    session("self").is_some_and(|own| session(&pid.to_string()) == Some(own))
+    session("self").is_some_and(|own_session| session(&pid.to_string()) == Some(own_session))
 }
 
 fn last_error_line(noise: &[u8]) -> String {
@@ -297,22 +297,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quoted_word_reaches_the_shell_as_it_is() {
+    fn a_quoted_argument_reaches_the_shell_unchanged() {
         for text in ["plain", "it's", "$(id) `id` \"x\" \\ ! * ;", "'", "a\nb", ""] {
-            let said =
+            let output =
                 std::process::Command::new("sh").args(["-c", &format!("printf %s {}", shell_quote(text))]).output();
-            assert_eq!(String::from_utf8(said.unwrap().stdout).unwrap(), text);
+            assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), text);
         }
     }
 
     #[test]
-    fn the_last_complaint_is_the_one_that_counts() {
+    fn the_last_line_of_stderr_is_reported() {
         assert_eq!(last_error_line(b"Welcome\n\nssh: Connection refused\r\n\n"), "ssh: Connection refused");
         assert_eq!(last_error_line(b""), "the connection closed without a message");
     }
 
     #[test]
-    fn no_two_words_are_the_same() {
+    fn markers_are_unique() {
         assert_ne!(random_marker().unwrap(), random_marker().unwrap());
     }
 }

@@ -166,8 +166,8 @@ impl SshConfig {
         if let Some(text) = &self.hosts {
             hosts::parse(text).map_err(SshConfigError::Hosts)?;
         }
-        let words = self.as_root.iter().map(|word| ("as_root", word)).chain([("remote", &self.remote)]);
-        for (key, word) in words {
+        let values = self.as_root.iter().map(|word| ("as_root", word)).chain([("remote", &self.remote)]);
+        for (key, word) in values {
             let harmless = |c: char| c.is_ascii_alphanumeric() || "._-=/".contains(c);
             let option = word.starts_with('-') && key == "remote";
             if word.is_empty() || option || !word.chars().all(harmless) {
@@ -216,7 +216,7 @@ impl SshConfig {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn check_result(text: &str) -> String {
         match toml::from_str::<SshConfig>(text) {
             Ok(config) => config.check().map_or_else(|error| error.to_string(), |()| "well".to_owned()),
             Err(error) => error.to_string(),
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_hosts_is_enough() {
-        assert_eq!(said("hosts = \"node[01-04]\"\n"), "well");
-        assert_eq!(said("hostfile = \"/etc/hostfile\"\nas_root = [\"sudo\", \"-n\"]\n"), "well");
+    fn a_list_of_hosts_is_a_valid_configuration() {
+        assert_eq!(check_result("hosts = \"node[01-04]\"\n"), "well");
+        assert_eq!(check_result("hostfile = \"/etc/hostfile\"\nas_root = [\"sudo\", \"-n\"]\n"), "well");
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_would_do() {
+    fn errors_name_the_setting_and_the_remedy() {
         for (text, expected) in [
             ("", "exactly one of `hostfile` and `hosts`"),
             ("hosts = \"a\"\nhostfile = \"b\"\n", "exactly one of `hostfile` and `hosts`"),
@@ -244,7 +244,7 @@ mod tests {
             ("hosts = \"a\"\nhost_keys = \"any\"\n", "`known`"),
             ("hosts = \"a\"\nhostfiel = \"b\"\n", "hostfile"),
         ] {
-            let error = said(text);
+            let error = check_result(text);
             assert!(error.contains(expected), "{text:?}: {error}");
         }
         let long = SshConfig { hosts: Some("a".to_owned()), state: "x".repeat(46).into(), ..SshConfig::default() };

@@ -11,15 +11,15 @@ pub fn run_on_each<H: Sync, T: Send>(
 ) -> Vec<T> {
     let (next, count) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
-        let mut answers = Vec::new();
+        let mut results = Vec::new();
         loop {
-            let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(host) = hosts.get(place) else { return answers };
-            answers.push((place, work(host)));
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(host) = hosts.get(index) else { return results };
+            results.push((index, work(host)));
             done(count.fetch_add(1, Ordering::Relaxed) + 1);
         }
     };
-    let mut answers: Vec<(usize, T)> = std::thread::scope(|scope| {
+    let mut results: Vec<(usize, T)> = std::thread::scope(|scope| {
         let workers = at_once.clamp(1, hosts.len().max(1));
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
         // Propagate a worker's panic to the caller.
@@ -28,8 +28,8 @@ pub fn run_on_each<H: Sync, T: Send>(
             .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    answers.sort_unstable_by_key(|(place, _)| *place);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    results.sort_unstable_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn answers_come_in_the_order_asked_and_no_more_work_at_once_than_allowed() {
         let (working, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let told = Mutex::new(Vec::new());
+        let progress = Mutex::new(Vec::new());
         let numbers: Vec<usize> = (0..50).collect();
         let work = |number: &usize| {
             most.fetch_max(working.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -48,17 +48,17 @@ mod tests {
             working.fetch_sub(1, Ordering::SeqCst);
             number * 2
         };
-        let answers = run_on_each(&numbers, 4, work, |done| told.lock().unwrap().push(done));
-        assert_eq!(answers, numbers.iter().map(|number| number * 2).collect::<Vec<_>>());
+        let results = run_on_each(&numbers, 4, work, |done| progress.lock().unwrap().push(done));
+        assert_eq!(results, numbers.iter().map(|number| number * 2).collect::<Vec<_>>());
         assert!(most.load(Ordering::SeqCst) <= 4);
-        let mut told = told.into_inner().unwrap();
-        told.sort_unstable();
-        assert_eq!(told, (1..=50).collect::<Vec<_>>());
+        let mut progress = progress.into_inner().unwrap();
+        progress.sort_unstable();
+        assert_eq!(progress, (1..=50).collect::<Vec<_>>());
         assert_eq!(run_on_each(&[] as &[u8], 4, |_| 0, |_| {}), [0; 0]);
     }
 
     #[test]
-    fn one_that_takes_long_does_not_hold_up_the_others() {
+    fn a_slow_host_does_not_delay_the_others() {
         let (others, arrived) = (Mutex::new(0), Condvar::new());
         let work = |number: &u32| {
             let mut count = others.lock().unwrap();

@@ -103,16 +103,16 @@ impl FramedOutput {
 
     fn add_output(&mut self, bytes: &[u8]) {
         let room = self.max_bytes.saturating_sub(self.parsed.output_bytes);
-        let kept = bytes.len().min(room);
+        let retained = bytes.len().min(room);
         match &mut self.file {
-            None => self.parsed.text.extend(&bytes[..kept]),
+            None => self.parsed.text.extend(&bytes[..retained]),
             Some(file) if self.parsed.write_error.is_none() => {
-                self.parsed.write_error = file.write_all(&bytes[..kept]).err().map(|error| error.to_string());
+                self.parsed.write_error = file.write_all(&bytes[..retained]).err().map(|error| error.to_string());
             }
             Some(_) => {}
         }
-        self.parsed.output_bytes += kept;
-        self.parsed.dropped_bytes += (bytes.len() - kept) as u64;
+        self.parsed.output_bytes += retained;
+        self.parsed.dropped_bytes += (bytes.len() - retained) as u64;
     }
 
     /// Classifies the next piece. Returns whether more can be classified without more input.
@@ -129,12 +129,12 @@ impl FramedOutput {
         let (found, length) = (find(&self.pending, mark), mark.len());
         // Without the marker, keep back only what may be its beginning.
         let upto = found.unwrap_or_else(|| self.pending.len().saturating_sub(length - 1));
-        let told: Vec<u8> = self.pending.drain(..upto).collect();
+        let consumed: Vec<u8> = self.pending.drain(..upto).collect();
         let inside = self.position == ParsePosition::InOutput;
         if inside {
-            self.add_output(&told);
+            self.add_output(&consumed);
         } else {
-            self.add_preamble(&told);
+            self.add_preamble(&consumed);
         }
         if found.is_some() {
             self.pending.drain(..length);
@@ -186,65 +186,65 @@ mod tests {
 
     const WORD: &str = "doctor-5eed";
 
-    fn heard(text: &[u8], most: usize, piece: usize) -> ParsedOutput {
+    fn parse_chunks(text: &[u8], most: usize, piece: usize) -> ParsedOutput {
         let mut between = FramedOutput::new(WORD, most);
         text.chunks(piece.max(1)).for_each(|part| between.on_output(part));
         between.into_parsed()
     }
 
-    fn whole(before: &str, inside: &str, code: &str) -> Vec<u8> {
+    fn framed(before: &str, inside: &str, code: &str) -> Vec<u8> {
         format!("{before}{WORD} begin\n{inside}\n{WORD} end {code}\n").into_bytes()
     }
 
     #[test]
-    fn what_the_command_printed_is_told_from_what_came_around_it() {
-        let said = heard(&whole("Welcome!\n", "one\ntwo", "3"), 100, 7);
+    fn command_output_is_separated_from_surrounding_text() {
+        let output = parse_chunks(&framed("Welcome!\n", "one\ntwo", "3"), 100, 7);
         assert_eq!(
-            (said.preamble.as_slice(), said.text.as_slice(), said.code),
+            (output.preamble.as_slice(), output.text.as_slice(), output.code),
             (&b"Welcome!\n"[..], &b"one\ntwo"[..], Some(3))
         );
-        let nothing = heard(&whole("", "", "255"), 100, 100);
-        assert_eq!((nothing.text.len(), nothing.code, nothing.started), (0, Some(255), true));
+        let empty = parse_chunks(&framed("", "", "255"), 100, 100);
+        assert_eq!((empty.text.len(), empty.code, empty.started), (0, Some(255), true));
     }
 
     #[test]
-    fn without_the_last_line_it_has_not_ended() {
-        let text = whole("", "well", "0");
+    fn without_the_end_line_the_command_has_not_ended() {
+        let text = framed("", "well", "0");
         for cut in 1..text.len() {
-            let said = heard(&text[..cut], 100, 5);
-            assert_eq!(said.code, None, "{cut} bytes");
+            let output = parse_chunks(&text[..cut], 100, 5);
+            assert_eq!(output.code, None, "{cut} bytes");
         }
-        assert!(!heard(b"ssh: connect to host x port 22: Connection refused\n", 100, 9).started);
+        assert!(!parse_chunks(b"ssh: connect to host x port 22: Connection refused\n", 100, 9).started);
     }
 
     #[test]
-    fn a_command_cannot_say_how_it_ended_itself() {
-        let forged = whole("", "\ndoctor-0000 end 0\nfailing", "1");
-        assert_eq!(heard(&forged, 100, 3).code, Some(1));
+    fn a_command_cannot_forge_its_exit_code() {
+        let forged = framed("", "\ndoctor-0000 end 0\nfailing", "1");
+        assert_eq!(parse_chunks(&forged, 100, 3).code, Some(1));
         for code in ["", "abc", "-1", "256", "99999999999", "0000000000000"] {
-            assert_eq!(heard(&whole("", "x", code), 100, 3).code, None, "{code}");
+            assert_eq!(parse_chunks(&framed("", "x", code), 100, 3).code, None, "{code}");
         }
     }
 
     #[test]
-    fn too_much_is_counted_and_not_kept_and_the_end_is_heard_all_the_same() {
-        let said = heard(&whole("", &"x".repeat(1000), "0"), 64, 100);
-        assert_eq!((said.text.len(), said.dropped_bytes, said.code), (64, 936, Some(0)));
-        assert!(heard(&[b'n'; 100_000], 64, 4096).preamble.len() <= MAX_PREAMBLE);
+    fn excess_output_is_counted_and_dropped_and_the_exit_code_is_still_read() {
+        let output = parse_chunks(&framed("", &"x".repeat(1000), "0"), 64, 100);
+        assert_eq!((output.text.len(), output.dropped_bytes, output.code), (64, 936, Some(0)));
+        assert!(parse_chunks(&[b'n'; 100_000], 64, 4096).preamble.len() <= MAX_PREAMBLE);
     }
 
     proptest! {
         #[test]
-        fn whatever_comes_in_whatever_pieces_it_reads_the_same_and_keeps_no_more_than_allowed(
+        fn parsing_does_not_depend_on_chunks_and_respects_the_limit(
             before in "[a-c\n]{0,20}", inside in "([a-c\n]|doctor-5eed|begin|end| ){0,20}", piece in 1..40usize, code in 0..256i32,
         ) {
-            let text = whole(&before, &inside, &code.to_string());
-            let said = heard(&text, 10, piece);
-            prop_assert_eq!(&said, &heard(&text, 10, text.len()));
-            prop_assert!(said.text.len() <= 10);
+            let text = framed(&before, &inside, &code.to_string());
+            let output = parse_chunks(&text, 10, piece);
+            prop_assert_eq!(&output, &parse_chunks(&text, 10, text.len()));
+            prop_assert!(output.text.len() <= 10);
             if !inside.contains(WORD) {
-                prop_assert_eq!(said.code, Some(code));
-                prop_assert_eq!(said.text.len() as u64 + said.dropped_bytes, inside.len() as u64);
+                prop_assert_eq!(output.code, Some(code));
+                prop_assert_eq!(output.text.len() as u64 + output.dropped_bytes, inside.len() as u64);
             }
         }
     }

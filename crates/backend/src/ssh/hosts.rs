@@ -74,8 +74,8 @@ pub fn parse(text: &str) -> Result<Vec<Host>, HostFileError> {
 }
 
 fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, HostFileError> {
-    let mut words = written.split_whitespace();
-    let first = words.next().unwrap_or_default();
+    let mut fields = written.split_whitespace();
+    let first = fields.next().unwrap_or_default();
     let (mut user, rest) = match first.split_once('@') {
         Some((user, rest)) => (Some(plain(line, user)?), rest),
         None => (None, first),
@@ -85,9 +85,9 @@ fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, HostFileError> {
         None => (rest, None),
     };
     let (mut address, mut jump, mut key) = (None, None, None);
-    for word in words {
-        let setting = || HostFileError::Setting { line, word: word.chars().take(64).collect() };
-        match word.split_once('=').ok_or_else(setting)? {
+    for field in fields {
+        let setting = || HostFileError::Setting { line, word: field.chars().take(64).collect() };
+        match field.split_once('=').ok_or_else(setting)? {
             ("user", value) => user = Some(plain(line, value)?),
             ("port", value) => port = Some(port_of(line, value)?),
             ("jump", value) => jump = Some(plain(line, value)?),
@@ -109,18 +109,18 @@ fn parse_line(line: usize, written: &str) -> Result<Vec<Host>, HostFileError> {
     names.into_iter().map(host).collect()
 }
 
-fn port_of(line: usize, word: &str) -> Result<u16, HostFileError> {
-    let port = word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok()).flatten();
-    port.filter(|port| *port > 0).ok_or_else(|| HostFileError::Port { line, word: word.chars().take(64).collect() })
+fn port_of(line: usize, text: &str) -> Result<u16, HostFileError> {
+    let port = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    port.filter(|port| *port > 0).ok_or_else(|| HostFileError::Port { line, word: text.chars().take(64).collect() })
 }
 
 /// Accepts a word that neither `ssh` parses as an option nor a shell interprets.
-fn plain(line: usize, word: &str) -> Result<String, HostFileError> {
+fn plain(line: usize, text: &str) -> Result<String, HostFileError> {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-:@/".contains(c);
-    if word.is_empty() || word.starts_with('-') || !word.chars().all(harmless) {
-        return Err(HostFileError::Word { line, word: word.chars().take(64).collect() });
+    if text.is_empty() || text.starts_with('-') || !text.chars().all(harmless) {
+        return Err(HostFileError::Word { line, word: text.chars().take(64).collect() });
     }
-    Ok(word.to_owned())
+    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn hosts_stand_one_a_line_or_in_ranges() {
+    fn hosts_are_one_per_line_or_in_ranges() {
         assert_eq!(names("n1\n\n# none\nn2 # a comment\n"), ["n1", "n2"]);
         assert_eq!(names("node[08-10] slots=8\r\n10.0.0.7\n"), ["node08", "node09", "node10", "10.0.0.7"]);
     }
 
     #[test]
-    fn how_to_get_there_stands_beside_the_name() {
+    fn connection_options_follow_the_name() {
         let text = "admin@gpu1:2222 jump=me@gate:22 key=/etc/id\nlogin1 address=10.0.0.7 user=ubuntu port=22\n";
         let hosts = parse(text).unwrap();
         assert_eq!((hosts[0].user.as_deref(), hosts[0].port), (Some("admin"), Some(2222)));
@@ -148,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
-        for (text, said) in [
+    fn errors_name_the_line() {
+        for (text, expected) in [
             ("", "names no host"),
             ("n1\nn[1-\n", "line 2: `n[1-` has an unmatched bracket"),
             ("n1 user\n", "line 1: `user` is not a setting; use user="),
@@ -162,13 +162,13 @@ mod tests {
             ("n1\nn2\nn[1-3]\n", "line 3: n1 is already in line 1"),
         ] {
             let error = parse(text).unwrap_err().to_string();
-            assert!(error.contains(said), "{text:?}: {error}");
+            assert!(error.contains(expected), "{text:?}: {error}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_is_read_names_each_host_once_and_nothing_that_ssh_takes_for_an_option(
+        fn parsed_hosts_are_unique_and_never_look_like_ssh_options(
             text in "([a-c@:=\\[\\]0-9 #\n-]|jump=|port=|user=|key=){0,60}",
         ) {
             let Ok(hosts) = parse(&text) else { return Ok(()) };
@@ -177,8 +177,8 @@ mod tests {
             names.dedup();
             prop_assert_eq!(names.len(), hosts.len());
             for host in hosts {
-                let words = [Some(host.name.to_string()), host.user, host.jump, host.address];
-                prop_assert!(words.iter().flatten().all(|word| !word.starts_with('-') && !word.is_empty()));
+                let values = [Some(host.name.to_string()), host.user, host.jump, host.address];
+                prop_assert!(values.iter().flatten().all(|value| !value.starts_with('-') && !value.is_empty()));
             }
         }
     }

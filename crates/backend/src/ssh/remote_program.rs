@@ -89,14 +89,14 @@ impl HostRequester {
         self.connector.address(host)
     }
 
-    /// Sends a request to a host, after installing the program if it is missing. `longer` is added to the deadline.
-    pub fn request(&self, host: &Host, ask: &HostRequest, longer: Duration) -> Result<HostResponse, RequestError> {
-        match self.try_request(host, ask, longer)? {
-            Some(said) => Ok(said),
+    /// Sends a request to a host, after installing the program if it is missing. `extra_time` is added to the deadline.
+    pub fn request(&self, host: &Host, request: &HostRequest, extra_time: Duration) -> Result<HostResponse, RequestError> {
+        match self.try_request(host, request, extra_time)? {
+            Some(response) => Ok(response),
             None => {
                 self.install(host).map_err(RequestError::NotSent)?;
-                let gone = || RequestError::NotSent("the installed program is missing".to_owned());
-                self.try_request(host, ask, longer)?.ok_or_else(gone)
+                let missing = || RequestError::NotSent("the installed program is missing".to_owned());
+                self.try_request(host, request, extra_time)?.ok_or_else(missing)
             }
         }
     }
@@ -117,12 +117,12 @@ impl HostRequester {
         let script = format!(
             "{folder}; P=\"$D/bin/doctor-node-{hash}\"; if [ -x \"$P\" ]; then echo \"{PRESENT} $P\"; else echo {MISSING}; fi"
         );
-        let line = self.connector.open_session(host, &script, self.deadline)?;
+        let session = self.connector.open_session(host, &script, self.deadline)?;
         for _ in 0..MAX_PREAMBLE_LINES {
-            let heard = line.read_line().map_err(|why| why.to_string())?;
-            match String::from_utf8_lossy(&heard).strip_prefix(PRESENT) {
+            let output = session.read_line().map_err(|why| why.to_string())?;
+            match String::from_utf8_lossy(&output).strip_prefix(PRESENT) {
                 Some(path) => return Ok(Some(path.trim_start().to_owned())),
-                None if heard == MISSING.as_bytes() => return Ok(None),
+                None if output == MISSING.as_bytes() => return Ok(None),
                 None => {}
             }
         }
@@ -133,20 +133,20 @@ impl HostRequester {
     fn try_request(
         &self,
         host: &Host,
-        ask: &HostRequest,
-        longer: Duration,
+        request: &HostRequest,
+        extra_time: Duration,
     ) -> Result<Option<HostResponse>, RequestError> {
         let (folder, as_root, hash) = (folder(&self.remote), &self.as_root, &self.hash);
         let script = format!(
             "{folder}; P=\"$D/bin/doctor-node-{hash}\"; \
              if [ -x \"$P\" ]; then exec {as_root} \"$P\" host --keep \"$D\"; fi; echo {MISSING}"
         );
-        let mut line =
-            self.connector.open_session(host, &script, self.deadline + longer).map_err(RequestError::NotSent)?;
+        let mut session =
+            self.connector.open_session(host, &script, self.deadline + extra_time).map_err(RequestError::NotSent)?;
         let mut noise = 0;
         loop {
-            let heard = line.read_line().map_err(|why| RequestError::NotSent(why.to_string()))?;
-            match &*String::from_utf8_lossy(&heard) {
+            let greeting = session.read_line().map_err(|why| RequestError::NotSent(why.to_string()))?;
+            match &*String::from_utf8_lossy(&greeting) {
                 HELLO => break,
                 MISSING => return Ok(None),
                 _ if noise == MAX_PREAMBLE_LINES => {
@@ -156,14 +156,14 @@ impl HostRequester {
             }
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let asked = NumberedRequest { number, ask };
-        let mut question = serde_json::to_vec(&asked).map_err(|error| RequestError::NotSent(error.to_string()))?;
-        question.push(b'\n');
-        line.send_and_close(question);
-        let answer = line
+        let numbered = NumberedRequest { number, ask: request };
+        let mut payload = serde_json::to_vec(&numbered).map_err(|error| RequestError::NotSent(error.to_string()))?;
+        payload.push(b'\n');
+        session.send_and_close(payload);
+        let response = session
             .read_line()
             .map_err(|why| RequestError::OutcomeUnknown(format!("after the request was sent: {why}")))?;
-        parse_response(&answer, number).map(Some).map_err(RequestError::OutcomeUnknown)
+        parse_response(&response, number).map(Some).map_err(RequestError::OutcomeUnknown)
     }
 
     fn install(&self, host: &Host) -> Result<(), String> {
@@ -172,13 +172,13 @@ impl HostRequester {
             return Err(format!("{} has changed since this process started: start it again", self.program.display()));
         }
         let (folder, hash) = (folder(&self.remote), &self.hash);
-        let aside = format!("$D/bin/.{hash}.{}", self.numbers.fetch_add(1, Ordering::Relaxed));
+        let temporary = format!("$D/bin/.{hash}.{}", self.numbers.fetch_add(1, Ordering::Relaxed));
         // Keep an existing program: hosts that share a home on NFS would lose it under their running jobs.
         let script = format!(
-            "{folder}; umask 077; mkdir -p \"$D/bin\" && cat > \"{aside}\" && \
-             echo \"{hash}  {aside}\" | sha256sum -c --status && chmod 700 \"{aside}\" && \
-             P=\"$D/bin/doctor-node-{hash}\" && {{ ln \"{aside}\" \"$P\" 2>/dev/null || [ -x \"$P\" ] || mv -f \"{aside}\" \"$P\"; }} && \
-             echo {INSTALLED}; rm -f \"{aside}\""
+            "{folder}; umask 077; mkdir -p \"$D/bin\" && cat > \"{temporary}\" && \
+             echo \"{hash}  {temporary}\" | sha256sum -c --status && chmod 700 \"{temporary}\" && \
+             P=\"$D/bin/doctor-node-{hash}\" && {{ ln \"{temporary}\" \"$P\" 2>/dev/null || [ -x \"$P\" ] || mv -f \"{temporary}\" \"$P\"; }} && \
+             echo {INSTALLED}; rm -f \"{temporary}\""
         );
         let failed = |why: String| format!("copying {} to the host failed: {why}", self.program.display());
         let mut line = self.connector.open_session(host, &script, self.copy).map_err(failed)?;

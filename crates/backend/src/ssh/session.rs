@@ -84,10 +84,10 @@ impl SshConnector {
     pub fn address(&self, host: &Host) -> Result<String, String> {
         let mut ssh = self.ssh(host, &["-G"]);
         let ssh = spawn_ssh(&mut ssh)?;
-        let line = SshSession::new(ssh, Instant::now() + self.connect_timeout);
+        let session = SshSession::new(ssh, Instant::now() + self.connect_timeout);
         loop {
-            let heard = line.read_line().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
-            if let Some(address) = String::from_utf8_lossy(&heard).strip_prefix("hostname ") {
+            let output = session.read_line().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
+            if let Some(address) = String::from_utf8_lossy(&output).strip_prefix("hostname ") {
                 return Ok(address.trim().to_owned());
             }
         }
@@ -106,17 +106,17 @@ impl SshConnector {
     }
 
     /// Returns `ssh` with all options and piped streams, for line-by-line use.
-    fn ssh(&self, host: &Host, more: &[&str]) -> Command {
-        let mut ssh = self.plain(host, more);
+    fn ssh(&self, host: &Host, extra_args: &[&str]) -> Command {
+        let mut ssh = self.plain(host, extra_args);
         ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         ssh
     }
 
-    fn plain(&self, host: &Host, more: &[&str]) -> Command {
+    fn plain(&self, host: &Host, extra_args: &[&str]) -> Command {
         let mut ssh = Command::new("ssh");
-        ssh.args(&self.options).args(words(host)).args(more).arg("--").arg(host.name.as_str());
-        let own = PASSED_ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-        ssh.env_clear().envs(own).env("LC_ALL", "C.UTF-8");
+        ssh.args(&self.options).args(host_args(host)).args(extra_args).arg("--").arg(host.name.as_str());
+        let environment = PASSED_ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        ssh.env_clear().envs(environment).env("LC_ALL", "C.UTF-8");
         ssh
     }
 }
@@ -126,17 +126,17 @@ fn spawn_ssh(ssh: &mut Command) -> Result<ChildProcess, String> {
 }
 
 /// Returns the options of a host file's line.
-fn words(host: &Host) -> Vec<OsString> {
-    let mut words: Vec<OsString> = Vec::new();
+fn host_args(host: &Host) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: Option<OsString>| {
-        words.extend(value.into_iter().flat_map(|value| [OsString::from(flag), value]));
+        args.extend(value.into_iter().flat_map(|value| [OsString::from(flag), value]));
     };
     add("-l", host.user.as_ref().map(Into::into));
     add("-p", host.port.map(|port| port.to_string().into()));
     add("-J", host.jump.as_ref().map(Into::into));
     add("-i", host.key.clone().map(Into::into));
     add("-o", host.address.as_ref().map(|address| format!("HostName={address}").into()));
-    words
+    args
 }
 
 /// A connection, until it is dropped or its deadline passes.
@@ -160,7 +160,7 @@ pub enum SshSessionError {
 impl std::fmt::Display for SshSessionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Closed(said) => write!(f, "{said}"),
+            Self::Closed(text) => write!(f, "{text}"),
             Self::TimedOut => write!(f, "it does not answer"),
         }
     }
@@ -168,7 +168,7 @@ impl std::fmt::Display for SshSessionError {
 
 impl SshSession {
     fn new(mut ssh: ChildProcess, deadline: Instant) -> Self {
-        let (say, heard) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         if let Some(output) = ssh.take_stdout() {
             std::thread::spawn(move || {
                 let mut output = BufReader::new(output.take(MAX_RESPONSE_BYTES));
@@ -176,22 +176,22 @@ impl SshSession {
                     let mut line = Vec::new();
                     match output.read_until(b'\n', &mut line) {
                         // A line without a line break was truncated and does not count.
-                        Ok(1..) if line.pop() == Some(b'\n') && say.send(line).is_ok() => {}
+                        Ok(1..) if line.pop() == Some(b'\n') && sender.send(line).is_ok() => {}
                         _ => return,
                     }
                 }
             });
         }
-        let (complain, complaint) = mpsc::channel();
+        let (stderr_sender, stderr) = mpsc::channel();
         if let Some(errors) = ssh.take_stderr() {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
                 // If the stream breaks, the bytes read so far are the result; the receiver may be gone.
                 let _broken = errors.take(MAX_STDERR).read_to_end(&mut text);
-                let _late = complain.send(text);
+                let _late = stderr_sender.send(text);
             });
         }
-        Self { ssh, lines: heard, stderr: complaint, deadline }
+        Self { ssh, lines, stderr, deadline }
     }
 
     /// Returns the next line.
@@ -230,8 +230,8 @@ fn summarize_stderr(text: &str) -> String {
     } else {
         text.contains("host key is known for").then_some(KEY_UNKNOWN)
     };
-    let said = key.map_or_else(|| last.to_owned(), |key| format!("{key}: {last}"));
-    said.chars().take(300).collect()
+    let summary = key.map_or_else(|| last.to_owned(), |key| format!("{key}: {last}"));
+    summary.chars().take(300).collect()
 }
 
 impl Drop for SshSession {
@@ -249,8 +249,8 @@ mod tests {
 
     /// As OpenSSH 9.2 prints it.
     #[test]
-    fn why_a_key_was_refused_is_said_beside_that_it_was() {
-        for (text, said) in [
+    fn the_reason_for_a_rejected_host_key_is_reported() {
+        for (text, expected) in [
             ("", "the connection closed without a message"),
             (
                 "ssh: connect to host 127.0.1.1 port 22: Connection refused\r\n",
@@ -265,7 +265,7 @@ mod tests {
                 "its host key has changed: Host key verification failed.",
             ),
         ] {
-            assert_eq!(summarize_stderr(text), said);
+            assert_eq!(summarize_stderr(text), expected);
         }
     }
 }

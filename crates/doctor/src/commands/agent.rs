@@ -118,12 +118,12 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
     let (by, at, nodes) = (args.change_args.operator_name(), change_time(context, &store)?, node_names(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
-    let fate =
+    let outcome =
         |node: &NodeName| if known.contains(node) { "gets a new key; the old one is revoked" } else { "is enrolled" };
     let (count, names) = (plural(nodes.len(), "agent"), hostlist::fold(&nodes));
     let change = Change {
         plan: format!("Would enroll {count} ({names}) to report to {controller}."),
-        changes: nodes.iter().map(|node| format!("{node}: {}", fate(node))).collect(),
+        changes: nodes.iter().map(|node| format!("{node}: {}", outcome(node))).collect(),
         done: format!("Enrolled {count} to report to {controller}."),
         next: match &args.out {
             Some(out) => format!("install {}/NODE.key on each node as /etc/cluster-doctor/agent.key", out.display()),
@@ -134,19 +134,19 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
         at,
     };
     args.change_args.confirm(&change)?;
-    let mut made = Vec::with_capacity(nodes.len());
+    let mut agents_enrolled = Vec::with_capacity(nodes.len());
     for node in nodes {
         let credential = Credential { node, key: new_key()?, controller: Some(controller.clone()) };
         let file = args.out.as_deref().map(|out| write(out, &credential)).transpose()?;
         let enrolled = store.enroll_agent(&credential.node, &credential.key, &by, &args.why, at);
         if let (Err(_), Some(file)) = (&enrolled, &file) {
             // Do not leave a key on disk that the store does not know.
-            let _gone = fs::remove_file(file);
+            let _removed = fs::remove_file(file);
         }
         enrolled?;
-        made.push(EnrolledAgent { credential, file });
+        agents_enrolled.push(EnrolledAgent { credential, file });
     }
-    print_enrolled(context, args, &change, &made)
+    print_enrolled(context, args, &change, &agents_enrolled)
 }
 
 struct EnrolledAgent {
@@ -166,20 +166,20 @@ struct EnrolledAgentView {
     key: Option<String>,
 }
 
-fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, made: &[EnrolledAgent]) -> Result<Exit> {
-    let views: Vec<EnrolledAgentView> = made
+fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, enrolled: &[EnrolledAgent]) -> Result<Exit> {
+    let views: Vec<EnrolledAgentView> = enrolled
         .iter()
-        .map(|made| EnrolledAgentView {
-            node: made.credential.node.clone(),
-            controller: made.credential.controller.clone(),
-            file: made.file.clone(),
-            key: made.file.is_none().then(|| made.credential.key.to_hex()),
+        .map(|enrolled| EnrolledAgentView {
+            node: enrolled.credential.node.clone(),
+            controller: enrolled.credential.controller.clone(),
+            file: enrolled.file.clone(),
+            key: enrolled.file.is_none().then(|| enrolled.credential.key.to_hex()),
         })
         .collect();
     context.out.show(&views, |page| {
         if args.out.is_none() {
-            for made in made {
-                page.line(made.credential.text().trim_end());
+            for enrolled in enrolled {
+                page.line(enrolled.credential.text().trim_end());
                 page.blank();
             }
         } else {
@@ -191,9 +191,9 @@ fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, made: &
 }
 
 /// Returns the URL that agents report to.
-fn controller_url(asked: Option<&str>, agents: &AgentEndpointConfig) -> Result<String> {
+fn controller_url(requested: Option<&str>, agents: &AgentEndpointConfig) -> Result<String> {
     let usage = |text: String| Err(Failure::Usage(text));
-    let url = match (asked, &agents.url, agents.listen) {
+    let url = match (requested, &agents.url, agents.listen) {
         (Some(url), _, _) => url.to_owned(),
         (None, Some(url), _) => url.clone(),
         (None, None, Some(listen)) if !listen.ip().is_unspecified() => format!("http://{listen}"),
@@ -280,7 +280,7 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
 /// Returns the remark about an agent for the list of nodes, if there is one.
 pub(crate) fn remark(agent: &AgentView) -> Option<String> {
     match (agent.state, agent.heard) {
-        (AgentState::Silent, Some(heard)) => Some(format!("no report since {} UTC", format_time(heard))),
+        (AgentState::Silent, Some(last_contact)) => Some(format!("no report since {} UTC", format_time(last_contact))),
         (AgentState::NeverHeard, _) => Some("agent never reported".to_owned()),
         (AgentState::Reports, _) if !agent.skew.is_empty() => Some(format!("agent: {}", agent.skew.join(", "))),
         _ => None,
@@ -291,10 +291,10 @@ pub(crate) fn remark(agent: &AgentView) -> Option<String> {
 pub(crate) fn describe(agent: &AgentView, now: Timestamp) -> String {
     let mut parts = vec![match (agent.state, agent.heard, agent.revoked) {
         (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
-        (AgentState::Silent, Some(heard), _) => {
-            format!("no report since {} UTC ({})", format_time(heard), ago(now, heard))
+        (AgentState::Silent, Some(last_contact), _) => {
+            format!("no report since {} UTC ({})", format_time(last_contact), ago(now, last_contact))
         }
-        (_, Some(heard), _) => format!("last report {}", ago(now, heard)),
+        (_, Some(last_contact), _) => format!("last report {}", ago(now, last_contact)),
         _ => format!("never reported; enrolled {}", ago(now, agent.enrolled)),
     }];
     parts.extend(agent.program.as_ref().map(|program| format!("doctor-node {program}")));
@@ -323,7 +323,7 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
                 AgentAuth::Key => "key",
                 AgentAuth::Token => "token",
             }),
-            or_dash(agent.heard.map(|heard| ago(now, heard))),
+            or_dash(agent.heard.map(|last_contact| ago(now, last_contact))),
             or_dash(agent.program.clone()),
             or_dash(agent.schema.clone()),
             or_dash(agent.policy.map(|policy| policy.to_string())),
@@ -331,8 +331,8 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
         ]);
     }
     page.table(&table);
-    let silent = agents.iter().filter(|agent| agent.state == AgentState::Silent).count();
-    page.line(format!("{}; {silent} silent", plural(agents.len(), "agent")));
+    let silent_count = agents.iter().filter(|agent| agent.state == AgentState::Silent).count();
+    page.line(format!("{}; {silent_count} silent", plural(agents.len(), "agent")));
 }
 
 #[cfg(test)]
@@ -345,7 +345,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
     fn agent(heard_ago: Option<Span>, policy: u32) -> AgentView {
-        let heard = |ago: Span| AgentContact {
+        let contact = |ago: Span| AgentContact {
             at: NOW.minus(ago),
             number: 4,
             sent: NOW.minus(ago).minus(Span::minutes(2)),
@@ -361,13 +361,13 @@ mod tests {
             speaks_by: AgentAuth::Key,
             created: NOW.minus(Span::days(2)),
             revoked: None,
-            heard: heard_ago.map(heard),
+            heard: heard_ago.map(contact),
         };
         AgentView::from_row(row, NOW, Span::minutes(15), 1)
     }
 
     #[test]
-    fn an_agent_that_says_nothing_is_never_called_healthy() {
+    fn a_silent_agent_is_never_shown_as_healthy() {
         assert_eq!(agent(Some(Span::minutes(14)), 1).state, AgentState::Reports);
         let silent = agent(Some(Span::minutes(16)), 1);
         assert_eq!(silent.state, AgentState::Silent);
@@ -376,22 +376,22 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_from_the_controller_is_named() {
-        let words = describe(&agent(Some(Span::minutes(1)), 7), NOW);
-        assert!(words.contains("policy 7, controller 1") && words.contains("clock 2m behind"), "{words}");
+    fn differences_from_the_controller_are_shown() {
+        let text = describe(&agent(Some(Span::minutes(1)), 7), NOW);
+        assert!(text.contains("policy 7, controller 1") && text.contains("clock 2m behind"), "{text}");
     }
 
     #[test]
-    fn agents_are_told_an_address_that_they_can_call() {
+    fn agents_get_a_reachable_controller_url() {
         let agents = |listen: Option<&str>, url: Option<&str>| AgentEndpointConfig {
             listen: listen.map(|listen| listen.parse().unwrap()),
             url: url.map(str::to_owned),
         };
-        let told = |asked: Option<&str>, agents: &AgentEndpointConfig| controller_url(asked, agents).ok();
-        assert_eq!(told(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
-        assert_eq!(told(None, &agents(Some("0.0.0.0:7443"), None)), None, "an unspecified address is not reachable");
-        assert_eq!(told(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));
-        assert_eq!(told(Some("http://x:1"), &agents(None, None)).as_deref(), Some("http://x:1"));
-        assert_eq!(told(Some("https://x:1"), &agents(None, None)), None);
+        let url_for = |requested: Option<&str>, agents: &AgentEndpointConfig| controller_url(requested, agents).ok();
+        assert_eq!(url_for(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
+        assert_eq!(url_for(None, &agents(Some("0.0.0.0:7443"), None)), None, "an unspecified address is not reachable");
+        assert_eq!(url_for(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));
+        assert_eq!(url_for(Some("http://x:1"), &agents(None, None)).as_deref(), Some("http://x:1"));
+        assert_eq!(url_for(Some("https://x:1"), &agents(None, None)), None);
     }
 }

@@ -70,25 +70,25 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
     if let Some(name) = args.receivers.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(Failure::Unknown { what: "receiver", name: name.clone(), known: known.join(", ") });
     }
-    let wanted = |name: &String| args.receivers.is_empty() || args.receivers.contains(name);
-    let wanted: Vec<(&String, &Receiver)> = settings.receivers.iter().filter(|(name, _)| wanted(name)).collect();
+    let selected = |name: &String| args.receivers.is_empty() || args.receivers.contains(name);
+    let selected: Vec<(&String, &Receiver)> = settings.receivers.iter().filter(|(name, _)| selected(name)).collect();
     let by = std::env::var("USER").unwrap_or_else(|_| "unknown user".to_owned());
-    let tries: Vec<TestOutcome> = wanted
+    let outcomes: Vec<TestOutcome> = selected
         .into_iter()
         .map(|(name, receiver)| {
             let sent = alert::send_test_message(settings, receiver, &by, SystemClock.now());
             TestOutcome { receiver: name.clone(), arrived: sent.is_ok(), trouble: sent.err().map(|error| error.text) }
         })
         .collect();
-    context.out.show(&tries, |page| {
-        for tried in &tries {
-            match &tried.trouble {
-                None => page.line(format!("{}: delivered", tried.receiver)),
-                Some(trouble) => page.line(format!("{}: not delivered: {trouble}", tried.receiver)),
+    context.out.show(&outcomes, |page| {
+        for outcome in &outcomes {
+            match &outcome.trouble {
+                None => page.line(format!("{}: delivered", outcome.receiver)),
+                Some(error) => page.line(format!("{}: not delivered: {error}", outcome.receiver)),
             };
         }
     })?;
-    Ok(if tries.iter().all(|tried| tried.arrived) { Exit::Ok } else { Exit::ProblemsFound })
+    Ok(if outcomes.iter().all(|outcome| outcome.arrived) { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 #[derive(Debug, Serialize)]

@@ -81,8 +81,8 @@ fn show(context: &Context, verified: &VerifyReport) -> Result<Exit> {
             1 => "1 problem in the store.".to_owned(),
             n => format!("{n} problems in the store."),
         });
-        for trouble in &verified.troubles {
-            page.line(format!("  ! {trouble}"));
+        for problem in &verified.troubles {
+            page.line(format!("  ! {problem}"));
         }
         page.line(format!("Checked: {}.", verified.checked.join(", ")));
         if !verified.is_consistent() {

@@ -70,8 +70,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if args.serve {
         return serve(context, args, &demo);
     }
-    let shown = demo.play(&mut std::io::stdout().lock()).map_err(failed)?;
-    context.out.show(&shown.score, |page| text(page, &shown))?;
+    let summary = demo.play(&mut std::io::stdout().lock()).map_err(failed)?;
+    context.out.show(&summary.score, |page| text(page, &summary))?;
     Ok(Exit::Ok)
 }
 
@@ -81,37 +81,37 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
         return Err(Failure::Usage(format!("--speed is {}, expected 1 to 100000", args.speed)));
     }
     let stop = stop_flag().map_err(|error| Failure::Other(format!("installing signal handlers: {error}")))?;
-    let played = demo.play_and_continue(&mut std::io::stdout().lock());
-    let (shown, mut going_on) = played.map_err(|error| Failure::Other(error.to_string()))?;
-    let (wake, audience) = (Arc::new(Trigger::default()), Arc::new(SnapshotFeed::default()));
+    let result = demo.play_and_continue(&mut std::io::stdout().lock());
+    let (summary, mut running) = result.map_err(|error| Failure::Other(error.to_string()))?;
+    let (cycle_trigger, snapshot_feed) = (Arc::new(Trigger::default()), Arc::new(SnapshotFeed::default()));
     let parts = ApiDeps {
-        store: going_on.store().clone(),
-        clock: going_on.clock(),
-        cycle_trigger: Arc::clone(&wake),
-        snapshot_feed: Arc::clone(&audience),
-        share: Some(Share::open(&shown.share)?),
-        settings: going_on.settings().clone(),
+        store: running.store().clone(),
+        clock: running.clock(),
+        cycle_trigger: Arc::clone(&cycle_trigger),
+        snapshot_feed: Arc::clone(&snapshot_feed),
+        share: Some(Share::open(&summary.share)?),
+        settings: running.settings().clone(),
     };
     let web = ApiServer::open(&WebConfig::listening_on(args.listen), parts)?;
-    let (url, store) = (format!("http://{}/api/v1/", web.address()), shown.store.display().to_string());
-    let told = serde_json::json!({ "url": url, "store": store, "speed": args.speed });
-    context.out.show(&told, |page| {
+    let (url, store) = (format!("http://{}/api/v1/", web.address()), summary.store.display().to_string());
+    let details = serde_json::json!({ "url": url, "store": store, "speed": args.speed });
+    context.out.show(&details, |page| {
         page.line(format!("A simulated cluster of {} nodes runs at {} times real time.", args.nodes, args.speed));
         page.line(format!("Dashboard: http://{}/, API: {url}", web.address()));
         page.line(format!(
             "Read-only. To allow actions, create a token: `doctor token create me --role operator --store {store}`"
         ));
     })?;
-    going_on.advance(args.speed, audience, &wake, &stop).map_err(|error| Failure::Other(error.to_string()))?;
+    running.advance(args.speed, snapshot_feed, &cycle_trigger, &stop).map_err(|error| Failure::Other(error.to_string()))?;
     drop(web);
     Ok(Exit::Ok)
 }
 
-fn text(page: &mut Page, shown: &DemoSummary) {
-    let score = &shown.score;
+fn text(page: &mut Page, summary: &DemoSummary) {
+    let score = &summary.score;
     // Assumptions come first: the end of the output is what stays visible on the screen.
     page.heading("What the simulation assumes");
-    for line in shown.assumptions.lines() {
+    for line in summary.assumptions.lines() {
         page.line(format!("  {line}"));
     }
     page.heading("What was found");
@@ -129,7 +129,7 @@ fn text(page: &mut Page, shown: &DemoSummary) {
         score.found_by_users,
         score.false_alarms,
         format_hours(score.user_node_hours_lost),
-        shown.took.as_secs_f64()
+        summary.took.as_secs_f64()
     ));
     page.heading("By kind of fault");
     page.table(&fault_kind_table(score));
@@ -140,7 +140,7 @@ fn text(page: &mut Page, shown: &DemoSummary) {
     }
     page.table(&coverage);
     page.heading("Explore it");
-    let store = shown.store.display();
+    let store = summary.store.display();
     for command in ["status", "nodes", "cases --all", "why NODE", "history --limit 20", "report --since 7d"] {
         page.line(format!("  doctor {command} --store {store}"));
     }
@@ -157,8 +157,8 @@ fn headline(score: &Score) -> String {
     )
 }
 
-fn percentage(part: f64, whole: f64) -> Option<f64> {
-    (whole > 0.0).then(|| 100.0 * part / whole)
+fn percentage(part: f64, total: f64) -> Option<f64> {
+    (total > 0.0).then(|| 100.0 * part / total)
 }
 
 fn fault_kind_table(score: &Score) -> Table {

@@ -72,22 +72,22 @@ struct SuiteView<'a> {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // `doctor demo` leaves a store without a configuration, so the simulated cluster's tests are always known here.
-    let own = &context.loaded()?.settings;
-    let simulated = simulated(&own.policy)?;
+    let settings = &context.loaded()?.settings;
+    let simulated = simulated(&settings.policy)?;
     let explained = match (args.name.as_deref(), args.number.as_deref()) {
-        (None, _) => contents(own),
+        (None, _) => contents(settings),
         (Some(family), Some(number)) if error_number::FAMILIES.contains(&family) => {
-            Explained::Number(error_number::explain(family, number, &own.rules)?)
+            Explained::Number(error_number::explain(family, number, &settings.rules)?)
         }
         // `dcgm` without a number is the test of that name.
-        (Some(family), None) if error_number::FAMILIES.contains(&family) && explain(own, family).is_none() => {
+        (Some(family), None) if error_number::FAMILIES.contains(&family) && explain(settings, family).is_none() => {
             return Err(Failure::Usage(format!("the number is missing, such as `doctor explain {family} 79`")));
         }
         (Some(name), Some(_)) => {
             return Err(Failure::Usage(format!("only xid, sxid and dcgm take a number, not `{name}`")));
         }
         (Some(name), None) => {
-            explain(own, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(own, name))?
+            explain(settings, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(settings, name))?
         }
     };
     context.out.show(&explained, |page| text(page, &explained))?;
@@ -95,11 +95,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn simulated(policy: &Policy) -> Result<Settings> {
-    let mut bare = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
-    bare.repair.proving.clear();
-    bare.repair.examine.clear();
+    let mut minimal = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
+    minimal.repair.proving.clear();
+    minimal.repair.examine.clear();
     let catalogue: Catalogue = doctor_sim::simulated_tests::catalogue();
-    Settings::new(bare, catalogue, doctor_sim::simulated_tests::profiles())
+    Settings::new(minimal, catalogue, doctor_sim::simulated_tests::profiles())
         .map_err(|error| Failure::Other(error.to_string()))
 }
 
@@ -166,8 +166,8 @@ fn unknown(settings: &Settings, name: &str) -> Failure {
 
 fn text(page: &mut Page, explained: &Explained<'_>) {
     match explained {
-        Explained::Check { page: words, settings, params, rules, .. } => {
-            page.line(words.trim_end());
+        Explained::Check { page: text_page, settings, params, rules, .. } => {
+            page.line(text_page.trim_end());
             page.heading("In force");
             match settings {
                 Some(test) => print_test_settings(page, test, params),

@@ -114,8 +114,8 @@ fn test_cell(test: &TestCell, now: Timestamp) -> Cell {
 }
 
 /// Colours a status. Only a pass is green.
-pub(crate) fn status_cell(standing: TestStatus, text: String) -> Cell {
-    match standing {
+pub(crate) fn status_cell(status: TestStatus, text: String) -> Cell {
+    match status {
         TestStatus::Pass => cell(text).good(),
         TestStatus::Fail => cell(text).bad(),
         TestStatus::Inconclusive | TestStatus::Stale | TestStatus::NeverTested => cell(text).warn(),
@@ -124,9 +124,9 @@ pub(crate) fn status_cell(standing: TestStatus, text: String) -> Cell {
 }
 
 fn summary(tests: &[TestCell]) -> String {
-    let counts = TestStatus::ALL.iter().filter_map(|standing| {
-        let count = tests.iter().filter(|cell| cell.standing == *standing).count();
-        (count > 0).then(|| format!("{count} {}", standing.label()))
+    let counts = TestStatus::ALL.iter().filter_map(|status| {
+        let count = tests.iter().filter(|cell| cell.standing == *status).count();
+        (count > 0).then(|| format!("{count} {}", status.label()))
     });
     comma_separated(counts)
 }

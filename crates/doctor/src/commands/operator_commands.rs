@@ -97,8 +97,8 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         OperatorCommand::Test { nodes, tests: args.test.clone() }
     } else {
         let named = args.named.iter().map(String::as_str);
-        let wanted: Vec<&str> = named.chain(args.test.iter().map(TestId::as_str)).collect();
-        let test = match wanted.as_slice() {
+        let names: Vec<&str> = named.chain(args.test.iter().map(TestId::as_str)).collect();
+        let test = match names.as_slice() {
             [] => None,
             [one] => Some((*one).to_owned()),
             _ => return Err(Failure::Usage("a run over several nodes takes one test".to_owned())),

@@ -49,10 +49,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // The plan is not carried out, so its ids need not be unique.
     let plan = plan::plan(&snapshot, &mut IdSource::new(0));
     let selected = |name: &NodeName| {
-        let place = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name));
+        let index = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name));
         args.nodes.is_empty()
-            || place.is_ok_and(|place| {
-                let record = &snapshot.nodes[place];
+            || index.is_ok_and(|index| {
+                let record = &snapshot.nodes[index];
                 args.nodes.iter().any(|selector| selector.matches(name, &record.node.pool, record.state.as_str()))
             })
     };

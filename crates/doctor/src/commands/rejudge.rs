@@ -72,9 +72,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             page.legend(shown().flat_map(|difference| [difference.old.severity, difference.new.severity]).flatten());
             page.blank();
         }
-        let more = rejudged.differs.len().saturating_sub(args.limit);
-        if more > 0 {
-            page.line(format!("and {more} more; --limit shows them"));
+        let remaining = rejudged.differs.len().saturating_sub(args.limit);
+        if remaining > 0 {
+            page.line(format!("and {remaining} more; --limit shows them"));
         }
         page.line(format!(
             "{} since {} reclassified with policy version {}: {} would differ, {} would not. Nothing was changed.",
@@ -102,9 +102,9 @@ fn with_policy_file(settings: &Settings, path: &PathBuf) -> Result<Settings> {
 
 fn table<'a>(differences: impl Iterator<Item = &'a Difference>) -> Table {
     let mut table = Table::new(["AT (UTC)", "NODE", "TEST", "WAS", "REASON", "WOULD BE", "REASON", "WHY"]);
-    let because = |said: &ReclassifiedResult| match said.severity {
-        Some(severity) => cell(format!("{} ({severity})", said.reason)),
-        None => cell(said.reason.as_str()),
+    let because = |result: &ReclassifiedResult| match result.severity {
+        Some(severity) => cell(format!("{} ({severity})", result.reason)),
+        None => cell(result.reason.as_str()),
     };
     for difference in differences {
         table.row([

@@ -51,9 +51,9 @@ impl RunView {
         self.results += report.results;
         self.rejected += report.rejected;
         self.actions.extend(report.actions.iter().map(action_row));
-        for trouble in report.problems {
-            if !self.troubles.contains(&trouble) {
-                self.troubles.push(trouble);
+        for problem in report.problems {
+            if !self.troubles.contains(&problem) {
+                self.troubles.push(problem);
             }
         }
     }
@@ -100,8 +100,8 @@ fn text(page: &mut Page, view: &RunView) {
         plural(view.results, "result"),
         view.running
     ));
-    for trouble in &view.troubles {
-        page.line(format!("  ! {trouble}"));
+    for problem in &view.troubles {
+        page.line(format!("  ! {problem}"));
     }
     if !view.actions.is_empty() {
         page.blank();

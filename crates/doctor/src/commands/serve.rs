@@ -62,8 +62,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
     let controller = Controller::new(&loaded, store, share, world, serving)?;
     tracing::info!(configuration = %loaded.source, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
-    if let Some(door) = &controller.agent_listener {
-        tracing::info!(at = %door.address(), "agent endpoint listening");
+    if let Some(listener) = &controller.agent_listener {
+        tracing::info!(at = %listener.address(), "agent endpoint listening");
     }
     if let Some(scraped) = &controller.metrics_listener {
         tracing::info!(at = %scraped.address(), "metrics endpoint listening");
@@ -81,12 +81,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         service.reload(&mut loaded);
         service.cycle(&loaded);
         done += 1;
-        if args.cycles.is_some_and(|wanted| done >= wanted) {
+        if args.cycles.is_some_and(|limit| done >= limit) {
             break;
         }
-        let took = began.elapsed();
+        let elapsed = began.elapsed();
         let next = began + service.cycle_interval(&loaded);
-        wait(&stop, &service.controller.cycle_trigger, next, began + (took * 2).max(MIN_CYCLE_GAP));
+        wait(&stop, &service.controller.cycle_trigger, next, began + (elapsed * 2).max(MIN_CYCLE_GAP));
     }
     let stopped = service.controller.engine.stop();
     service.controller.stop_alerts();
@@ -101,8 +101,8 @@ fn log_to_stderr(telemetry: &TelemetrySettings) -> Result<Option<Traces>> {
     let started = Traces::start(telemetry, &store::this_process());
     let started = started.map_err(|error| Failure::Other(format!("starting the trace export thread: {error}")))?;
     let (traces, layer) = started.unzip();
-    let wanted = std::env::var("DOCTOR_LOG").ok().and_then(|wanted| wanted.parse().ok());
-    let filter: Targets = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let configured = std::env::var("DOCTOR_LOG").ok().and_then(|configured| configured.parse().ok());
+    let filter: Targets = configured.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     // Spans go only to the collector: log lines carry their own context.
     let filter = filter.with_target(TARGET, LevelFilter::OFF);
     let layer = layer.map(|layer| layer.with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO)));
@@ -124,7 +124,7 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Waits until the next cycle is due, or until it is woken, but then not before `earliest`.
-fn wait(stop: &AtomicBool, wake: &Trigger, until: Instant, earliest: Instant) {
+fn wait(stop: &AtomicBool, trigger: &Trigger, until: Instant, earliest: Instant) {
     let began = Instant::now();
     let (mut woken, mut rested) = (false, false);
     while !stop.load(Ordering::Relaxed) {
@@ -140,7 +140,7 @@ fn wait(stop: &AtomicBool, wake: &Trigger, until: Instant, earliest: Instant) {
         if woken {
             std::thread::sleep(left.min(STOP_POLL_INTERVAL));
         } else {
-            woken = wake.wait(left.min(STOP_POLL_INTERVAL));
+            woken = trigger.wait(left.min(STOP_POLL_INTERVAL));
         }
     }
 }
@@ -226,8 +226,8 @@ impl ServiceLoop {
 
     /// Logs one line for a cycle that did something, and each problem once while it lasts.
     fn log_report(&mut self, report: &CycleReport) {
-        for trouble in report.problems.iter().filter(|trouble| !self.logged.problems.contains(trouble)) {
-            tracing::warn!("{trouble}");
+        for problem in report.problems.iter().filter(|problem| !self.logged.problems.contains(problem)) {
+            tracing::warn!("{problem}");
         }
         if report.problems.is_empty() && !self.logged.problems.is_empty() {
             tracing::info!("problems resolved");

@@ -92,18 +92,18 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 }
 
 fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
-    let mut played = Vec::new();
+    let mut outputs = Vec::new();
     for path in scripts {
         let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
         let script = std::fs::read_to_string(path).map_err(failed)?;
         let output = scenario::play(&script).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-        played.push(serde_json::json!({ "script": path, "output": output }));
+        outputs.push(serde_json::json!({ "script": path, "output": output }));
         if !context.out.is_json() {
             context.out.print(&output)?;
         }
     }
     if context.out.is_json() {
-        context.out.json(&played)?;
+        context.out.json(&outputs)?;
     }
     Ok(Exit::Ok)
 }
@@ -115,12 +115,12 @@ fn compare_policies(context: &Context, args: &CompareArgs) -> Result<Exit> {
     let rows = compare::compare(&world, args.days, &seeds, |policy, seed| {
         if watched {
             // A failure to print progress does not stop the comparison.
-            let _shown = write!(std::io::stderr(), "\r\x1b[K{} (seed {seed})", policy.word());
+            let _written = write!(std::io::stderr(), "\r\x1b[K{} (seed {seed})", policy.word());
         }
     })
     .map_err(|error| Failure::Other(error.to_string()))?;
     if watched {
-        let _shown = write!(std::io::stderr(), "\r\x1b[K");
+        let _written = write!(std::io::stderr(), "\r\x1b[K");
     }
     context.out.show(&rows, |page| print_comparison(page, &rows, args, &world))?;
     Ok(Exit::Ok)

@@ -30,7 +30,7 @@ fn text(page: &mut Page, view: &StatusView) {
         .nodes
         .lives
         .iter()
-        .filter(|(life, _)| !matches!(*life, "in-service" | "suspect" | "held"))
+        .filter(|(state, _)| !matches!(*state, "in-service" | "suspect" | "held"))
         .map(|(_, n)| n)
         .sum();
     let attention = match view.troubles.len() {
@@ -39,16 +39,16 @@ fn text(page: &mut Page, view: &StatusView) {
         n => format!("{n} open problems"),
     };
     page.line(format!("{}, {out} out of service; {attention}.", plural(nodes.total as usize, "node")));
-    for trouble in &view.troubles {
-        page.line(format!("  ! {trouble}"));
+    for problem in &view.troubles {
+        page.line(format!("  ! {problem}"));
     }
     page.blank();
     page.field("controller", leader(view));
     page.field("last cycle", cycle(view));
     page.field("mode", view.mode.code());
     page.field("nodes", counts(view));
-    let lives = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(life, count)| format!("{count} {life}"));
-    page.field("states", comma_separated(lives));
+    let states = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(state, count)| format!("{count} {state}"));
+    page.field("states", comma_separated(states));
     let running = &view.running;
     let waiting = running.planned + running.pending;
     page.field(
@@ -81,11 +81,11 @@ fn leader(view: &StatusView) -> String {
 
 fn cycle(view: &StatusView) -> String {
     let Some(cycle) = &view.last_cycle else { return "none yet".to_owned() };
-    let took = cycle.took.map_or_else(|| "not finished".to_owned(), |took| format!("took {took}"));
+    let duration = cycle.took.map_or_else(|| "not finished".to_owned(), |duration| format!("took {duration}"));
     let seen = view
         .seen
         .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(view.at, seen)));
-    format!("{} ({}), {took}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
+    format!("{} ({}), {duration}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
 }
 
 fn counts(view: &StatusView) -> String {
@@ -117,16 +117,16 @@ pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
     let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8]);
     for row in rows {
         let number = |count: u32| cell(count.to_string());
-        let noted = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
+        let count_cell = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
         table.row([
             cell(row.test.as_str()),
             cell(format_percent(row.percent)),
             number(row.nodes),
             number(row.pass),
-            noted(row.fail, Cell::bad),
-            noted(row.inconclusive, Cell::warn),
-            noted(row.stale, Cell::warn),
-            noted(row.never_tested, Cell::warn),
+            count_cell(row.fail, Cell::bad),
+            count_cell(row.inconclusive, Cell::warn),
+            count_cell(row.stale, Cell::warn),
+            count_cell(row.never_tested, Cell::warn),
             number(row.not_applicable),
         ]);
     }

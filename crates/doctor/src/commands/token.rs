@@ -106,8 +106,8 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
     let digest = TokenDigest::of(&token);
     let row = TokenRow { name: name.clone(), role, by, created: at, expires: Some(expires), revoked: None, digest };
     store.add_token(&row, &args.why)?;
-    let made = CreatedToken { name, role, expires: row.expires, token: &token };
-    context.out.show(&made, |page| {
+    let created = CreatedToken { name, role, expires: row.expires, token: &token };
+    context.out.show(&created, |page| {
         page.line(&change.done);
         page.line(format!("  {token}"));
         page.line(format!("Next: {}", change.next));

@@ -44,9 +44,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         return Err(Failure::Unknown { what: "node", name: node.to_string(), known: "see `doctor nodes`".to_owned() });
     };
     let agent = agents::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
-    let shown = NodeExplanation { view, agent };
-    context.out.show(&shown, |page| text(page, &shown))?;
-    Ok(if shown.view.findings.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
+    let explanation = NodeExplanation { view, agent };
+    context.out.show(&explanation, |page| text(page, &explanation))?;
+    Ok(if explanation.view.findings.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 /// A node and its agent.
@@ -255,11 +255,11 @@ fn audit(lines: &[AuditLine]) -> Table {
 /// Formats the verdict of a single result.
 pub(crate) fn verdict_cell(verdict: doctor_core::finding::Verdict) -> Cell {
     use doctor_core::finding::Verdict;
-    let standing = match verdict {
+    let status = match verdict {
         Verdict::Pass => TestStatus::Pass,
         Verdict::Fail => TestStatus::Fail,
         Verdict::Inconclusive => TestStatus::Inconclusive,
         Verdict::NotApplicable => TestStatus::NotApplicable,
     };
-    status_cell(standing, standing.label().to_owned())
+    status_cell(status, status.label().to_owned())
 }

@@ -95,33 +95,33 @@ const WORKERS: Limit = Limit { key: &["workers"], min: 1.0, max: 256.0, accepted
 const MIN_INTERVAL: Span = Span::from_secs(1);
 
 impl Config {
-    /// Parses and validates the file's text. `beside` is the directory of the file.
-    pub(crate) fn parse(text: &str, beside: &Path) -> Result<Self, TomlError> {
+    /// Parses and validates the file's text. `config_dir` is the directory of the file.
+    pub(crate) fn parse(text: &str, config_dir: &Path) -> Result<Self, TomlError> {
         let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
         let written: RawConfig = toml_text::read_merged(default_text(), text, &limits)?;
         written.check(text)?;
         let bad_store =
             |error: doctor_store::StoreError| TomlError::at(text, Some(written.store.span()), error.to_string());
         let store = match written.store.get_ref().parse::<StoreUrl>().map_err(bad_store)? {
-            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(beside.join(path)),
+            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(config_dir.join(path)),
             url @ StoreUrl::Postgres(_) => url,
         };
-        let data = beside.join(&written.data);
-        let policy = written.policy.map(|path| beside.join(path));
+        let data = config_dir.join(&written.data);
+        let policy = written.policy.map(|path| config_dir.join(path));
         let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
-        alerts.resolve(beside);
+        alerts.resolve(config_dir);
         let mut telemetry = written.telemetry.map(Spanned::into_inner).unwrap_or_default();
-        telemetry.resolve(beside);
+        telemetry.resolve(config_dir);
         let state = state_directory(&store);
         let service = ServiceSettings { state: &state, data: &data, policy: policy.as_deref() };
         let sections = written.backend.map(Spanned::into_inner).unwrap_or_default();
-        let chosen = sections.chosen(beside, &service);
-        let backend = chosen.unwrap_or_else(|| BackendChoice::local_machine(beside, &service));
+        let chosen = sections.chosen(config_dir, &service);
+        let backend = chosen.unwrap_or_else(|| BackendChoice::local_machine(config_dir, &service));
         Ok(Self {
             store,
             data,
             policy,
-            profiles: written.profiles.iter().map(|path| beside.join(path)).collect(),
+            profiles: written.profiles.iter().map(|path| config_dir.join(path)).collect(),
             cycle: written.cycle.into_inner(),
             publish: written.publish.into_inner(),
             lease: written.lease.into_inner(),
@@ -135,8 +135,8 @@ impl Config {
             web: written.web.map(|web| {
                 let mut web = web.into_inner();
                 if let Some(tls) = &mut web.tls {
-                    tls.certificate = beside.join(&tls.certificate);
-                    tls.key = beside.join(&tls.key);
+                    tls.certificate = config_dir.join(&tls.certificate);
+                    tls.key = config_dir.join(&tls.key);
                 }
                 web
             }),

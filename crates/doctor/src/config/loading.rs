@@ -44,11 +44,11 @@ pub(crate) enum ReloadOutcome {
 }
 
 impl LoadedConfig {
-    pub(crate) fn load(place: ConfigSource) -> Result<Self, ConfigError> {
+    pub(crate) fn load(source: ConfigSource) -> Result<Self, ConfigError> {
         let mut texts = Vec::new();
-        let config = read_config(&place, &mut texts)?;
-        let settings = load_settings(&config, &place, &mut texts)?;
-        Ok(Self { source: place, from_file: config.clone(), config, settings, file_contents: texts })
+        let config = read_config(&source, &mut texts)?;
+        let settings = load_settings(&config, &source, &mut texts)?;
+        Ok(Self { source, from_file: config.clone(), config, settings, file_contents: texts })
     }
 
     /// Reloads the files if one changed. An invalid change is remembered, so that it is reported only once.
@@ -95,25 +95,25 @@ impl LoadedConfig {
 
 impl Config {
     /// Reads the service's file alone, so that the store can be read while the policy is invalid.
-    pub(crate) fn load(place: &ConfigSource) -> Result<Self, ConfigError> {
-        read_config(place, &mut Vec::new())
+    pub(crate) fn load(source: &ConfigSource) -> Result<Self, ConfigError> {
+        read_config(source, &mut Vec::new())
     }
 
     /// Creates the directories of the built-in configuration. Directories named in a file are never created, because
     /// that would hide a missing mount.
-    pub(crate) fn create_directories(&self, place: &ConfigSource) -> Result<(), ConfigError> {
-        let ConfigSource::BuiltIn { .. } = place else { return Ok(()) };
+    pub(crate) fn create_directories(&self, source: &ConfigSource) -> Result<(), ConfigError> {
+        let ConfigSource::BuiltIn { .. } = source else { return Ok(()) };
         fs::create_dir_all(&self.data)
             .map_err(|source| ConfigError::CreateStateDirectory { path: self.data.clone(), source })
     }
 }
 
-fn read_config(place: &ConfigSource, texts: &mut Vec<FileContent>) -> Result<Config, ConfigError> {
-    match place {
+fn read_config(source: &ConfigSource, texts: &mut Vec<FileContent>) -> Result<Config, ConfigError> {
+    match source {
         ConfigSource::File(path) => {
             let text = read_and_record(path, texts)?;
-            let beside = path.parent().unwrap_or(Path::new(""));
-            Config::parse(&text, beside).map_err(|error| invalid(path, error))
+            let config_dir = path.parent().unwrap_or(Path::new(""));
+            Config::parse(&text, config_dir).map_err(|error| invalid(path, error))
         }
         ConfigSource::BuiltIn { state } => Config::built_in(state).map_err(|error| invalid(state, error)),
     }
@@ -150,13 +150,13 @@ fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-fn load_settings(config: &Config, place: &ConfigSource, texts: &mut Vec<FileContent>) -> Result<Settings, ConfigError> {
+fn load_settings(config: &Config, source: &ConfigSource, texts: &mut Vec<FileContent>) -> Result<Settings, ConfigError> {
     let (policy, policy_path) = match &config.policy {
         Some(path) => {
             let text = read_and_record(path, texts)?;
             (Policy::with_site_settings(&text).map_err(|error| invalid(path, error))?, path.clone())
         }
-        None => (Policy::built_in(), PathBuf::from(place.to_string())),
+        None => (Policy::built_in(), PathBuf::from(source.to_string())),
     };
     let (catalogue, mut types) = config.backend.checks(&policy);
     merge_profiles(&mut types, &config.profiles, texts)?;
@@ -223,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_change_keeps_the_last_good_one_and_is_said_once() {
-        let (directory, place) = site("[limits]\njobs = 7\n");
-        let mut loaded = LoadedConfig::load(place).unwrap();
+    fn an_invalid_change_keeps_the_last_valid_configuration_and_is_reported_once() {
+        let (directory, source) = site("[limits]\njobs = 7\n");
+        let mut loaded = LoadedConfig::load(source).unwrap();
         assert_eq!(loaded.settings.policy.limits.jobs, 7);
         assert!(matches!(loaded.reload(), ReloadOutcome::Unchanged));
 
@@ -244,14 +244,14 @@ mod tests {
 
     #[cfg(feature = "kubernetes")]
     #[test]
-    fn a_template_of_jobs_that_cannot_be_used_is_refused_with_its_place_and_a_change_of_it_is_noticed() {
-        let (directory, place) = site("");
+    fn an_invalid_job_template_is_rejected_with_its_position_and_changes_are_detected() {
+        let (directory, source) = site("");
         let at = |name: &str| directory.path().join(name);
         fs::write(at("doctor.toml"), "[backend.kubernetes]\ntemplate = \"job.yaml\"\n").unwrap();
-        let error = LoadedConfig::load(place.clone()).unwrap_err().to_string();
+        let error = LoadedConfig::load(source.clone()).unwrap_err().to_string();
         assert!(error.contains("job.yaml"), "{error}");
         fs::write(at("job.yaml"), doctor_backend_kubernetes::STANDARD_TEMPLATE).unwrap();
-        let mut loaded = LoadedConfig::load(place).unwrap();
+        let mut loaded = LoadedConfig::load(source).unwrap();
         fs::write(at("job.yaml"), "apiVersion: batch/v1\nkind: Job\nspec:\n  completions: 2\n").unwrap();
         let ReloadOutcome::Invalid(error) = loaded.reload() else { panic!("`completions` must be rejected") };
         assert!(error.to_string().contains("job.yaml, line 4, column 3: `completions`"), "{error}");
@@ -260,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sites_profiles_are_laid_over_the_built_in_ones_and_a_new_file_is_noticed() {
-        let (directory, place) = site("");
+    fn site_profiles_override_the_built_in_ones_and_new_files_are_detected() {
+        let (directory, source) = site("");
         let at = |name: &str| directory.path().join(name);
         fs::create_dir(at("profiles")).unwrap();
         let text = "store = \"doctor.db\"\ndata = \"data\"\nprofiles = [\"profiles\"]\n";
         fs::write(at("doctor.toml"), text).unwrap();
         fs::write(at("profiles/p5.toml"), "sku = \"p5.48xlarge\"\nversion = 9\n[expect]\nnvme_disks = 9\n").unwrap();
-        let mut loaded = LoadedConfig::load(place).unwrap();
+        let mut loaded = LoadedConfig::load(source).unwrap();
         let expected = |loaded: &LoadedConfig, sku: &str, metric: &str| {
             let sku = doctor_core::ids::Sku::new(sku).unwrap();
             let profile = loaded.settings.profiles.get(Some(&sku))?;
@@ -288,20 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_does_not_exist_is_refused_with_the_known_ones() {
-        let (_directory, place) = site("[tests.discs]\nenabled = false\n");
-        let error = LoadedConfig::load(place).unwrap_err();
+    fn an_unknown_test_is_rejected_with_the_known_ones() {
+        let (_directory, source) = site("[tests.discs]\nenabled = false\n");
+        let error = LoadedConfig::load(source).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("tests.discs") && source.contains("disk-space"), "{source}");
     }
 
     #[test]
-    fn what_needs_a_restart_is_named() {
-        let (directory, place) = site("");
-        let before = LoadedConfig::load(place.clone()).unwrap();
+    fn settings_that_need_a_restart_are_named() {
+        let (directory, source) = site("");
+        let before = LoadedConfig::load(source.clone()).unwrap();
         fs::write(directory.path().join("doctor.toml"), "store = \"other.db\"\ndata = \"data\"\ncycle = \"20s\"\n")
             .unwrap();
-        let after = LoadedConfig::load(place).unwrap();
+        let after = LoadedConfig::load(source).unwrap();
         assert_eq!(before.needs_restart(&after), ["store", "backend"]);
     }
 }

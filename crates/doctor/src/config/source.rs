@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_named_file_wins_and_without_any_the_state_directory_is_used() {
+    fn the_named_file_wins_and_the_state_directory_is_the_default() {
         let env = |name: &str| (name == "HOME").then(|| "/home/ann".to_owned());
         let named = ConfigSource::find(Some(Path::new("/x/y.toml")), env).unwrap();
         assert_eq!(named, ConfigSource::File("/x/y.toml".into()));

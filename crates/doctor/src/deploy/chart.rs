@@ -52,15 +52,15 @@ pub(crate) fn values() -> String {
     let mut text = format!("{GENERATED_NOTICE}# Every value here is the default; set only what you change.\n");
     let mut group = "";
     for setting in settings::ALL {
-        let (own, name) = setting.name.split_once('.').unwrap_or(("", setting.name));
-        if own.is_empty() || own != group {
+        let (setting_group, name) = setting.name.split_once('.').unwrap_or(("", setting.name));
+        if setting_group.is_empty() || setting_group != group {
             text.push('\n');
         }
-        if !own.is_empty() && own != group {
-            text += &format!("{own}:\n");
+        if !setting_group.is_empty() && setting_group != group {
+            text += &format!("{setting_group}:\n");
         }
-        group = own;
-        let indent = if own.is_empty() { "" } else { "  " };
+        group = setting_group;
+        let indent = if setting_group.is_empty() { "" } else { "  " };
         for line in [format!("# {}", setting.description), format!("{name}: {}", flow_yaml(&setting.default_value()))] {
             // Writing to a `String` cannot fail.
             let _written = writeln!(text, "{indent}{line}");
@@ -93,16 +93,16 @@ fn schema() -> String {
     // Helm adds `global` itself.
     root["properties"]["global"] = json!({ "type": "object" });
     for setting in settings::ALL {
-        let mut place = &mut root["properties"];
+        let mut properties = &mut root["properties"];
         let mut name = setting.name;
         while let Some((group, rest)) = name.split_once('.') {
-            if place[group].is_null() {
-                place[group] = closed();
+            if properties[group].is_null() {
+                properties[group] = closed();
             }
-            place = &mut place[group]["properties"];
+            properties = &mut properties[group]["properties"];
             name = rest;
         }
-        place[name] = setting_schema(setting);
+        properties[name] = setting_schema(setting);
     }
     let mut text = serde_json::to_string_pretty(&root).expect("a JSON value serialises to JSON");
     text.push('\n');
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_map_no_longer_has_is_taken_away_from_the_defaults() {
+    fn removed_map_entries_are_removed_from_the_defaults() {
         let usual = json!({ "a": { "x": "1", "y": "2" }, "b": [1], "c": "" });
         assert_eq!(diff_values(&usual, &usual), None);
         let now = json!({ "a": { "z": "3", "y": "2" }, "b": [], "c": "" });

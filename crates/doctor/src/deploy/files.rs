@@ -82,8 +82,8 @@ pub(crate) fn write_files(folder: &Path, files: &[DeployFile]) -> Result<Vec<(Pa
         let path = folder.join(file.on.directory()).join(file.path.trim_start_matches('/'));
         let above = path.parent().unwrap_or(folder);
         fs::create_dir_all(above).map_err(|source| failed("making", above, source))?;
-        let made = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
-        made.and_then(|mut made| made.write_all(file.text.as_bytes()))
+        let created = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
+        created.and_then(|mut created| created.write_all(file.text.as_bytes()))
             .map_err(|source| failed("writing", &path, source))?;
         written.push((path, file.on));
     }

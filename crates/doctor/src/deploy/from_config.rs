@@ -105,8 +105,8 @@ fn to_toml_text(of: &Table) -> Result<String> {
 }
 
 /// Returns the settings that differ from the defaults.
-fn changed_entries(now: Table, usual: &Table, wanted: impl Fn(&str) -> bool) -> Table {
-    now.into_iter().filter(|(key, value)| wanted(key) && usual.get(key) != Some(value)).collect()
+fn changed_entries(now: Table, usual: &Table, include: impl Fn(&str) -> bool) -> Table {
+    now.into_iter().filter(|(key, value)| include(key) && usual.get(key) != Some(value)).collect()
 }
 
 fn service_lines(config: &Config) -> Result<String> {
@@ -125,8 +125,8 @@ fn backend_lines(backend: &KubernetesConfig) -> Result<String> {
         return Ok(String::new());
     }
     // Serialised with the full name, so that subsections have theirs too. The heading itself is in the file already.
-    let whole = to_toml_table(&json!({ "backend": { "kubernetes": changed } }))?;
-    Ok(to_toml_text(&whole)?.replacen("[backend.kubernetes]\n", "", 1))
+    let document = to_toml_table(&json!({ "backend": { "kubernetes": changed } }))?;
+    Ok(to_toml_text(&document)?.replacen("[backend.kubernetes]\n", "", 1))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -149,9 +149,9 @@ fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
             let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned();
             let text = read(&file)?;
             if texts.insert(name.clone(), Value::String(text)).is_some() {
-                let place = file.display();
+                let file_path = file.display();
                 return Err(DeployError::Other(format!(
-                    "{place}: there are two profiles {name}; a ConfigMap can hold only one"
+                    "{file_path}: there are two profiles {name}; a ConfigMap can hold only one"
                 )));
             }
         }
@@ -167,7 +167,7 @@ mod tests {
 
     /// The controller in the cluster gets the operator's configuration.
     #[test]
-    fn the_deployed_configuration_says_what_the_sites_own_says() {
+    fn the_deployed_configuration_equals_the_sites_configuration() {
         let site = tempfile::tempdir().unwrap();
         let at = |name: &str| site.path().join(name);
         fs::create_dir(at("types")).unwrap();
@@ -194,19 +194,19 @@ mod tests {
         assert!(map("cluster-doctor-profiles")["ours.toml"].as_str().unwrap().contains("hgx-h100"));
 
         let doctor = map("cluster-doctor")["doctor.toml"].as_str().unwrap().to_owned();
-        let there = Config::parse(&doctor, Path::new("/etc/cluster-doctor")).unwrap();
-        assert_eq!((there.cycle, &there.retention), (config.cycle, &config.retention), "{doctor}");
-        assert_eq!(there.agents.listen.unwrap().port(), 9000);
-        assert_eq!(there.agents.url.as_deref(), Some("http://cluster-doctor.gpu-health.svc:9000"));
+        let parsed = Config::parse(&doctor, Path::new("/etc/cluster-doctor")).unwrap();
+        assert_eq!((parsed.cycle, &parsed.retention), (config.cycle, &config.retention), "{doctor}");
+        assert_eq!(parsed.agents.listen.unwrap().port(), 9000);
+        assert_eq!(parsed.agents.url.as_deref(), Some("http://cluster-doctor.gpu-health.svc:9000"));
         let backend = |config: &Config| match &config.backend {
             BackendChoice::Kubernetes(backend) => (**backend).clone(),
             other => panic!("{other:?}"),
         };
         let policy_map = Some("cluster-doctor-policy".to_owned());
         let template = Some("/etc/cluster-doctor/template.yaml".into());
-        let wanted = KubernetesConfig { kubeconfig: None, policy_map, template, ..backend(&config) };
+        let expected = KubernetesConfig { kubeconfig: None, policy_map, template, ..backend(&config) };
         assert_eq!(map("cluster-doctor")["template.yaml"], STANDARD_TEMPLATE);
-        assert_eq!(backend(&there), wanted, "{doctor}");
+        assert_eq!(backend(&parsed), expected, "{doctor}");
 
         let deployed = printed["items"].as_array().unwrap().iter().find(|item| item["kind"] == "Deployment").unwrap();
         assert_eq!(deployed["spec"]["replicas"], 2);
@@ -217,8 +217,8 @@ mod tests {
     fn a_configuration_for_another_cluster_describes_the_defaults() {
         let config = Config::parse("cycle = \"20s\"\n", Path::new("/")).unwrap();
         assert_eq!(deployment_from_config(&config).unwrap().json(DeployPart::Values), json!({}));
-        let there = deployment_from_config(&config).unwrap().json(DeployPart::Configuration);
-        let doctor = there["items"][0]["data"]["doctor.toml"].as_str().unwrap();
+        let rendered = deployment_from_config(&config).unwrap().json(DeployPart::Configuration);
+        let doctor = rendered["items"][0]["data"]["doctor.toml"].as_str().unwrap();
         let read = Config::parse(doctor, Path::new("/etc/cluster-doctor")).unwrap();
         assert!(matches!(read.backend, BackendChoice::Kubernetes(_)), "{doctor}");
     }

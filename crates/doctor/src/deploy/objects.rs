@@ -73,9 +73,9 @@ fn metadata(name: &str, component: &str) -> Template {
     map([("name", name.into()), ("namespace", Template::Setting(NAMESPACE)), ("labels", labels(component))])
 }
 
-fn object(version: &str, kind: &str, metadata: Template, rest: Vec<(&str, Template)>) -> Template {
+fn object(version: &str, kind: &str, metadata: Template, sections: Vec<(&str, Template)>) -> Template {
     let head = [("apiVersion", version.into()), ("kind", kind.into()), ("metadata", metadata)];
-    Template::Map(head.into_iter().chain(rest).map(|(key, tree)| (key.to_owned(), tree)).collect())
+    Template::Map(head.into_iter().chain(sections).map(|(key, tree)| (key.to_owned(), tree)).collect())
 }
 
 /// Enables a feature in the backend's configuration.
@@ -104,10 +104,10 @@ fn permissions(config: &KubernetesConfig) -> Vec<Template> {
         (test, manifests(&config))
     });
     let mut all = Vec::new();
-    for (place, manifest) in manifests(&usual).into_iter().enumerate() {
+    for (index, manifest) in manifests(&usual).into_iter().enumerate() {
         let kind = manifest["kind"].as_str().unwrap_or_default().to_owned();
-        let more = switched.iter().flat_map(|(test, all)| additional_rules(&manifest, &all[place], *test)).collect();
-        let tree = with_rules(Template::from(manifest), more);
+        let rules = switched.iter().flat_map(|(test, all)| additional_rules(&manifest, &all[index], *test)).collect();
+        let tree = with_rules(Template::from(manifest), rules);
         let tree = tree.replace_text(namespace, NAMESPACE).replace_text(class, "priorityClass.name");
         all.push(match kind.as_str() {
             "Namespace" => tree.only_if(TemplateCondition::IsSet("namespace.create")),
@@ -133,9 +133,9 @@ fn additional_rules(usual: &Value, switched: &Value, then: TemplateCondition) ->
     further.map(|rule| Template::from(rule).only_if(then)).collect()
 }
 
-fn with_rules(mut role: Template, more: Vec<Template>) -> Template {
+fn with_rules(mut role: Template, added: Vec<Template>) -> Template {
     if let Some(Template::List(rules)) = role.entry("rules") {
-        rules.extend(more);
+        rules.extend(added);
     }
     role
 }

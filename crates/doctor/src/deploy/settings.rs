@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_default_is_one_that_its_setting_takes() {
+    fn every_default_is_accepted_by_its_setting() {
         for setting in ALL {
             setting.check(&setting.default_value()).unwrap();
             assert!(setting.description.ends_with('.'), "{}", setting.name);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_taken_is_named_with_what_would_be() {
+    fn a_rejected_value_is_named_with_the_accepted_ones() {
         for (name, written, expected) in [
             ("store.size", "ten", "20Gi"),
             ("store.kind", "mysql", "sqlite, postgres"),

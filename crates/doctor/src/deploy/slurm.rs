@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_with_a_controller_gets_agents_and_one_without_gets_hooks_that_drain() {
+    fn a_site_with_a_controller_gets_agents_and_a_site_without_gets_draining_hooks() {
         let conf = of(&site(), "/etc/slurm/slurm.conf").unwrap();
         assert!(conf.contains("HealthCheckInterval=300\n") && !conf.contains("PrologFlags"), "{conf}");
         let unit = of(&site(), "/etc/systemd/system/doctor.service").unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_printed_as_it_is_and_all_of_it_with_places() {
+    fn one_part_is_printed_as_is_and_all_parts_with_their_paths() {
         let files = site().files(SlurmPart::SlurmConf);
         assert_eq!(render(&files), files[0].text);
         let all = render(&site().files(SlurmPart::All));

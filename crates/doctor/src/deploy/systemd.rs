@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_of_the_units_is_the_sites_is_there_to_be_replaced() {
+    fn units_contain_every_placeholder_that_is_replaced() {
         for unit in [CONTROLLER_UNIT, RUN_UNIT] {
             for line in
                 [USER_LINE, READ_WRITE_PATHS_LINE, "NoNewPrivileges=yes"].into_iter().chain(OMITTED_FOR_LOCAL_JOBS)
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_a_timer_and_an_agent_are_filled_in_with_the_sites_words() {
+    fn service_timer_and_agent_units_are_filled_with_the_sites_values() {
         let files = site(RunMode::Service).files(SystemdPart::All);
         let names: Vec<&str> = files.iter().filter_map(|file| file.path.rsplit('/').next()).collect();
         assert_eq!(names, ["doctor.service", "doctor-node-agent.service"]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_on_the_controllers_own_machine_see_it_and_outlive_a_cycle() {
+    fn jobs_on_the_controllers_machine_have_access_and_outlive_a_cycle() {
         let site = SystemdSite { jobs_run_locally: true, ..site(RunMode::Timer(Span::minutes(5))) };
         let unit = &site.files(SystemdPart::Controller)[0].text;
         assert!(unit.contains("\nKillMode=process\n"), "{unit}");

@@ -254,8 +254,8 @@ pub(super) fn list<const N: usize>(items: [Template; N]) -> Template {
 }
 
 /// A list of strings.
-pub(super) fn string_list<const N: usize>(words: [&str; N]) -> Template {
-    Template::List(words.map(Template::from).into())
+pub(super) fn string_list<const N: usize>(items: [&str; N]) -> Template {
+    Template::List(items.map(Template::from).into())
 }
 
 /// Parses text with settings in braces: `http://cluster-doctor.{Release.Namespace}.svc:{port}`. `{"name"}` is quoted. A
@@ -296,7 +296,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn with_its_settings_a_tree_is_an_object() {
+    fn a_template_with_its_settings_renders_an_object() {
         let tree = map([
             ("name", text("x-{a.b}.{Release.Namespace}")),
             ("off", Template::from("here").only_if(TemplateCondition::IsSet("a.none"))),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_gives_way_to_a_setting_wherever_it_stands() {
+    fn settings_are_substituted_anywhere_in_a_text() {
         let tree = Template::from(json!({ "a": ["@", { "b": "@" }], "c": "x@" })).replace_text("@", NAMESPACE);
         let given = SettingValues { namespace: "ns".to_owned(), values: Value::Null };
         assert_eq!(tree.render(&given).unwrap().to_json(), json!({ "a": ["ns", { "b": "ns" }], "c": "x@" }));

@@ -152,7 +152,7 @@ fn inline(tree: &Template) -> String {
 pub(super) fn scalar(value: &Value) -> String {
     let Value::String(text) = value else { return value.to_string() };
     let plain = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
-        && text.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-".contains(letter))
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
         && !RESERVED_WORDS.contains(&text.to_ascii_lowercase().as_str());
     if plain { text.clone() } else { value.to_string() }
 }
@@ -163,7 +163,7 @@ fn is_literal(text: &str) -> bool {
     !lines.is_empty()
         && !lines.starts_with([' ', '\n'])
         && !lines.ends_with('\n')
-        && lines.chars().all(|letter| letter == '\n' || !letter.is_control())
+        && lines.chars().all(|c| c == '\n' || !c.is_control())
         && lines.lines().all(|line| !line.ends_with(' '))
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_written_reads_back_as_it_was() {
+    fn yaml_round_trips() {
         let nasty = json!({
             "plain": "a/b.c-d_e", "words": ["yes", "No", "null", "12", "1e3", "0x1", "", " a", "a: b", "#", "- x", "~", "é\u{7}"],
             "numbers": [1, -2, 1.5, true, null], "empty": [{}, []],
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_were_not_put_in_are_left_to_helm() {
+    fn unset_settings_are_left_to_helm() {
         let tree = map([
             ("kind", Template::from("X")),
             ("at", text("http://{Release.Namespace}:{port}")),
@@ -207,12 +207,12 @@ mod tests {
             ("all", Template::Setting("all").only_if(TemplateCondition::IsSet("all"))),
             ("text", Template::Lines(vec![Line::Text(parse_parts("a = {\"a\"}")), Line::Lines("own")])),
         ]);
-        let wanted = "---\nkind: X\nat: \"http://{{ .Release.Namespace }}:{{ .Values.port }}\"\nmany:\n- a\n\
+        let expected = "---\nkind: X\nat: \"http://{{ .Release.Namespace }}:{{ .Values.port }}\"\nmany:\n- a\n\
             {{- range .Values.more }}\n- {{ . | toJson }}\n{{- end }}\n{{- if eq .Values.kind \"b\" }}\n- b\n{{- end }}\n\
             {{- if .Values.all }}\nall: {{ .Values.all | toJson }}\n{{- end }}\n\
             text: |\n  a = {{ .Values.a | toJson }}\n  \
             {{- with (.Values.own | trim) }}\n  {{- . | nindent 2 }}\n  {{- end }}\n";
-        assert_eq!(documents([&tree]), wanted);
+        assert_eq!(documents([&tree]), expected);
         let given = SettingValues {
             namespace: "n".into(),
             values: json!({ "port": 1, "more": [], "kind": "", "all": {}, "a": "x", "own": "" }),

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_cut_at_blanks_and_hangs_under_its_first_word() {
+    fn text_wraps_at_blanks_with_a_hanging_indent() {
         let lines = wrap("  - one two three four", Some(12));
         assert_eq!(lines, ["  - one two", "    three", "    four"]);
         assert_eq!(wrap("short\n\nlines", Some(12)), ["short", "", "lines"]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_moments_are_short() {
+    fn durations_and_times_are_short() {
         for (span, text) in [
             (Span::from_secs(8), "8s"),
             (Span::minutes(12), "12m"),

@@ -116,9 +116,9 @@ impl Table {
         for row in &self.rows {
             table.add_row(row.iter().map(styled));
         }
-        for (place, column) in table.column_iter_mut().enumerate() {
+        for (index, column) in table.column_iter_mut().enumerate() {
             column.set_padding((0, GAP));
-            if self.right_aligned.contains(&place) {
+            if self.right_aligned.contains(&index) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
@@ -139,20 +139,20 @@ impl Table {
         }
         let last = self.header.len().saturating_sub(1);
         let wraps = !self.right_aligned.contains(&last);
-        let narrow: Vec<u16> = (0..self.header.len()).map(|place| self.min_column_width(place) + GAP).collect();
+        let narrow: Vec<u16> = (0..self.header.len()).map(|index| self.min_column_width(index) + GAP).collect();
         let fixed: u16 = narrow[..last].iter().sum();
         let rest = (width + GAP).saturating_sub(fixed).max(MIN_LAST_COLUMN);
-        for (place, column) in table.column_iter_mut().enumerate() {
-            let wide = if place == last && wraps { rest } else { narrow[place] };
+        for (index, column) in table.column_iter_mut().enumerate() {
+            let wide = if index == last && wraps { rest } else { narrow[index] };
             column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(wide)));
         }
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::MAX);
     }
 
     /// Returns the width of the longest cell of a column or of the longest word of its header, whichever is greater.
-    fn min_column_width(&self, place: usize) -> u16 {
-        let header = self.header[place].split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
-        let cells = self.rows.iter().filter_map(|row| row.get(place)).map(|cell| cell.text.chars().count()).max();
+    fn min_column_width(&self, index: usize) -> u16 {
+        let header = self.header[index].split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+        let cells = self.rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.text.chars().count()).max();
         u16::try_from(header.max(cells.unwrap_or(0))).unwrap_or(u16::MAX)
     }
 }
@@ -173,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_align_numbers_to_the_right_and_no_line_ends_in_blanks() {
+    fn numbers_are_right_aligned_and_lines_have_no_trailing_blanks() {
         let mut table = Table::new(["NODE", "RUNS"]).right_align(&[1]);
         table.row([cell("a").good(), cell("7")]).row([cell("node001"), cell("1234")]);
         assert_eq!(table.render(false, None), "NODE     RUNS\na           7\nnode001  1234\n");
     }
 
     #[test]
-    fn colour_is_only_there_when_asked_for() {
+    fn colour_is_used_only_if_enabled() {
         let mut table = Table::new(["A"]);
         table.row([cell("x").bad()]);
         assert!(!table.render(false, Some(80)).contains('\x1b'));

@@ -224,16 +224,16 @@ fn describe(text: &mut String, command: &Command, parent: &str, level: usize) {
     }
     let children: Vec<&Command> = command.get_subcommands().filter(|child| child.get_name() != "help").collect();
     if children.is_empty() {
-        let own = || {
+        let visible_args = || {
             command
                 .get_arguments()
                 .filter(|arg| !arg.is_global_set() && !matches!(arg.get_id().as_str(), "help" | "version"))
         };
-        let words: Vec<String> = own().filter(|arg| arg.is_positional()).map(positional).collect();
-        let flags = if own().any(|arg| !arg.is_positional()) { " [OPTIONS]" } else { "" };
-        let arguments = words.iter().map(|word| format!(" {word}")).collect::<String>();
+        let positionals: Vec<String> = visible_args().filter(|arg| arg.is_positional()).map(positional).collect();
+        let flags = if visible_args().any(|arg| !arg.is_positional()) { " [OPTIONS]" } else { "" };
+        let arguments = positionals.iter().map(|word| format!(" {word}")).collect::<String>();
         text.push_str(&format!("```\n{name}{flags}{arguments}\n```\n\n"));
-        options(text, own());
+        options(text, visible_args());
     }
     for child in children {
         describe(text, child, &name, level + 1);

@@ -76,8 +76,8 @@ const fn classification_reason(why: ClassificationReason) -> (&'static str, &'st
     }
 }
 
-const fn test_status(standing: TestStatus) -> &'static str {
-    match standing {
+const fn test_status(status: TestStatus) -> &'static str {
+    match status {
         TestStatus::Pass => "it passed within the cut-off",
         TestStatus::Fail => "it failed and has not passed since",
         TestStatus::Inconclusive => {

@@ -34,7 +34,7 @@ pub(crate) enum ReceiverMode {
 /// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    mood: ReceiverMode,
+    mode: ReceiverMode,
     pub(crate) path: String,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: serde_json::Value,
@@ -44,35 +44,35 @@ pub(crate) struct Request {
 /// A webhook receiver on loopback.
 pub(crate) struct Receiver {
     pub(crate) port: u16,
-    mood: Arc<Mutex<ReceiverMode>>,
+    mode: Arc<Mutex<ReceiverMode>>,
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,
 }
 
 impl Receiver {
-    pub(crate) fn new(mood: ReceiverMode) -> Self {
+    pub(crate) fn new(mode: ReceiverMode) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (mood, requests) = (Arc::new(Mutex::new(mood)), Arc::new(Mutex::new(Vec::new())));
-        let (moods, kept) = (Arc::clone(&mood), Arc::clone(&requests));
+        let (mode, requests) = (Arc::new(Mutex::new(mode)), Arc::new(Mutex::new(Vec::new())));
+        let (modes, requests_seen) = (Arc::clone(&mode), Arc::clone(&requests));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (moods, kept) = (Arc::clone(&moods), Arc::clone(&kept));
-                std::thread::spawn(move || serve(&stream, &moods, &kept));
+                let (modes, requests_seen) = (Arc::clone(&modes), Arc::clone(&requests_seen));
+                std::thread::spawn(move || serve(&stream, &modes, &requests_seen));
             }
         });
-        Self { port, mood, requests }
+        Self { port, mode, requests }
     }
 
-    pub(crate) fn set_mode(&self, mood: ReceiverMode) {
-        *self.mood.lock().unwrap() = mood;
+    pub(crate) fn set_mode(&self, mode: ReceiverMode) {
+        *self.mode.lock().unwrap() = mode;
     }
 
-    pub(crate) fn request_count(&self, mood: ReceiverMode) -> usize {
-        self.requests.lock().unwrap().iter().filter(|request| request.mood == mood).count()
+    pub(crate) fn request_count(&self, mode: ReceiverMode) -> usize {
+        self.requests.lock().unwrap().iter().filter(|request| request.mode == mode).count()
     }
 }
 
-fn serve(stream: &TcpStream, moods: &Mutex<ReceiverMode>, kept: &Mutex<Vec<Request>>) {
+fn serve(stream: &TcpStream, modes: &Mutex<ReceiverMode>, requests_seen: &Mutex<Vec<Request>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let (mut headers, mut first) = (BTreeMap::new(), String::new());
     if reader.read_line(&mut first).is_err() {
@@ -89,10 +89,10 @@ fn serve(stream: &TcpStream, moods: &Mutex<ReceiverMode>, kept: &Mutex<Vec<Reque
     if reader.read_exact(&mut raw).is_err() {
         return;
     }
-    let mood = *moods.lock().unwrap();
+    let mode = *modes.lock().unwrap();
     let body = serde_json::from_slice(&raw).unwrap();
-    kept.lock().unwrap().push(Request { mood, path, headers, body, raw });
-    let answer = match mood {
+    requests_seen.lock().unwrap().push(Request { mode, path, headers, body, raw });
+    let response = match mode {
         // Until the client closes the connection.
         ReceiverMode::Hang => return drop(reader.read_to_end(&mut Vec::new())),
         ReceiverMode::Fail => "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
@@ -100,23 +100,23 @@ fn serve(stream: &TcpStream, moods: &Mutex<ReceiverMode>, kept: &Mutex<Vec<Reque
     };
     // A controller killed in the meantime does not read the answer.
     let mut stream = stream;
-    let _heard = stream.write_all(answer.as_bytes());
+    let _written = stream.write_all(response.as_bytes());
 }
 
 /// A cluster of one node on which no job is started, whose controller notifies a receiver.
-fn stage(port: u16, more: &str) -> (Workdir, Store) {
-    let bed = Workdir::local();
-    bed.write("busy", "");
-    bed.write("secret", "a shared secret\n");
-    bed.write("pager.url", &format!("http://127.0.0.1:{port}/hooks/not-to-be-told\n"));
+fn setup(port: u16, extra: &str) -> (Workdir, Store) {
+    let workdir = Workdir::local();
+    workdir.write("busy", "");
+    workdir.write("secret", "a shared secret\n");
+    workdir.write("pager.url", &format!("http://127.0.0.1:{port}/hooks/not-to-be-told\n"));
     let alerts = format!(
-        "cycle = \"1s\"\n[alerts]\ngather = \"1s\"\nevery = \"1s\"\ntimeout = \"1s\"\nretry = \"1s\"\n{more}\n\
+        "cycle = \"1s\"\n[alerts]\ngather = \"1s\"\nevery = \"1s\"\ntimeout = \"1s\"\nretry = \"1s\"\n{extra}\n\
          [alerts.receivers.pager]\nwebhook = {{ url = {{ file = \"pager.url\" }}, secret = {{ file = \"secret\" }} }}\n[backend"
     );
-    let config = bed.read("doctor.toml").replace("[backend", &alerts);
-    bed.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
-    let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();
-    (bed, store)
+    let config = workdir.read("doctor.toml").replace("[backend", &alerts);
+    workdir.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
+    let store = Store::open(&StoreUrl::Sqlite(workdir.path("doctor.db"))).unwrap();
+    (workdir, store)
 }
 
 /// Queues a notification, as a cycle would.
@@ -134,9 +134,9 @@ fn all_delivered(store: &Store) -> bool {
 #[test]
 fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while_controllers_are_killed() {
     let receiver = Receiver::new(ReceiverMode::Hang);
-    let (bed, store) = stage(receiver.port, "");
+    let (workdir, store) = setup(receiver.port, "");
     queue_alert(&store, 0);
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     wait_until("a message that hangs", || receiver.request_count(ReceiverMode::Hang) > 0);
     // Each cycle renews the lease.
     let mut renewed = std::collections::BTreeSet::new();
@@ -152,12 +152,12 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
     drop(controller);
     receiver.set_mode(ReceiverMode::Fail);
     queue_alert(&store, 2);
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     wait_until("a message that fails", || receiver.request_count(ReceiverMode::Fail) > 0);
     // SIGKILL again.
     drop(controller);
     receiver.set_mode(ReceiverMode::Accept);
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     wait_until("everything arrives", || all_delivered(&store));
     controller.stop();
 
@@ -166,16 +166,16 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
         .lock()
         .unwrap()
         .iter()
-        .filter(|request| request.mood == ReceiverMode::Accept)
+        .filter(|request| request.mode == ReceiverMode::Accept)
         .cloned()
         .collect();
     let mut keys: Vec<&str> = taken.iter().map(|request| request.body["key"].as_str().unwrap()).collect();
-    let told: Vec<String> = taken
+    let notes: Vec<String> = taken
         .iter()
         .flat_map(|request| request.body["notes"].as_array().unwrap().clone())
         .map(|note| note["by"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(told, ["number 0", "number 1", "number 2"], "each once, in order");
+    assert_eq!(notes, ["number 0", "number 1", "number 2"], "each once, in order");
     let all = keys.len();
     keys.sort_unstable();
     keys.dedup();
@@ -191,43 +191,43 @@ fn each_message_arrives_once_at_a_receiver_that_hangs_fails_and_comes_back_while
 }
 
 #[test]
-fn a_case_that_opens_is_told_with_its_reason_and_acknowledged_it_is_told_no_more() {
+fn an_opened_case_is_notified_with_its_reason_until_acknowledged() {
     let receiver = Receiver::new(ReceiverMode::Accept);
-    let (bed, store) = stage(receiver.port, "");
-    let controller = Service::start(&bed);
+    let (workdir, store) = setup(receiver.port, "");
+    let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
-    let told = || -> Vec<serde_json::Value> {
+    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    let notes = || -> Vec<serde_json::Value> {
         let requests = receiver.requests.lock().unwrap();
         requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
     };
-    wait_until("the notification of the case", || told().iter().any(|note| note["about"] == "case"));
-    let note = told().into_iter().find(|note| note["about"] == "case").unwrap();
+    wait_until("the notification of the case", || notes().iter().any(|note| note["about"] == "case"));
+    let note = notes().into_iter().find(|note| note["about"] == "case").unwrap();
     assert_eq!((&note["node"], &note["changes"][0]["what"]), (&"here".into(), &"opened".into()), "{note}");
     assert!(note["changes"][0]["why"].as_str().unwrap().contains("it smells"), "{note}");
     assert_eq!(note["look"], "doctor why here");
-    bed.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).stdout_contains("Acknowledged.");
+    workdir.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).stdout_contains("Acknowledged.");
     assert_eq!(store.mutes().unwrap().len(), 1);
     controller.stop();
 }
 
 #[test]
-fn a_message_that_nobody_takes_is_said_to_be_lost_and_no_secret_is_told() {
+fn an_undeliverable_message_is_listed_as_lost_and_no_secret_is_printed() {
     // No process listens on this port.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let (bed, store) = stage(port, "give_up = \"2s\"");
+    let (workdir, store) = setup(port, "give_up = \"2s\"");
     queue_alert(&store, 0);
-    let mut controller = Service::start(&bed);
+    let mut controller = Service::start(&workdir);
     controller.wait_for_log("message lost");
     wait_until("the notification of the loss", || store.alert_messages(10, false).unwrap().len() > 1);
     let (_, log) = controller.stop();
     assert!(!log.contains("not-to-be-told") && log.contains(&format!("http://127.0.0.1:{port}")), "{log}");
-    let said = bed.expect(1, &["alert", "list"]);
-    said.stdout_contains("lost").stdout_contains("pager").stdout_contains("given up after attempt");
-    let said = bed.expect(1, &["alert", "test"]);
-    said.stdout_contains("pager: not delivered").stdout_contains("Connection refused");
-    let shown = bed.expect(0, &["config", "show"]);
-    assert!(!shown.out.contains("not-to-be-told") && shown.out.contains("pager.url"), "{}", shown.out);
+    let output = workdir.expect(1, &["alert", "list"]);
+    output.stdout_contains("lost").stdout_contains("pager").stdout_contains("given up after attempt");
+    let output = workdir.expect(1, &["alert", "test"]);
+    output.stdout_contains("pager: not delivered").stdout_contains("Connection refused");
+    let config_shown = workdir.expect(0, &["config", "show"]);
+    assert!(!config_shown.out.contains("not-to-be-told") && config_shown.out.contains("pager.url"), "{}", config_shown.out);
 }
 
 /// A child process that is killed when the test ends.
@@ -236,8 +236,8 @@ struct KillOnDrop(Child);
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have exited already.
-        let _gone = self.0.kill();
-        let _gone = self.0.wait();
+        let _already_exited = self.0.kill();
+        let _already_exited = self.0.wait();
     }
 }
 
@@ -248,18 +248,18 @@ pub(crate) fn free_port() -> u16 {
 fn get(port: u16, path: &str) -> Option<serde_json::Value> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    serde_json::from_str(response.split_once("\r\n\r\n")?.1).ok()
 }
 
 /// Starts a real Alertmanager with this configuration, which the bed's controller notifies. `None`: it is not
 /// installed.
-fn alertmanager(bed: &Workdir, config: &str) -> Option<(KillOnDrop, u16)> {
+fn alertmanager(workdir: &Workdir, config: &str) -> Option<(KillOnDrop, u16)> {
     let (port, cluster) = (free_port(), free_port());
-    bed.write("alertmanager.yml", config);
+    workdir.write("alertmanager.yml", config);
     let mut command = Command::new("prometheus-alertmanager");
-    command.current_dir(bed.path("")).args(["--config.file=alertmanager.yml", "--storage.path=alertmanager"]);
+    command.current_dir(workdir.path("")).args(["--config.file=alertmanager.yml", "--storage.path=alertmanager"]);
     command
         .arg(format!("--web.listen-address=127.0.0.1:{port}"))
         .arg(format!("--cluster.listen-address=127.0.0.1:{cluster}"));
@@ -270,20 +270,20 @@ fn alertmanager(bed: &Workdir, config: &str) -> Option<(KillOnDrop, u16)> {
     };
     let alertmanager = KillOnDrop(child);
     wait_until("an Alertmanager that answers", || get(port, "/api/v2/alerts").is_some());
-    let config = bed.read("doctor.toml");
-    let (head, rest) = config.split_once("[alerts.receivers.pager]").unwrap();
-    let (_, backend) = rest.split_once("[backend").unwrap();
+    let config = workdir.read("doctor.toml");
+    let (head, tail) = config.split_once("[alerts.receivers.pager]").unwrap();
+    let (_, backend) = tail.split_once("[backend").unwrap();
     let receiver = format!("[alerts.receivers.am]\nalertmanager = {{ url = \"http://127.0.0.1:{port}/\" }}\n[backend");
-    bed.write("doctor.toml", &format!("{head}{receiver}{backend}"));
-    bed.expect(0, &["alert", "test"]).stdout_contains("am: delivered");
+    workdir.write("doctor.toml", &format!("{head}{receiver}{backend}"));
+    workdir.expect(0, &["alert", "test"]).stdout_contains("am: delivered");
     Some((alertmanager, port))
 }
 
 #[test]
-fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
-    let (bed, store) = stage(1, "");
+fn alertmanager_shows_an_open_breaker_and_its_resolution() {
+    let (workdir, store) = setup(1, "");
     let config = "route:\n  receiver: none\nreceivers:\n  - name: none\n";
-    let Some((_alertmanager, port)) = alertmanager(&bed, config) else { return };
+    let Some((_alertmanager, port)) = alertmanager(&workdir, config) else { return };
     let at = SystemClock.now();
     let open = ServiceNotification {
         condition: Condition::BreakerOpen,
@@ -293,22 +293,22 @@ fn an_alertmanager_shows_an_open_breaker_and_that_it_was_closed() {
     };
     let note = Notification { at, subject: Subject::Service(open) };
     let known = BTreeMap::from([(Condition::BreakerOpen, at)]);
-    let told = [RoutedNote { receiver: "am".to_owned(), note }];
-    assert!(store.replace_conditions(&BTreeMap::new(), &known, &told).unwrap());
+    let notes = [RoutedNote { receiver: "am".to_owned(), note }];
+    assert!(store.replace_conditions(&BTreeMap::new(), &known, &notes).unwrap());
     let fires = || {
         let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorService").unwrap_or_default();
         alerts
             .as_array()
             .is_some_and(|alerts| alerts.iter().any(|alert| alert["labels"]["condition"] == "breaker-open"))
     };
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     // The store's breaker is closed: the controller detects that and resolves the alert.
     wait_until("the breaker's alert is over", || all_delivered(&store) && store.alert_conditions().unwrap().is_empty());
     wait_until("the Alertmanager knows", || !fires());
     controller.stop();
     let rows = store.alert_messages(10, true).unwrap();
-    let told: Vec<Notification> = rows.into_iter().rev().flat_map(|row| row.notes).collect();
-    let raised: Vec<bool> = told
+    let notes: Vec<Notification> = rows.into_iter().rev().flat_map(|row| row.notes).collect();
+    let raised: Vec<bool> = notes
         .iter()
         .filter_map(|note| match &note.subject {
             Subject::Service(service) => Some(service.raised),
@@ -327,26 +327,26 @@ fn grouping(hook: u16) -> String {
 }
 
 #[test]
-fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_and_that_it_is_over() {
-    let (hook, (bed, store)) = (Receiver::new(ReceiverMode::Accept), stage(1, ""));
-    let Some((_alertmanager, port)) = alertmanager(&bed, &grouping(hook.port)) else { return };
-    bed.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n");
+fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its_resolution() {
+    let (hook, (workdir, store)) = (Receiver::new(ReceiverMode::Accept), setup(1, ""));
+    let Some((_alertmanager, port)) = alertmanager(&workdir, &grouping(hook.port)) else { return };
+    workdir.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n");
     let cases = || -> Vec<serde_json::Value> {
         let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorCase").unwrap_or_default();
         alerts.as_array().cloned().unwrap_or_default()
     };
     // The Alertmanager's notices about the case with this status.
-    let told = |status: &str| -> Vec<serde_json::Value> {
+    let notes = |status: &str| -> Vec<serde_json::Value> {
         let requests = hook.requests.lock().unwrap();
         let notices = requests.iter().map(|request| &request.body).filter(|notice| notice["status"] == status);
         notices.filter(|notice| notice["groupLabels"]["alertname"] == "ClusterDoctorCase").cloned().collect()
     };
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
-    wait_until("the case fires", || !told("firing").is_empty());
+    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    wait_until("the case fires", || !notes("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
-    let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
+    let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let severity = &first["labels"]["severity"];
     assert_eq!(
         (&first["labels"]["case"], &first["labels"]["node"]),
@@ -356,14 +356,14 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     assert!(["monitor", "reset", "reboot", "isolate"].iter().any(|word| severity == word), "{first}");
     assert!(first["annotations"]["description"].as_str().unwrap().contains("it smells"), "{first}");
     assert_eq!(first["annotations"]["look"], "doctor why here");
-    let notice = told("firing").remove(0);
+    let notice = notes("firing").remove(0);
     let group = serde_json::json!({ "alertname": "ClusterDoctorCase", "node": "here" });
     assert_eq!((&notice["groupLabels"], notice["alerts"].as_array().map(Vec::len)), (&group, Some(1)), "{notice}");
     assert_eq!(notice["commonLabels"]["case"], case.as_str(), "{notice}");
 
     // SIGKILL. Another controller sends the open case again, and it is the same alert.
     drop(controller);
-    let controller = Service::start(&bed);
+    let controller = Service::start(&workdir);
     wait_until("the next notification", || {
         cases().first().is_some_and(|alert| alert["updatedAt"] != first["updatedAt"])
     });
@@ -373,13 +373,13 @@ fn an_alertmanager_groups_a_case_by_its_labels_hears_of_it_once_over_restarts_an
     }
 
     // The machine is no longer in use: it is requalified and returned to service.
-    std::fs::remove_file(bed.path("busy")).unwrap();
-    bed.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
-    wait_until("the case is closed", || bed.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
-    wait_until("the notification", || !told("resolved").is_empty());
+    std::fs::remove_file(workdir.path("busy")).unwrap();
+    workdir.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
+    wait_until("the case is closed", || workdir.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
+    wait_until("the notification", || !notes("resolved").is_empty());
     wait_until("nothing fires", || cases().is_empty());
     controller.stop();
-    let (firing, resolved) = (told("firing"), told("resolved"));
+    let (firing, resolved) = (notes("firing"), notes("resolved"));
     assert_eq!((firing.len(), resolved.len()), (1, 1), "each change once: {firing:?} {resolved:?}");
     let of = |notice: &serde_json::Value| (notice["groupLabels"].clone(), notice["alerts"][0]["fingerprint"].clone());
     assert_eq!(of(&resolved[0]), of(&firing[0]));
@@ -413,17 +413,17 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_nothing() {
-    let bed = Workdir::new();
-    bed.write("server.py", MAIL_SERVER);
-    std::fs::create_dir(bed.path("mails")).unwrap();
+fn mail_uses_starttls_and_login_and_nothing_is_sent_to_an_untrusted_server() {
+    let workdir = Workdir::new();
+    workdir.write("server.py", MAIL_SERVER);
+    std::fs::create_dir(workdir.path("mails")).unwrap();
     let certificates = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=site -keyout ca.key -out ca.pem && \
         openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out cert.csr && \
         echo subjectAltName=DNS:localhost > cert.ext && \
         openssl x509 -req -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile cert.ext -out cert.pem";
-    let made = Command::new("sh").current_dir(bed.path("")).args(["-c", certificates]).output();
+    let generated = Command::new("sh").current_dir(workdir.path("")).args(["-c", certificates]).output();
     let python = Command::new("/usr/bin/python3").args(["-c", "import aiosmtpd"]).output();
-    if !made.is_ok_and(|made| made.status.success()) || !python.is_ok_and(|python| python.status.success()) {
+    if !generated.is_ok_and(|generated| generated.status.success()) || !python.is_ok_and(|python| python.status.success()) {
         return doctor_testbed::skip::skip_without_program(
             "alerts",
             "there is no openssl, or no aiosmtpd for /usr/bin/python3",
@@ -431,7 +431,7 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     }
     let port = free_port();
     let mut command = Command::new("/usr/bin/python3");
-    command.args(["server.py", &port.to_string()]).current_dir(bed.path(""));
+    command.args(["server.py", &port.to_string()]).current_dir(workdir.path(""));
     // It exits when its standard input closes, and logs every client that rejects its certificate.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = KillOnDrop(command.spawn().unwrap());
@@ -440,28 +440,28 @@ fn a_mail_goes_through_starttls_and_a_login_and_a_server_that_is_not_known_gets_
     assert_eq!(ready, "ready\n");
 
     let config = |alerts: &str, password: &str| {
-        bed.write("password", password);
-        std::fs::create_dir_all(bed.path("data")).unwrap();
+        workdir.write("password", password);
+        std::fs::create_dir_all(workdir.path("data")).unwrap();
         let text = format!(
             "store = \"doctor.db\"\ndata = \"data\"\n[alerts]\ntimeout = \"5s\"\n{alerts}\n[alerts.receivers.mail]\n\
              email = {{ server = \"localhost:{port}\", from = \"doctor@example.org\", to = [\"a@example.org\", \
              \"b@example.org\"], user = \"doctor\", password = {{ file = \"password\" }} }}\n"
         );
-        bed.write("doctor.toml", &text);
+        workdir.write("doctor.toml", &text);
     };
     config("", "a mail secret");
-    bed.expect(1, &["alert", "test"]).stdout_contains("TLS with localhost").stdout_contains("failed");
+    workdir.expect(1, &["alert", "test"]).stdout_contains("TLS with localhost").stdout_contains("failed");
     config("ca = \"ca.pem\"", "another");
-    let said = bed.expect(1, &["alert", "test"]);
-    said.stdout_contains("answered 535 to AUTH PLAIN");
-    assert!(!said.out.contains("another"), "{}", said.out);
+    let output = workdir.expect(1, &["alert", "test"]);
+    output.stdout_contains("answered 535 to AUTH PLAIN");
+    assert!(!output.out.contains("another"), "{}", output.out);
     config("ca = \"ca.pem\"", "a mail secret");
-    bed.expect(0, &["alert", "test"]).stdout_contains("mail: delivered");
-    let mails: Vec<String> = std::fs::read_dir(bed.path("mails"))
+    workdir.expect(0, &["alert", "test"]).stdout_contains("mail: delivered");
+    let mails: Vec<String> = std::fs::read_dir(workdir.path("mails"))
         .unwrap()
         .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
         .collect();
-    let [mail] = &mails[..] else { panic!("{mails:?}") };
-    assert!(mail.starts_with("a@example.org\nb@example.org\n\n"), "{mail}");
-    assert!(mail.contains("Subject: Cluster Doctor: test message by ann"), "{mail}");
+    let [message] = &mails[..] else { panic!("{mails:?}") };
+    assert!(message.starts_with("a@example.org\nb@example.org\n\n"), "{message}");
+    assert!(message.contains("Subject: Cluster Doctor: test message by ann"), "{message}");
 }

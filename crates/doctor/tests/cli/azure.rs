@@ -40,9 +40,9 @@ for words in json.load(sys.stdin):
 json.dump(ended, sys.stdout)
 "#;
 
-fn key(bed: &Workdir) {
-    let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(bed.path("id")).status();
-    assert!(made.unwrap().success());
+fn key(workdir: &Workdir) {
+    let status = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(workdir.path("id")).status();
+    assert!(status.unwrap().success());
 }
 
 /// A file with every setting.
@@ -57,28 +57,28 @@ fn full(mode: &str) -> String {
 }
 
 #[test]
-fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
+fn every_command_of_the_plan_is_accepted_by_the_real_az_parser() {
     let programs = match fake_azure::programs() {
         Ok(programs) => programs,
         Err(why) => return why.skip_tests("az's own parser"),
     };
-    let bed = Workdir::new();
-    key(&bed);
-    bed.write("cluster.env", ENV_FILE);
-    bed.write("flexible.toml", &full("flexible"));
-    bed.write("uniform.toml", &full("uniform"));
+    let workdir = Workdir::new();
+    key(&workdir);
+    workdir.write("cluster.env", ENV_FILE);
+    workdir.write("flexible.toml", &full("flexible"));
+    workdir.write("uniform.toml", &full("uniform"));
     let mut calls: Vec<Value> = Vec::new();
     for file in ["cluster.env", "flexible.toml", "uniform.toml"] {
         // Files that az reads must exist; the other scripts are generated from the answers of earlier calls.
-        let words = ["fleet", "provision", file, "--plan", "--fresh", "--files", "files"];
-        let plan = bed.json(&words);
+        let args = ["fleet", "provision", file, "--plan", "--fresh", "--files", "files"];
+        let plan = workdir.json(&args);
         let steps = plan["steps"].as_array().unwrap();
         assert!(steps.len() >= 13, "{plan:#}");
         calls.extend(steps.iter().flat_map(|step| step["calls"].as_array().unwrap().clone()));
     }
-    fs::create_dir(bed.path("files")).unwrap();
+    fs::create_dir(workdir.path("files")).unwrap();
     for file in ["cloud-init.yaml", "head-key.sh", "trust.sh", "head-files.sh"] {
-        bed.write(&format!("files/{file}"), "#!/bin/sh\n");
+        workdir.write(&format!("files/{file}"), "#!/bin/sh\n");
     }
     calls.sort_by_key(Value::to_string);
     calls.dedup();
@@ -88,19 +88,19 @@ fn every_call_of_the_plan_is_taken_by_the_parser_of_the_real_az() {
     calls.extend(wrong);
 
     let mut az = Command::new(programs.join("python"));
-    az.args(["-c", PARSE]).current_dir(bed.path("")).env_clear().env("HOME", bed.path("")).env("PATH", "/usr/bin:/bin");
-    fake_azure::isolate(&mut az, &bed.path(""));
+    az.args(["-c", PARSE]).current_dir(workdir.path("")).env_clear().env("HOME", workdir.path("")).env("PATH", "/usr/bin:/bin");
+    fake_azure::isolate(&mut az, &workdir.path(""));
     let mut az = az.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     serde_json::to_writer(az.stdin.take().unwrap(), &calls).unwrap();
     let ended = az.wait_with_output().unwrap();
-    let said: Vec<(i32, String)> = serde_json::from_slice(&ended.stdout)
+    let output: Vec<(i32, String)> = serde_json::from_slice(&ended.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&ended.stderr)));
-    assert_eq!(said.len(), calls.len());
-    for (call, (code, said)) in calls.iter().zip(&said).take(count) {
-        assert!(*code == 1 && said.contains("az login"), "{code}: {said}\n{call}");
+    assert_eq!(output.len(), calls.len());
+    for (call, (code, output)) in calls.iter().zip(&output).take(count) {
+        assert!(*code == 1 && output.contains("az login"), "{code}: {output}\n{call}");
     }
     // The parser can reject a call.
-    assert!(said[count..].iter().all(|(code, _)| *code == 2), "{:?}", &said[count..]);
+    assert!(output[count..].iter().all(|(code, _)| *code == 2), "{:?}", &output[count..]);
 }
 
 /// The commands of docs/guide/fleet-steps.md that need Azure.
@@ -110,21 +110,21 @@ pub(crate) const DESTROY: &str = "doctor fleet destroy cluster.toml --yes";
 
 struct Cluster<'a> {
     azure: &'a FakeAzure,
-    bed: &'a Workdir,
+    workdir: &'a Workdir,
 }
 
 impl Cluster<'_> {
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = self.azure.command(Path::new(env!("CARGO_BIN_EXE_doctor")), &self.bed.path(""));
+        let mut command = self.azure.command(Path::new(env!("CARGO_BIN_EXE_doctor")), &self.workdir.path(""));
         command.args(args).stdin(Stdio::null());
         command
     }
 
     #[track_caller]
     fn expect(&self, code: i32, args: &[&str]) -> CommandOutput {
-        let said = CommandOutput::from_output(&self.command(args).output().unwrap());
-        assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
-        said
+        let output = CommandOutput::from_output(&self.command(args).output().unwrap());
+        assert_eq!(output.code, code, "doctor {}\n{}\n{}", args.join(" "), output.out, output.err);
+        output
     }
 
     /// Runs a command line as printed on the page.
@@ -136,11 +136,11 @@ impl Cluster<'_> {
     /// Logs in as a person would: verified host keys, no prompts.
     #[track_caller]
     fn ssh(&self, host: &str, command: &str) -> String {
-        let mut ssh = self.azure.command(Path::new("/usr/bin/ssh"), &self.bed.path(""));
+        let mut ssh = self.azure.command(Path::new("/usr/bin/ssh"), &self.workdir.path(""));
         ssh.args(["-F", "gpu/ssh_config", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, command]);
-        let said = CommandOutput::from_output(&ssh.stdin(Stdio::null()).output().unwrap());
-        assert_eq!(said.code, 0, "ssh {host} {command}: {}", said.err);
-        said.out
+        let output = CommandOutput::from_output(&ssh.stdin(Stdio::null()).output().unwrap());
+        assert_eq!(output.code, 0, "ssh {host} {command}: {}", output.err);
+        output.out
     }
 
     /// Starts provisioning and kills it at this step.
@@ -155,35 +155,35 @@ impl Cluster<'_> {
 }
 
 #[test]
-fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for_azure() {
+fn a_cluster_is_provisioned_resumed_after_a_kill_and_destroyed_with_fake_azure() {
     let azure = match FakeAzure::start() {
         Ok(azure) => azure,
         Err(why) => return why.skip_tests("provisioning with the real az"),
     };
-    let bed = Workdir::new();
-    key(&bed);
-    bed.write(
+    let workdir = Workdir::new();
+    key(&workdir);
+    workdir.write(
         "cluster.toml",
         "resource_group = \"rg\"\nlocation = \"westus3\"\nscale_set = \"gpu\"\nsku = \"Standard_ND96isr_H200_v5\"\n\
          image = \"microsoft-dsvm:ubuntu-hpc:2204:latest\"\ncount = 2\nadmin = \"azureuser\"\nssh_key = \"id.pub\"\n\
          [network]\nssh_from = [\"203.0.113.0/24\"]\n[tags]\nowner = \"ann\"\n[limits]\ncreate = \"10m\"\n",
     );
-    let cluster = Cluster { azure: &azure, bed: &bed };
+    let cluster = Cluster { azure: &azure, workdir: &workdir };
     cluster.expect(6, &["fleet", "provision", "cluster.toml"]).stdout_contains("az vmss create");
     assert_eq!(azure.changes(), [""; 0]);
 
     cluster.killed_at("load balancer");
-    let made = cluster.run_line(0, PROVISION);
-    made.stdout_contains("2 nodes ready").stdout_contains("ssh -p 50000 azureuser@");
-    assert!(!made.err.contains("resource group rg"), "it was there already: {}", made.err);
+    let provisioned = cluster.run_line(0, PROVISION);
+    provisioned.stdout_contains("2 nodes ready").stdout_contains("ssh -p 50000 azureuser@");
+    assert!(!provisioned.err.contains("resource group rg"), "it was there already: {}", provisioned.err);
 
     // No host key was trusted on first use: all came through Azure.
-    let hosts: Vec<String> = bed.read("gpu/hostfile").lines().map(str::to_owned).collect();
+    let hosts: Vec<String> = workdir.read("gpu/hostfile").lines().map(str::to_owned).collect();
     assert_eq!(hosts.len(), 2);
     let head = &hosts[0];
     assert_eq!(
         cluster.ssh(head, "cat hostfile hostfile-ip"),
-        format!("{}{}", bed.read("gpu/hostfile"), bed.read("gpu/hostfile-ip"))
+        format!("{}{}", workdir.read("gpu/hostfile"), workdir.read("gpu/hostfile-ip"))
     );
     assert_eq!(cluster.ssh(&hosts[1], "hostname").trim(), hosts[1]);
     for host in &hosts {
@@ -201,8 +201,8 @@ fn a_cluster_is_made_taken_up_after_a_kill_and_taken_away_against_a_stand_in_for
     // Like a policy that copies a group's tags to every resource in it.
     create_foreign_group(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
     cluster.run_line(6, DESTROY_PLAN).stdout_contains("az vmss delete");
-    let gone = cluster.run_line(0, DESTROY);
-    gone.stdout_contains("kept: security group strangers: it does not have our tag")
+    let destroyed = cluster.run_line(0, DESTROY);
+    destroyed.stdout_contains("kept: security group strangers: it does not have our tag")
         .stdout_contains("kept: security group heirs: it has our tag, but this file does not define it")
         .stdout_contains("kept: resource group rg: it contains resources of others");
     let after = azure.changes();
@@ -226,25 +226,25 @@ fn create_foreign_group(azure: &FakeAzure, name: &str, tags: &str) {
         request = urllib.request.Request(url, body.encode(), method='PUT')\n\
         urllib.request.urlopen(request, context=ssl.create_default_context(cafile=sys.argv[1]))";
     let mut python = azure.command(Path::new("python"), &azure.path(""));
-    let said = python.args(["-c", put]).arg(azure.path("cert.pem")).args([name, tags]).output().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let output = python.args(["-c", put]).arg(azure.path("cert.pem")).args([name, tags]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
-fn a_mistake_in_the_clusters_file_is_shown_at_its_place_and_nothing_is_asked() {
-    let bed = Workdir::new();
-    bed.write("cluster.toml", "resource_group = \"rg\"\nlocation = \"West US 3\"\nscale_sett = \"gpu\"\n");
-    bed.expect(4, &["fleet", "provision", "cluster.toml"])
+fn an_error_in_the_cluster_file_is_shown_with_its_position_and_azure_is_not_called() {
+    let workdir = Workdir::new();
+    workdir.write("cluster.toml", "resource_group = \"rg\"\nlocation = \"West US 3\"\nscale_sett = \"gpu\"\n");
+    workdir.expect(4, &["fleet", "provision", "cluster.toml"])
         .stderr_contains("line 3, column 1")
         .stderr_contains("--example");
-    bed.write("cluster.toml", &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"));
-    bed.expect(4, &["fleet", "destroy", "cluster.toml"]).stderr_contains("a region");
-    bed.write(
+    workdir.write("cluster.toml", &workdir.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"));
+    workdir.expect(4, &["fleet", "destroy", "cluster.toml"]).stderr_contains("a region");
+    workdir.write(
         "cluster.toml",
-        &bed.expect(0, &["fleet", "provision", "--example"]).out.replace("~/.ssh/id_ed25519.pub", "no.pub"),
+        &workdir.expect(0, &["fleet", "provision", "--example"]).out.replace("~/.ssh/id_ed25519.pub", "no.pub"),
     );
-    bed.expect(2, &["fleet", "provision", "cluster.toml"]).stderr_contains("ssh-keygen");
-    bed.write("no.pub", "ssh-ed25519 AAAA\n");
-    bed.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
+    workdir.expect(2, &["fleet", "provision", "cluster.toml"]).stderr_contains("ssh-keygen");
+    workdir.write("no.pub", "ssh-ed25519 AAAA\n");
+    workdir.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
         .stderr_contains("install the Azure CLI");
 }

@@ -12,50 +12,50 @@ use serde_json::Value;
 
 use crate::workdir::{CommandOutput, Workdir};
 
-fn printed(bed: &Workdir) -> String {
-    let example = bed.expect(0, &["fleet", "provision", "--example"]).out;
+fn printed(workdir: &Workdir) -> String {
+    let example = workdir.expect(0, &["fleet", "provision", "--example"]).out;
     let download =
         format!("[doctor_node]\nurl = \"https://example.com/doctor-node\"\nsha256 = \"{}\"\n[network]", "0".repeat(64));
-    bed.write("cluster.toml", &example.replace("[network]", &download));
-    bed.expect(0, &["fleet", "cloud-init", "cluster.toml"]).out
+    workdir.write("cluster.toml", &example.replace("[network]", &download));
+    workdir.expect(0, &["fleet", "cloud-init", "cluster.toml"]).out
 }
 
 /// The machine's files below a directory, and a directory of stand-in programs.
 struct Machine {
-    bed: Workdir,
+    workdir: Workdir,
 }
 
 impl Machine {
     fn new() -> Self {
-        let bed = Workdir::new();
-        let config: Value = serde_saphyr::from_str(&printed(&bed)).unwrap();
+        let workdir = Workdir::new();
+        let config: Value = serde_saphyr::from_str(&printed(&workdir)).unwrap();
         for file in config["write_files"].as_array().unwrap() {
-            let path = bed.path("root").join(file["path"].as_str().unwrap().trim_start_matches('/'));
+            let path = workdir.path("root").join(file["path"].as_str().unwrap().trim_start_matches('/'));
             write(&path, file["content"].as_str().unwrap(), file["permissions"].as_str().unwrap());
         }
         for folder in ["root/var/log", "root/mnt", "bin"] {
-            fs::create_dir_all(bed.path(folder)).unwrap();
+            fs::create_dir_all(workdir.path(folder)).unwrap();
         }
-        Self { bed }
+        Self { workdir }
     }
 
     fn fake_program(&self, name: &str, script: &str) -> PathBuf {
-        let path = self.bed.path("bin").join(name);
+        let path = self.workdir.path("bin").join(name);
         write(&path, &format!("#!/bin/sh\n{script}\n"), "0755");
         path
     }
 
     fn run(&self, script: &str, args: &[&str]) -> CommandOutput {
-        let mut command = Command::new(self.bed.path("root/opt").join(script));
-        command.args(args).env_clear().env("ROOT", self.bed.path("root"));
-        command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.bed.path("bin").display()));
-        command.env("AZNHC", self.bed.path("bin/aznhc")).env("DOCTOR_NODE", self.bed.path("bin/doctor-node"));
+        let mut command = Command::new(self.workdir.path("root/opt").join(script));
+        command.args(args).env_clear().env("ROOT", self.workdir.path("root"));
+        command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.workdir.path("bin").display()));
+        command.env("AZNHC", self.workdir.path("bin/aznhc")).env("DOCTOR_NODE", self.workdir.path("bin/doctor-node"));
         CommandOutput::from_output(&command.output().unwrap())
     }
 
     /// Returns the word in the last line of a status file.
     fn status(&self, name: &str) -> String {
-        let text = self.bed.read(&format!("root/var/log/{name}.log.status"));
+        let text = self.workdir.read(&format!("root/var/log/{name}.log.status"));
         text.lines().last().unwrap().split(' ').nth(1).unwrap().to_owned()
     }
 }
@@ -67,13 +67,13 @@ fn write(path: &Path, text: &str, mode: &str) {
 }
 
 #[test]
-fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_found() {
-    let bed = Workdir::new();
-    bed.write("ours.yaml", &printed(&bed));
-    bed.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).stdout_contains("known to cloud-init");
-    let slip = bed.read("ours.yaml").replace("runcmd:", "run_cmd:");
-    bed.write("slip.yaml", &slip);
-    bed.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"])
+fn cloud_init_schema_accepts_our_file_and_typos_that_it_ignores_are_found() {
+    let workdir = Workdir::new();
+    workdir.write("ours.yaml", &printed(&workdir));
+    workdir.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).stdout_contains("known to cloud-init");
+    let typo = workdir.read("ours.yaml").replace("runcmd:", "run_cmd:");
+    workdir.write("slip.yaml", &typo);
+    workdir.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"])
         .stderr_contains("`run_cmd`")
         .stderr_contains("similar: runcmd");
     if !Path::new("/usr/bin/cloud-init").exists() {
@@ -83,18 +83,18 @@ fn cloud_inits_own_checker_takes_what_is_printed_and_what_it_passes_over_is_foun
     }
     let schema = |file: &str| {
         let ran =
-            Command::new("/usr/bin/cloud-init").args(["schema", "--config-file"]).arg(bed.path(file)).output().unwrap();
+            Command::new("/usr/bin/cloud-init").args(["schema", "--config-file"]).arg(workdir.path(file)).output().unwrap();
         (ran.status.success(), String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned())
     };
-    let (good, said) = schema("ours.yaml");
-    assert!(good, "{said}");
-    bed.write("bad.yaml", &bed.read("ours.yaml").replace("package_update: true", "package_update: [1]"));
-    let (good, said) = schema("bad.yaml");
-    assert!(!good && said.contains("package_update"), "{said}");
+    let (good, output) = schema("ours.yaml");
+    assert!(good, "{output}");
+    workdir.write("bad.yaml", &workdir.read("ours.yaml").replace("package_update: true", "package_update: [1]"));
+    let (good, output) = schema("bad.yaml");
+    assert!(!good && output.contains("package_update"), "{output}");
 }
 
 #[test]
-fn only_an_aznhc_that_says_it_checked_has_passed() {
+fn aznhc_passes_only_if_it_reports_checks() {
     let machine = Machine::new();
     machine.run("run-aznhc.sh", &[]);
     assert_eq!(machine.status("aznhc-health"), "unknown", "it is not installed");
@@ -119,12 +119,12 @@ fn only_an_aznhc_that_says_it_checked_has_passed() {
         machine.run("run-aznhc.sh", &[]);
         assert_eq!(machine.status("aznhc-health"), status, "{script}");
     }
-    let log = machine.bed.read("root/var/log/aznhc-health.log");
+    let log = machine.workdir.read("root/var/log/aznhc-health.log");
     assert!(log.contains("AzNHC is not installed") && log.contains("NHC2009"), "{log}");
 }
 
 #[test]
-fn a_machine_is_healthy_only_if_all_three_have_passed() {
+fn a_machine_is_healthy_only_if_all_three_checks_pass() {
     let machine = Machine::new();
     let aznhc = "echo 'Running health checks for Standard_X'; echo 'Health checks completed with exit code: 0.'";
     machine.fake_program("aznhc", aznhc);
@@ -169,10 +169,10 @@ fn a_machine_is_healthy_only_if_all_three_have_passed() {
     }
     // An old pass is unknown; an old failure still counts.
     machine.fake_program("doctor-node", "exit 0");
-    for (said, health) in [("passed", "unknown"), ("failed", "unhealthy")] {
-        machine.bed.write("root/var/log/dcgmi-diag.log.status", &format!("2025-01-01T00:00:00Z {said}\n"));
+    for (verdict, health) in [("passed", "unknown"), ("failed", "unhealthy")] {
+        machine.workdir.write("root/var/log/dcgmi-diag.log.status", &format!("2025-01-01T00:00:00Z {verdict}\n"));
         machine.run("run-doctor-check.sh", &[]);
-        assert_eq!(machine.status("node-health"), health, "{said} long ago");
+        assert_eq!(machine.status("node-health"), health, "{verdict} long ago");
     }
     let refused = machine.run("run-dcgmi.sh", &["5"]);
     assert!(refused.code == 2 && refused.err.contains("expected 1 to 4"), "{}", refused.err);
@@ -183,7 +183,7 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     let machine = Machine::new();
     let none = machine.run("setup-nvme.sh", &[]);
     assert!(none.code == 0 && none.out.contains("nothing to do"), "{}{}", none.out, none.err);
-    assert!(!machine.bed.path("root/etc/docker/daemon.json").exists(), "caches stay where they are");
+    assert!(!machine.workdir.path("root/etc/docker/daemon.json").exists(), "caches stay where they are");
 
     // Two local disks, and the system disk, which is NVMe too.
     for (disk, model) in [
@@ -191,68 +191,68 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
         ("nvme1n1", "Microsoft NVMe Direct Disk v2"),
         ("nvme2n1", "Microsoft NVMe Direct Disk v2"),
     ] {
-        write(&machine.bed.path(&format!("root/sys/block/{disk}/device/model")), model, "0644");
+        write(&machine.workdir.path(&format!("root/sys/block/{disk}/device/model")), model, "0644");
     }
-    write(&machine.bed.path("root/etc/docker/daemon.json"), "{\"runtimes\": {\"nvidia\": {\"path\": \"x\"}}}", "0644");
-    let calls = machine.bed.path("calls");
-    let noted = |name: &str, end: &str| {
+    write(&machine.workdir.path("root/etc/docker/daemon.json"), "{\"runtimes\": {\"nvidia\": {\"path\": \"x\"}}}", "0644");
+    let calls = machine.workdir.path("calls");
+    let fake_with_log = |name: &str, end: &str| {
         machine.fake_program(name, &format!("echo \"{name} $*\" >>{}; {end}", calls.display()));
     };
-    noted("mountpoint", "exit 1");
-    noted("mkfs.xfs", "");
-    noted("mount", "");
-    noted("mdadm", "test \"$1\" != --assemble");
-    noted("wipefs", "echo ext4");
+    fake_with_log("mountpoint", "exit 1");
+    fake_with_log("mkfs.xfs", "");
+    fake_with_log("mount", "");
+    fake_with_log("mdadm", "test \"$1\" != --assemble");
+    fake_with_log("wipefs", "echo ext4");
     let refused = machine.run("setup-nvme.sh", &[]);
     assert!(refused.code == 1 && refused.err.contains("has other content (ext4): not changed"), "{}", refused.err);
-    assert!(!machine.bed.read("calls").contains("--create"));
+    assert!(!machine.workdir.read("calls").contains("--create"));
 
-    noted("wipefs", "");
-    let made = machine.run("setup-nvme.sh", &[]);
-    assert_eq!(made.code, 0, "{}", made.err);
-    let done = machine.bed.read("calls");
+    fake_with_log("wipefs", "");
+    let created = machine.run("setup-nvme.sh", &[]);
+    assert_eq!(created.code, 0, "{}", created.err);
+    let done = machine.workdir.read("calls");
     assert!(done.contains("--raid-devices 2 /dev/nvme1n1 /dev/nvme2n1\n") && !done.contains("nvme0n1"), "{done}");
     assert!(done.contains("mkfs.xfs -q -L resource_nvme"), "{done}");
-    let docker: Value = serde_json::from_str(&machine.bed.read("root/etc/docker/daemon.json")).unwrap();
+    let docker: Value = serde_json::from_str(&machine.workdir.read("root/etc/docker/daemon.json")).unwrap();
     assert_eq!(docker["data-root"], "/mnt/resource_nvme/docker");
     assert_eq!(docker["runtimes"]["nvidia"]["path"], "x", "existing settings are kept");
 
     fs::remove_file(&calls).unwrap();
-    noted("mdadm", "");
-    noted("blkid", "exit 2");
+    fake_with_log("mdadm", "");
+    fake_with_log("blkid", "exit 2");
     assert_eq!(machine.run("setup-nvme.sh", &[]).code, 0);
-    let halfway = machine.bed.read("calls");
+    let halfway = machine.workdir.read("calls");
     assert!(
         halfway.contains("mkfs") && !halfway.contains("--create"),
         "an earlier attempt ended in between: {halfway}"
     );
     fs::remove_file(&calls).unwrap();
-    noted("blkid", "");
+    fake_with_log("blkid", "");
     assert_eq!(machine.run("setup-nvme.sh", &[]).code, 0);
-    let again = machine.bed.read("calls");
+    let again = machine.workdir.read("calls");
     assert!(!again.contains("mkfs") && again.contains("mount "), "an existing array is not created again: {again}");
 }
 
 #[test]
-fn a_machine_says_who_it_is_and_fetches_only_what_has_the_right_sum() {
+fn a_machine_identifies_itself_and_verifies_its_download() {
     let machine = Machine::new();
     // Hyper-V records: names of 512 bytes and values of 2048, padded with zeros.
     let field = |text: &str, length: usize| [text.as_bytes(), &vec![0; length - text.len()]].concat();
     let pool = [("HostName", "rack"), ("PhysicalHostName", "BY2-17"), ("VirtualMachineName", "x")];
     let pool: Vec<u8> = pool.iter().flat_map(|(name, value)| [field(name, 512), field(value, 2048)].concat()).collect();
-    fs::create_dir_all(machine.bed.path("root/var/lib/hyperv")).unwrap();
-    fs::write(machine.bed.path("root/var/lib/hyperv/.kvp_pool_3"), pool).unwrap();
+    fs::create_dir_all(machine.workdir.path("root/var/lib/hyperv")).unwrap();
+    fs::write(machine.workdir.path("root/var/lib/hyperv/.kvp_pool_3"), pool).unwrap();
     machine.fake_program("ip", "echo '168.63.129.16 via 10.0.0.1 dev eth0 src 10.0.0.4 uid 0 \\    cache'");
     machine.fake_program("hostname", "echo vm-1");
     machine.run("node-info.sh", &[]);
-    assert_eq!(machine.bed.read("root/var/log/node-info.log"), "vm-1 10.0.0.4 BY2-17\n");
+    assert_eq!(machine.workdir.read("root/var/log/node-info.log"), "vm-1 10.0.0.4 BY2-17\n");
 
     let sum = "b5bb9d8014a0f9b1d61e21e796d78dccdf1352f23cd32812f4850b878ae4944c";
     machine.fake_program("curl", "while [ \"$1\" != --output ]; do shift; done; echo foo >\"$2\"");
-    let program = machine.bed.path("bin/doctor-node");
+    let program = machine.workdir.path("bin/doctor-node");
     let refused = machine.run("install-doctor-node.sh", &["https://x/y", &"0".repeat(64)]);
     assert!(refused.code == 1 && refused.err.contains("not installed"), "{}", refused.err);
-    assert_eq!(fs::read_dir(machine.bed.path("bin")).unwrap().count(), 3, "no files are left behind");
+    assert_eq!(fs::read_dir(machine.workdir.path("bin")).unwrap().count(), 3, "no files are left behind");
     assert_eq!(machine.run("install-doctor-node.sh", &["https://x/y", sum]).code, 0);
     assert_eq!(fs::read_to_string(&program).unwrap(), "foo\n");
     assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);

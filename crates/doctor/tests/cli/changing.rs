@@ -8,16 +8,16 @@ fn with_store<'a>(args: &[&'a str]) -> Vec<&'a str> {
     [args, &STORE].concat()
 }
 
-fn audit(bed: &Workdir) -> Vec<(String, String, String)> {
-    let rows = bed.json(&with_store(&["audit", "--limit", "5"]));
+fn audit(workdir: &Workdir) -> Vec<(String, String, String)> {
+    let rows = workdir.json(&with_store(&["audit", "--limit", "5"]));
     let text = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap().to_owned();
     rows.as_array().unwrap().iter().map(|row| (text(row, "what"), text(row, "by"), text(row, "text"))).collect()
 }
 
 #[test]
 fn without_yes_the_plan_is_shown_and_nothing_is_changed() {
-    let bed = demo_copy();
-    let before = bed.json(&with_store(&["audit"]));
+    let workdir = demo_copy();
+    let before = workdir.json(&with_store(&["audit"]));
     for args in [
         &["hold", "node[001-002]", "--why", "new fans"][..],
         &["release", "node001", "--why", "done"],
@@ -26,74 +26,74 @@ fn without_yes_the_plan_is_shown_and_nothing_is_changed() {
         &["pause", "--why", "upgrade"],
         &["breaker", "close", "--why", "looked"],
     ] {
-        let said = bed.expect(6, &with_store(args));
-        said.stderr_contains("Would ").stderr_contains("nothing was changed").stderr_contains("--yes");
-        assert_eq!(said.out, "", "{args:?}");
+        let output = workdir.expect(6, &with_store(args));
+        output.stderr_contains("Would ").stderr_contains("nothing was changed").stderr_contains("--yes");
+        assert_eq!(output.out, "", "{args:?}");
     }
-    assert_eq!(bed.json(&with_store(&["audit"])), before);
+    assert_eq!(workdir.json(&with_store(&["audit"])), before);
 }
 
 #[test]
 fn a_hold_is_seen_at_once_and_ends_with_a_release() {
-    let bed = demo_copy();
-    let said = bed.expect(0, &with_store(&["hold", "node[001-002]", "--why", "new fans", "--until", "4h", "--yes"]));
-    said.stdout_contains("Held 2 nodes until")
+    let workdir = demo_copy();
+    let output = workdir.expect(0, &with_store(&["hold", "node[001-002]", "--why", "new fans", "--until", "4h", "--yes"]));
+    output.stdout_contains("Held 2 nodes until")
         .stdout_contains("Why: new fans (ann)")
         .stdout_contains("Next: `doctor release node001");
-    assert_eq!(audit(&bed)[0], ("hold".into(), "ann".into(), "new fans".into()));
-    assert_eq!(bed.json(&with_store(&["why", "node001"]))["hold"]["by"], "ann");
-    bed.expect(0, &with_store(&["release", "node001", "--why", "done", "--by", "bob", "--yes"]))
+    assert_eq!(audit(&workdir)[0], ("hold".into(), "ann".into(), "new fans".into()));
+    assert_eq!(workdir.json(&with_store(&["why", "node001"]))["hold"]["by"], "ann");
+    workdir.expect(0, &with_store(&["release", "node001", "--why", "done", "--by", "bob", "--yes"]))
         .stdout_contains("Released 1 node");
-    assert_eq!(bed.json(&with_store(&["why", "node001"]))["hold"], serde_json::Value::Null);
-    assert_eq!(bed.json(&with_store(&["why", "node002"]))["hold"]["by"], "ann");
-    let words: Vec<String> = audit(&bed).into_iter().map(|(what, ..)| what).collect();
-    assert_eq!(words[..2], ["ask-release", "unhold"]);
+    assert_eq!(workdir.json(&with_store(&["why", "node001"]))["hold"], serde_json::Value::Null);
+    assert_eq!(workdir.json(&with_store(&["why", "node002"]))["hold"]["by"], "ann");
+    let changes: Vec<String> = audit(&workdir).into_iter().map(|(what, ..)| what).collect();
+    assert_eq!(changes[..2], ["ask-release", "unhold"]);
 }
 
 #[test]
 fn a_change_needs_a_reason_and_nodes_that_exist() {
-    let bed = demo_copy();
-    bed.expect(2, &with_store(&["hold", "node001", "--yes"])).stderr_contains("--why");
-    bed.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).stderr_contains("no node `node099`");
-    bed.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
+    let workdir = demo_copy();
+    workdir.expect(2, &with_store(&["hold", "node001", "--yes"])).stderr_contains("--why");
+    workdir.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).stderr_contains("no node `node099`");
+    workdir.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
         .stderr_contains("in the past");
-    bed.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
+    workdir.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
         .stderr_contains("no test or suite `spoon`")
         .stderr_contains("storage");
 }
 
 #[test]
 fn pausing_shows_in_status_until_it_is_resumed() {
-    let bed = demo_copy();
-    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("nothing is paused");
-    bed.expect(0, &with_store(&["pause", "--pool", "gpu", "--for", "4h", "--why", "upgrade", "--yes"]))
+    let workdir = demo_copy();
+    workdir.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("nothing is paused");
+    workdir.expect(0, &with_store(&["pause", "--pool", "gpu", "--for", "4h", "--why", "upgrade", "--yes"]))
         .stdout_contains("Paused in pool gpu until");
-    bed.expect(1, &with_store(&["status"])).stdout_contains("paused in pool gpu by ann");
-    bed.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("paused: in pool gpu");
-    bed.expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"]))
+    workdir.expect(1, &with_store(&["status"])).stdout_contains("paused in pool gpu by ann");
+    workdir.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("paused: in pool gpu");
+    workdir.expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"]))
         .stdout_contains("Resumed in pool gpu");
-    assert!(!bed.expect(1, &with_store(&["status"])).out.contains("paused in"));
+    assert!(!workdir.expect(1, &with_store(&["status"])).out.contains("paused in"));
 }
 
 #[test]
 fn requests_wait_for_the_controller_and_are_counted() {
-    let bed = demo_copy();
-    bed.expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
+    let workdir = demo_copy();
+    workdir.expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
         .stdout_contains("storage, dl on 3 nodes");
-    bed.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
+    workdir.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
         .stdout_contains("quarantine and examination of 1 node");
-    assert_eq!(bed.json(&with_store(&["status"]))["requests"], 4);
+    assert_eq!(workdir.json(&with_store(&["status"]))["requests"], 4);
 }
 
 #[test]
 fn a_backup_restores_into_an_empty_store_only() {
-    let bed = demo_copy();
-    bed.expect(0, &with_store(&["db", "backup", "copy.db"])).stdout_contains("Wrote a backup");
-    bed.expect(1, &with_store(&["db", "backup", "copy.db"])).stderr_contains("exists already");
-    bed.expect(0, &with_store(&["db", "verify"])).stdout_contains("The store is consistent.");
-    bed.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).stderr_contains("Would restore");
-    assert!(!bed.path("new.db").exists(), "asking leaves nothing behind");
-    bed.expect(0, &["db", "restore", "copy.db", "--store", "new.db", "--yes"]).stdout_contains("Restored");
-    assert_eq!(bed.json(&["nodes", "--store", "new.db"]), bed.json(&with_store(&["nodes"])));
-    bed.expect(1, &with_store(&["db", "restore", "copy.db", "--yes"]));
+    let workdir = demo_copy();
+    workdir.expect(0, &with_store(&["db", "backup", "copy.db"])).stdout_contains("Wrote a backup");
+    workdir.expect(1, &with_store(&["db", "backup", "copy.db"])).stderr_contains("exists already");
+    workdir.expect(0, &with_store(&["db", "verify"])).stdout_contains("The store is consistent.");
+    workdir.expect(6, &["db", "restore", "copy.db", "--store", "new.db"]).stderr_contains("Would restore");
+    assert!(!workdir.path("new.db").exists(), "asking leaves nothing behind");
+    workdir.expect(0, &["db", "restore", "copy.db", "--store", "new.db", "--yes"]).stdout_contains("Restored");
+    assert_eq!(workdir.json(&["nodes", "--store", "new.db"]), workdir.json(&with_store(&["nodes"])));
+    workdir.expect(1, &with_store(&["db", "restore", "copy.db", "--yes"]));
 }

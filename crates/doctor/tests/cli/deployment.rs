@@ -36,9 +36,9 @@ fn helm() -> Option<PathBuf> {
 }
 
 /// Runs Helm on the chart.
-fn run(helm: &Path, bed: &Workdir, args: &[&str]) -> CommandOutput {
+fn run(helm: &Path, workdir: &Workdir, args: &[&str]) -> CommandOutput {
     let mut command = Command::new(helm);
-    command.args(args).env_clear().env("HOME", bed.path("")).current_dir(repository("deploy/helm"));
+    command.args(args).env_clear().env("HOME", workdir.path("")).current_dir(repository("deploy/helm"));
     CommandOutput::from_output(&command.output().unwrap())
 }
 
@@ -50,8 +50,8 @@ fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
     objects
 }
 
-fn printed(bed: &Workdir, args: &[&str]) -> Vec<Value> {
-    bed.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
+fn printed(workdir: &Workdir, args: &[&str]) -> Vec<Value> {
+    workdir.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
 }
 
 /// Sets of options that cover every setting that changes which objects exist.
@@ -110,22 +110,22 @@ const DEPLOY_ARGS: [&[&str]; 9] = [
 ];
 
 #[test]
-fn helm_makes_what_the_command_prints() {
+fn helm_renders_the_same_objects_as_the_command() {
     let Some(helm) = helm() else { return };
-    let bed = Workdir::new();
-    let made = |way: &[&str], more: &[&str]| -> Vec<Value> {
-        let values = bed.expect(0, &[&["deploy", "kubernetes", "--what", "values"], way].concat());
-        bed.write("values.yaml", &values.out);
-        let file = bed.path("values.yaml");
+    let workdir = Workdir::new();
+    let rendered = |deploy_args: &[&str], extra: &[&str]| -> Vec<Value> {
+        let values = workdir.expect(0, &[&["deploy", "kubernetes", "--what", "values"], deploy_args].concat());
+        workdir.write("values.yaml", &values.out);
+        let file = workdir.path("values.yaml");
         let args = ["template", "release", "cluster-doctor", "--namespace", "cluster-doctor", "--values"];
-        let made = run(&helm, &bed, &[&args[..], &[file.to_str().unwrap()], more].concat());
-        assert_eq!(made.code, 0, "{way:?}\n{}\n{}", values.out, made.err);
-        sorted(serde_saphyr::from_multiple(&made.out).unwrap())
+        let rendered = run(&helm, &workdir, &[&args[..], &[file.to_str().unwrap()], extra].concat());
+        assert_eq!(rendered.code, 0, "{deploy_args:?}\n{}\n{}", values.out, rendered.err);
+        sorted(serde_saphyr::from_multiple(&rendered.out).unwrap())
     };
-    for way in DEPLOY_ARGS {
-        assert_same(&made(way, &[]), &sorted(printed(&bed, &[way, &["--no-namespace"]].concat())));
+    for deploy_args in DEPLOY_ARGS {
+        assert_same(&rendered(deploy_args, &[]), &sorted(printed(&workdir, &[deploy_args, &["--no-namespace"]].concat())));
     }
-    assert_same(&made(&[], &["--set", "namespace.create=true"]), &sorted(printed(&bed, &[])));
+    assert_same(&rendered(&[], &["--set", "namespace.create=true"]), &sorted(printed(&workdir, &[])));
 }
 
 /// Compares objects one by one, so that only the difference is printed.
@@ -138,10 +138,10 @@ fn assert_same(by_helm: &[Value], printed: &[Value]) {
 }
 
 #[test]
-fn helm_finds_nothing_wrong_with_the_chart_and_refuses_values_that_are() {
+fn helm_lint_accepts_the_chart_and_invalid_values_are_rejected() {
     let Some(helm) = helm() else { return };
-    let bed = Workdir::new();
-    let lint = run(&helm, &bed, &["lint", "--strict", "cluster-doctor"]);
+    let workdir = Workdir::new();
+    let lint = run(&helm, &workdir, &["lint", "--strict", "cluster-doctor"]);
     assert_eq!(lint.code, 0, "{}{}", lint.out, lint.err);
     for (wrong, name) in [
         ("store.size=ten", "/store/size"),
@@ -151,36 +151,36 @@ fn helm_finds_nothing_wrong_with_the_chart_and_refuses_values_that_are() {
         ("stroe.kind=sqlite", "stroe"),
         ("agent.hostNetwrok=true", "hostNetwrok"),
     ] {
-        let refused = run(&helm, &bed, &["template", "release", "cluster-doctor", "--set", wrong]);
+        let refused = run(&helm, &workdir, &["template", "release", "cluster-doctor", "--set", wrong]);
         assert!(refused.code != 0 && refused.err.contains(name), "{wrong}: {}{}", refused.out, refused.err);
     }
 }
 
 #[test]
-fn a_real_api_server_takes_everything_that_is_printed() {
+fn a_real_api_server_accepts_every_printed_object() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
         Err(why) => return why.skip_tests("what is deployed, on a real API server"),
     };
     let plane = ControlPlane::start(&programs).unwrap();
-    let bed = Workdir::new();
+    let workdir = Workdir::new();
     let try_to_make = |object: &Value| {
-        let place = format!("{}?dryRun=All&fieldValidation=Strict", ControlPlane::api_path(object));
-        plane.request("POST", &place, Some(object)).unwrap()
+        let path = format!("{}?dryRun=All&fieldValidation=Strict", ControlPlane::api_path(object));
+        plane.request("POST", &path, Some(object)).unwrap()
     };
     let namespace = |name: &str, level: &str| {
         let labels = json!({ "pod-security.kubernetes.io/enforce": level });
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } })
     };
     plane.create(&namespace("strict", "restricted"));
-    let all = printed(&bed, &[]);
+    let all = printed(&workdir, &[]);
     plane.create(all.iter().find(|object| object["kind"] == "Namespace").unwrap());
-    let mut tried = BTreeSet::new();
-    for way in DEPLOY_ARGS {
-        for object in printed(&bed, &[way, &["--no-namespace"]].concat()) {
-            if tried.insert(object.to_string()) {
-                let answer = try_to_make(&object);
-                assert!(answer.is_success(), "{way:?}\n{object:#}\n{}", answer.text);
+    let mut checked = BTreeSet::new();
+    for deploy_args in DEPLOY_ARGS {
+        for object in printed(&workdir, &[deploy_args, &["--no-namespace"]].concat()) {
+            if checked.insert(object.to_string()) {
+                let response = try_to_make(&object);
+                assert!(response.is_success(), "{deploy_args:?}\n{object:#}\n{}", response.text);
             }
         }
     }
@@ -188,9 +188,9 @@ fn a_real_api_server_takes_everything_that_is_printed() {
     // The controller is admitted at the restricted level; the agents' namespace admits the agents.
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
         plane.create(account);
-        let mut there = account.clone();
-        there["metadata"]["namespace"] = json!("strict");
-        plane.create(&there);
+        let mut copy = account.clone();
+        copy["metadata"]["namespace"] = json!("strict");
+        plane.create(&copy);
     }
     for (kind, namespace, taken) in
         [("Deployment", "strict", true), ("DaemonSet", "strict", false), ("DaemonSet", "cluster-doctor", true)]
@@ -200,25 +200,25 @@ fn a_real_api_server_takes_everything_that_is_printed() {
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"] });
         pod["metadata"]["name"] = json!("tried");
         pod["metadata"]["namespace"] = json!(namespace);
-        let answer = try_to_make(&pod);
-        assert_eq!(answer.is_success(), taken, "{kind} in {namespace}: {}", answer.text);
+        let response = try_to_make(&pod);
+        assert_eq!(response.is_success(), taken, "{kind} in {namespace}: {}", response.text);
     }
     if let Some(helm) = helm() {
-        install(&plane, &helm, &bed);
+        install(&plane, &helm, &workdir);
     }
 }
 
 /// Installs a release, changes its database and uninstalls it; the volume claims remain.
-fn install(plane: &ControlPlane, helm: &Path, bed: &Workdir) {
+fn install(plane: &ControlPlane, helm: &Path, workdir: &Workdir) {
     let helm = |args: &[&str]| {
         let kubeconfig = plane.admin().to_str().unwrap();
-        let said = run(helm, bed, &[args, &["--namespace", "by-helm", "--kubeconfig", kubeconfig]].concat());
-        assert_eq!(said.code, 0, "{args:?}: {}", said.err);
-        said
+        let output = run(helm, workdir, &[args, &["--namespace", "by-helm", "--kubeconfig", kubeconfig]].concat());
+        assert_eq!(output.code, 0, "{args:?}: {}", output.err);
+        output
     };
     let claims = || {
-        let answer = plane.request("GET", "/api/v1/namespaces/by-helm/persistentvolumeclaims", None).unwrap();
-        serde_json::from_str::<Value>(&answer.text).unwrap()["items"].as_array().unwrap().len()
+        let response = plane.request("GET", "/api/v1/namespaces/by-helm/persistentvolumeclaims", None).unwrap();
+        serde_json::from_str::<Value>(&response.text).unwrap()["items"].as_array().unwrap().len()
     };
     helm(&["install", "doctor", "cluster-doctor", "--create-namespace"]).stdout_contains("doctor status");
     assert_eq!(claims(), 2);
@@ -232,28 +232,28 @@ fn install(plane: &ControlPlane, helm: &Path, bed: &Workdir) {
 #[cfg(feature = "kubernetes-bed")]
 fn status(port: u16, path: &str) -> u16 {
     use std::io::{Read, Write};
-    let ask = || -> std::io::Result<String> {
+    let request = || -> std::io::Result<String> {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        Ok(response)
     };
-    let answer = ask().unwrap_or_default();
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+    let response = request().unwrap_or_default();
+    response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(feature = "kubernetes-bed")]
 #[test]
-fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
+fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages() {
     let programs = match ControlPlane::programs() {
         Ok(programs) => programs,
         Err(why) => return why.skip_tests("a controller from what is printed"),
     };
     let plane = ControlPlane::start(&programs).unwrap();
-    let bed = Workdir::new();
+    let workdir = Workdir::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let all = printed(&bed, &["--set", &format!("port={port}"), "--set", "settings.service=cycle = \"1s\""]);
+    let all = printed(&workdir, &["--set", &format!("port={port}"), "--set", "settings.service=cycle = \"1s\""]);
     for object in &all {
         plane.create(object);
     }
@@ -266,14 +266,14 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
     for (there, here) in
         [("sqlite:/var/lib/cluster-doctor", "store"), ("/data", "data"), ("/etc/cluster-doctor-profiles", "profiles")]
     {
-        fs::create_dir(bed.path(here)).unwrap();
+        fs::create_dir(workdir.path(here)).unwrap();
         assert!(doctor.contains(there), "{doctor}");
-        doctor = doctor.replace(there, bed.path(here).to_str().unwrap());
+        doctor = doctor.replace(there, workdir.path(here).to_str().unwrap());
     }
-    let mut map = MountedMap { bed: &bed, folder: "mounted", turns: 0 };
+    let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &text("cluster-doctor-policy", "policy.toml"))]);
     let account = plane.kubeconfig_for_service_account("cluster-doctor", "cluster-doctor").unwrap();
-    let mut command = bed.command(&["serve", "--config", "mounted/doctor.toml"]);
+    let mut command = workdir.command(&["serve", "--config", "mounted/doctor.toml"]);
     command.env("KUBECONFIG", account);
     let mut service = Service::spawn(command);
     service.wait_for_log("agent endpoint listening");
@@ -291,18 +291,18 @@ fn what_is_printed_makes_a_controller_that_outlives_its_api_server() {
 }
 
 #[test]
-fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
-    let bed = Workdir::new();
-    for (args, complaint) in [
+fn an_unknown_or_invalid_setting_is_rejected_by_name() {
+    let workdir = Workdir::new();
+    for (args, expected) in [
         (["--set", "store.sise=1Gi"], "unknown setting `store.sise`; similar settings: store.kind"),
         (["--set", "store.size=ten"], "`store.size` is \"ten\", expected a size, such as 20Gi"),
         (["--set", "store.size"], "SETTING=VALUE"),
         (["--image", "a b"], "`images.node` is \"a b\", expected an image"),
         (["--namespace", "Not_A_Name"], "`namespace` is Not_A_Name"),
     ] {
-        bed.expect(2, &[&["deploy", "kubernetes"], &args[..]].concat()).stderr_contains(complaint);
+        workdir.expect(2, &[&["deploy", "kubernetes"], &args[..]].concat()).stderr_contains(expected);
     }
-    let rights = bed.expect(0, &["deploy", "kubernetes", "--what", "rights"]);
+    let rights = workdir.expect(0, &["deploy", "kubernetes", "--what", "rights"]);
     rights.stdout_contains("kind: ClusterRole").stdout_contains("pod-security.kubernetes.io/enforce: privileged");
     assert!(!rights.out.contains("Deployment"), "{}", rights.out);
 }
@@ -310,7 +310,7 @@ fn a_setting_that_is_not_there_or_not_right_is_refused_by_name() {
 /// A directory like a mounted ConfigMap: files are links through the link `..data`, which is switched atomically from
 /// one directory to the next.
 struct MountedMap<'a> {
-    bed: &'a Workdir,
+    workdir: &'a Workdir,
     folder: &'static str,
     turns: u32,
 }
@@ -318,7 +318,7 @@ struct MountedMap<'a> {
 impl MountedMap<'_> {
     fn update(&mut self, files: &[(&str, &str)]) {
         self.turns += 1;
-        let at = |name: &str| self.bed.path(self.folder).join(name);
+        let at = |name: &str| self.workdir.path(self.folder).join(name);
         let (folder, before) = (format!("..turn_{}", self.turns), format!("..turn_{}", self.turns - 1));
         fs::create_dir_all(at(&folder)).unwrap();
         for (name, text) in files {
@@ -330,22 +330,22 @@ impl MountedMap<'_> {
             symlink(Path::new("..data").join(name), at(name)).unwrap();
         }
         // Before the first turn there is none.
-        let _gone = fs::remove_dir_all(at(&before));
+        let _removed = fs::remove_dir_all(at(&before));
     }
 }
 
 #[test]
-fn a_config_map_that_changes_is_in_force_without_a_restart() {
-    let bed = Workdir::local();
-    let policy = bed.read("policy.toml");
-    let doctor = bed.read("doctor.toml").replace("\"doctor.db\"", &format!("{:?}", bed.path("doctor.db")));
-    let doctor = doctor.replace("\"data\"", &format!("{:?}", bed.path("data")));
+fn a_changed_config_map_takes_effect_without_a_restart() {
+    let workdir = Workdir::local();
+    let policy = workdir.read("policy.toml");
+    let doctor = workdir.read("doctor.toml").replace("\"doctor.db\"", &format!("{:?}", workdir.path("doctor.db")));
+    let doctor = doctor.replace("\"data\"", &format!("{:?}", workdir.path("data")));
     let doctor = format!("cycle = \"1s\"\nprofiles = [\"../types\"]\n{doctor}");
-    let mut types = MountedMap { bed: &bed, folder: "types", turns: 0 };
+    let mut types = MountedMap { workdir: &workdir, folder: "types", turns: 0 };
     types.update(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
-    let mut map = MountedMap { bed: &bed, folder: "mounted", turns: 0 };
+    let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
-    let mut service = Service::spawn(bed.command(&["serve", "--config", "mounted/doctor.toml"]));
+    let mut service = Service::spawn(workdir.command(&["serve", "--config", "mounted/doctor.toml"]));
     service.wait_for_log("started");
     // The length is the same, so that only the content differs.
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 2\n{policy}"))]);

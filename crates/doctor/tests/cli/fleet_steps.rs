@@ -69,7 +69,7 @@ echo "# Out of bounds values : 0 OK""##;
 
 /// Three machines as `provision` leaves them, and the directory from which that was done.
 struct FleetFixture {
-    bed: Workdir,
+    workdir: Workdir,
     fleet: SshFleet,
     roots: Vec<PathBuf>,
 }
@@ -85,10 +85,10 @@ impl FleetFixture {
         let mut fleet =
             SshFleet::start(3).inspect_err(|why| why.skip_tests("the steps of the guide on SSH hosts")).ok()?;
         let roots = fleet.hosts_mut().iter_mut().map(|host| host.private_folders().unwrap()).collect();
-        let bed = Workdir::new();
+        let workdir = Workdir::new();
         // Checks that any machine passes, whatever else is wrong with the one that runs this test.
-        bed.policy_for(&["clock-source", "memory"], "");
-        Some(Self { bed, fleet, roots })
+        workdir.policy_for(&["clock-source", "memory"], "");
+        Some(Self { workdir, fleet, roots })
     }
 
     fn program(&self, host: usize, path: &str, script: &str) {
@@ -97,9 +97,9 @@ impl FleetFixture {
 
     /// Writes what `provision` leaves here and on the machines, from the printed cloud-init file.
     fn create_machines(&self) {
-        let config: Value = serde_saphyr::from_str(&self.bed.read("cloud-init.yaml")).unwrap();
+        let config: Value = serde_saphyr::from_str(&self.workdir.read("cloud-init.yaml")).unwrap();
         let files = config["write_files"].as_array().unwrap();
-        let policy = self.bed.path("policy.toml");
+        let policy = self.workdir.path("policy.toml");
         for (root, host) in self.roots.iter().zip(1..) {
             for file in files.iter().filter(|file| file["path"].as_str().unwrap().starts_with("/opt/")) {
                 let mode = u32::from_str_radix(file["permissions"].as_str().unwrap(), 8).unwrap();
@@ -124,13 +124,13 @@ impl FleetFixture {
         self.program(1, "usr/local/bin/doctor", &doctor);
         self.program(1, "usr/local/bin/mpirun", MPIRUN);
         let home = self.fleet.hosts()[0].home();
-        let ways = fs::read_to_string(self.fleet.ssh_config()).unwrap();
-        put(&home.join(".ssh/config"), &ways, 0o600);
+        let ssh_config = fs::read_to_string(self.fleet.ssh_config()).unwrap();
+        put(&home.join(".ssh/config"), &ssh_config, 0o600);
         let (names, addresses): (String, String) =
             self.fleet.hosts().iter().map(|host| (format!("{}\n", host.name), format!("{}\n", host.at.ip()))).unzip();
         put(&home.join("hostfile"), &names, 0o644);
         put(&home.join("hostfile-ip"), &addresses, 0o644);
-        put(&self.bed.path("vmss/ssh_config"), &ways, 0o600);
+        put(&self.workdir.path("vmss/ssh_config"), &ssh_config, 0o600);
         self.boot_machines(files);
     }
 
@@ -165,8 +165,8 @@ impl FleetFixture {
             _ => shell.args(["-F", "vmss/ssh_config", "-o", "BatchMode=yes", HEAD, line]),
         };
         let programs = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
-        shell.env_clear().env("HOME", self.bed.path("")).env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
-        CommandOutput::from_output(&shell.current_dir(self.bed.path("")).stdin(Stdio::null()).output().unwrap())
+        shell.env_clear().env("HOME", self.workdir.path("")).env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
+        CommandOutput::from_output(&shell.current_dir(self.workdir.path("")).stdin(Stdio::null()).output().unwrap())
     }
 
     fn on_head(&self, name: &str) -> String {
@@ -176,7 +176,7 @@ impl FleetFixture {
 
 /// Reads the page's commands, each of which must be the expected one.
 struct PageRunner<'a> {
-    stage: &'a FleetFixture,
+    fixture: &'a FleetFixture,
     rest: std::vec::IntoIter<(Machine, &'static str)>,
 }
 
@@ -193,9 +193,9 @@ impl PageRunner<'_> {
     #[track_caller]
     fn run_step(&mut self, at: Machine, code: i32, line: &str) -> CommandOutput {
         self.next(at, line);
-        let said = self.stage.run_line(at, line);
-        assert_eq!(said.code, code, "{line}\n{}\n{}", said.out, said.err);
-        said
+        let output = self.fixture.run_line(at, line);
+        assert_eq!(output.code, code, "{line}\n{}\n{}", output.out, output.err);
+        output
     }
 
     #[track_caller]
@@ -210,9 +210,9 @@ impl PageRunner<'_> {
 }
 
 #[test]
-fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed() {
-    let Some(stage) = FleetFixture::new() else { return };
-    let mut page = PageRunner { stage: &stage, rest: page_commands().into_iter() };
+fn every_step_of_the_fleet_guide_works_as_printed() {
+    let Some(fixture) = FleetFixture::new() else { return };
+    let mut page = PageRunner { fixture: &fixture, rest: page_commands().into_iter() };
     provision(&mut page);
     check_health(&mut page);
     check_again(&mut page);
@@ -222,7 +222,7 @@ fn every_step_of_the_guide_from_nothing_to_a_tested_fleet_works_as_it_is_printed
         .stdout_contains("- host3 127.0.1.3")
         .stdout_contains("were written: 2 hosts queried");
     assert_eq!(
-        (stage.on_head("hostfile"), stage.on_head("hostfile-ip")),
+        (fixture.on_head("hostfile"), fixture.on_head("hostfile-ip")),
         ("host1\nhost2\n".into(), "127.0.1.1\n127.0.1.2\n".into())
     );
     page.head(0, "doctor fleet exec --hostfile hostfile -- uptime").stdout_contains("load average");
@@ -240,21 +240,21 @@ fn provision(page: &mut PageRunner<'_>) {
         .stdout_contains("az vmss create")
         .stdout_contains("host files and host keys on the head node");
     page.next(Machine::Azure, azure::PROVISION);
-    page.stage.create_machines();
+    page.fixture.create_machines();
     // The login precedes every later line on the head node.
     page.here("ssh -F vmss/ssh_config host1");
-    let said = page.head(0, "doctor fleet exec --hostfile hostfile -- hostname");
-    said.stdout_contains("host1: host1\nhost2: host2\nhost3: host3\n");
+    let output = page.head(0, "doctor fleet exec --hostfile hostfile -- hostname");
+    output.stdout_contains("host1: host1\nhost2: host2\nhost3: host3\n");
 }
 
 /// Steps 4 and 5.
 fn check_health(page: &mut PageRunner<'_>) {
-    let stage = page.stage;
+    let fixture = page.fixture;
     page.head(0, "doctor fleet gather /var/log/node-info.log --last 1 --out node-info --hostfile hostfile");
     assert!(
-        stage.on_head("node-info").lines().nth(2).unwrap().starts_with("host3 host3 "),
+        fixture.on_head("node-info").lines().nth(2).unwrap().starts_with("host3 host3 "),
         "{}",
-        stage.on_head("node-info")
+        fixture.on_head("node-info")
     );
     page.head(0, "doctor fleet exec --root --hostfile hostfile -- /opt/node-info.sh");
     let persistence =
@@ -265,9 +265,9 @@ fn check_health(page: &mut PageRunner<'_>) {
         0,
         "doctor fleet gather /var/log/node-health.log.status --last 1 --out cluster-health.status --hostfile hostfile",
     );
-    let words: Vec<String> =
-        stage.on_head("cluster-health.status").lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
-    assert_eq!(words, ["healthy", "unhealthy", "healthy"]);
+    let healths: Vec<String> =
+        fixture.on_head("cluster-health.status").lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(healths, ["healthy", "unhealthy", "healthy"]);
     let unwell = page.head(0, "grep -v ' healthy$' cluster-health.status");
     assert!(unwell.out.starts_with("host2 ") && unwell.out.lines().count() == 1, "{}", unwell.out);
     let health = page.head(1, "doctor fleet health --hostfile hostfile");
@@ -275,15 +275,15 @@ fn check_health(page: &mut PageRunner<'_>) {
     page.head(0, "doctor fleet exec --hostfile hostfile --hosts host2 -- tail -n 5 /var/log/dcgmi-diag.log")
         .stdout_contains("Fail - GPU 3");
     page.head(0, "doctor fleet gather /var/log/dcgmi-diag.log --out diags/ --hostfile hostfile");
-    assert!(stage.on_head("diags/host2/dcgmi-diag.log").contains("Fail - GPU 3"));
+    assert!(fixture.on_head("diags/host2/dcgmi-diag.log").contains("Fail - GPU 3"));
 }
 
 /// Step 6, after host2 was repaired.
 fn check_again(page: &mut PageRunner<'_>) {
-    fs::remove_file(page.stage.roots[1].join("var/log/fault")).unwrap();
+    fs::remove_file(page.fixture.roots[1].join("var/log/fault")).unwrap();
     let deep = "doctor fleet exec --root --hostfile hostfile --hosts host2 --deadline 3h -- /opt/run-dcgmi.sh 4";
     page.head(0, deep).stdout_contains("host2: /var/log/dcgmi-diag.log: passed");
-    let log = fs::read_to_string(page.stage.roots[1].join("var/log/dcgmi-diag.log")).unwrap();
+    let log = fs::read_to_string(page.fixture.roots[1].join("var/log/dcgmi-diag.log")).unwrap();
     assert!(log.contains("level 4\n"), "{log}");
     let aznhc = page.head(0, "doctor fleet exec --root --hostfile hostfile --deadline 30m -- /opt/run-aznhc.sh");
     aznhc.stdout_contains("host[1-3]: /var/log/aznhc-health.log: passed");
@@ -303,6 +303,6 @@ fn test_network(page: &mut PageRunner<'_>) {
         .stdout_contains("-b 8G -e 8G");
     let slow = page.head(1, "doctor fleet nccl --hostfile hostfile --expect 480");
     slow.stdout_contains("host[1-3]: fail: 198.2 GB/s").stdout_contains("at fault: host3\n");
-    let rest = page.head(0, "doctor fleet nccl --hostfile hostfile --hosts 'host[1-2]' --expect 480");
-    rest.stdout_contains("host[1-2]: pass: 481.0 GB/s");
+    let passing = page.head(0, "doctor fleet nccl --hostfile hostfile --hosts 'host[1-2]' --expect 480");
+    passing.stdout_contains("host[1-2]: pass: 481.0 GB/s");
 }

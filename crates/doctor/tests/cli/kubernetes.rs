@@ -33,7 +33,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the cluster. On nodes named `stuck…` no container starts, on nodes named `slow…` none ends. `None`: this
     /// machine has no control plane, which is printed; in CI it is a failure.
-    pub(crate) fn start(bed: &Workdir, nodes: &[&str]) -> Option<Self> {
+    pub(crate) fn start(workdir: &Workdir, nodes: &[&str]) -> Option<Self> {
         let programs = ControlPlane::programs().inspect_err(|why| why.skip_tests("the service on Kubernetes")).ok()?;
         let plane = Arc::new(ControlPlane::start(&programs).unwrap());
         let (start, started) = mpsc::channel::<Value>();
@@ -49,15 +49,15 @@ impl Cluster {
             }
             if pod.metadata.labels.as_ref().is_some_and(of_a_run) && !on.starts_with("slow") {
                 // The receiver is gone when the test is over.
-                let _gone = start.send(serde_json::to_value(pod).unwrap());
+                let _closed = start.send(serde_json::to_value(pod).unwrap());
             }
             PodBehavior::RunUntilEnded
         });
         let kubelet = Arc::new(kubelet.unwrap());
         let container = Arc::new(Container {
-            data: bed.path("data"),
-            state: bed.path("node"),
-            policy: bed.path("policy.toml"),
+            data: workdir.path("data"),
+            state: workdir.path("node"),
+            policy: workdir.path("policy.toml"),
             plane: Arc::clone(&plane),
             meetings: Mutex::default(),
         });
@@ -84,8 +84,8 @@ impl Cluster {
     }
 
     pub(crate) fn node(&self, name: &str) -> Value {
-        let answer = self.plane.request("GET", &format!("/api/v1/nodes/{name}"), None).unwrap();
-        serde_json::from_str(&answer.text).unwrap()
+        let response = self.plane.request("GET", &format!("/api/v1/nodes/{name}"), None).unwrap();
+        serde_json::from_str(&response.text).unwrap()
     }
 }
 
@@ -104,11 +104,11 @@ impl Container {
     /// first GPU hangs.
     fn run(&self, pod: &Value) -> i32 {
         let container = &pod["spec"]["containers"][0];
-        let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+        let args = container["command"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
         let variables: HashMap<String, String> =
             container["env"].as_array().unwrap().iter().map(|one| self.variable(pod, one)).collect();
         let mut command = Command::new(doctor_node());
-        command.args(words.skip(1).map(|word| self.here(word))).envs(&variables);
+        command.args(args.skip(1).map(|arg| self.here(arg))).envs(&variables);
         if let Some(rank) = variables.get("JOB_COMPLETION_INDEX") {
             static STANDIN: OnceLock<PathBuf> = OnceLock::new();
             let library = STANDIN.get_or_init(|| doctor_testbed::fake_machine::fake_nvidia_library(doctor_node()));
@@ -146,15 +146,15 @@ impl Container {
         (name, format!("127.0.0.1:{port}"))
     }
 
-    fn here(&self, word: &str) -> PathBuf {
-        let places: [(&str, &Path); 3] = [
+    fn here(&self, arg: &str) -> PathBuf {
+        let mounts: [(&str, &Path); 3] = [
             ("/data/", &self.data),
             ("/var/lib/cluster-doctor/node", &self.state),
             ("/etc/cluster-doctor/policy.toml", &self.policy),
         ];
-        let found = places.iter().find_map(|(inside, here)| Some((word.strip_prefix(inside)?, here)));
+        let found = mounts.iter().find_map(|(inside, here)| Some((arg.strip_prefix(inside)?, here)));
         found.map_or_else(
-            || word.into(),
+            || arg.into(),
             |(rest, here)| if rest.is_empty() { here.to_path_buf() } else { here.join(rest) },
         )
     }
@@ -164,8 +164,8 @@ impl Container {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/secrets/{secret}");
         let mut encoded = None;
         wait_until("the secret", || {
-            let answer = self.plane.request("GET", &path, None).unwrap();
-            let secret: Value = serde_json::from_str(&answer.text).unwrap_or_default();
+            let response = self.plane.request("GET", &path, None).unwrap();
+            let secret: Value = serde_json::from_str(&response.text).unwrap_or_default();
             encoded = secret["data"][key].as_str().map(str::to_owned);
             encoded.is_some()
         });
@@ -183,13 +183,13 @@ pub(crate) const BAD: &str = "version = 2\n[[rules]]\nid = \"bad\"\ncheck = \"me
                    severity = \"isolate\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
 
 #[test]
-fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
-    let bed = Workdir::new();
-    std::fs::create_dir(bed.path("data")).unwrap();
-    bed.policy_for(&["memory", "cpu-online"], "version = 1\n");
-    let Some(cluster) = Cluster::start(&bed, &["gpu-1", "gpu-2"]) else { return };
+fn nodes_are_tested_by_real_jobs_and_a_faulty_one_is_tainted_until_requalified() {
+    let workdir = Workdir::new();
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    workdir.policy_for(&["memory", "cpu-online"], "version = 1\n");
+    let Some(cluster) = Cluster::start(&workdir, &["gpu-1", "gpu-2"]) else { return };
     let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
-    bed.write(
+    workdir.write(
         "doctor.toml",
         &format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
@@ -197,15 +197,15 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
             kubeconfig.display()
         ),
     );
-    bed.expect(0, &["plan"]).stdout_contains("gpu-1").stdout_contains("gpu-2").stdout_contains("never tested");
-    let mut service = Service::start(&bed);
-    let rows = || bed.json(&["history", "--test", "memory"]);
+    workdir.expect(0, &["plan"]).stdout_contains("gpu-1").stdout_contains("gpu-2").stdout_contains("never tested");
+    let mut service = Service::start(&workdir);
+    let rows = || workdir.json(&["history", "--test", "memory"]);
     wait_until("both nodes to pass", || {
-        bed.path("doctor.db").exists() && rows().as_array().is_some_and(|rows| rows.len() == 2)
+        workdir.path("doctor.db").exists() && rows().as_array().is_some_and(|rows| rows.len() == 2)
     });
     assert!(rows().as_array().unwrap().iter().all(|row| row["verdict"] == "pass"), "{}", rows());
     let run = rows()[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).stdout_contains("memory");
+    workdir.expect(0, &["log", &run]).stdout_contains("memory");
 
     let label =
         |node: &str, name: &str| cluster.node(node)["metadata"]["labels"][format!("cluster-doctor.io/{name}")].clone();
@@ -213,13 +213,13 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
         label("gpu-1", "status") == "pass" && label("gpu-2", "status") == "pass"
     });
 
-    bed.policy_for(&["memory", "cpu-online"], BAD);
+    workdir.policy_for(&["memory", "cpu-online"], BAD);
     service.wait_for_log("configuration reloaded policy=2");
-    bed.expect(0, &["test", "gpu-1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    workdir.expect(0, &["test", "gpu-1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     let taint = || taint_of(&cluster, "gpu-1");
     wait_until("the taint", || taint().contains("cluster-doctor.io/unhealthy"));
     assert_eq!(cluster.node("gpu-1")["metadata"]["labels"]["cluster-doctor.io/status"], "fail");
-    bed.doctor(&["why", "gpu-1"]).stdout_contains("a planted fault");
+    workdir.doctor(&["why", "gpu-1"]).stdout_contains("a planted fault");
     let annotation = |node: &str, name: &str| {
         let text = cluster.node(node)["metadata"]["annotations"][format!("cluster-doctor.io/{name}")].clone();
         serde_json::from_str::<Value>(text.as_str().unwrap_or("null")).unwrap()
@@ -235,25 +235,25 @@ fn nodes_are_tested_by_real_jobs_and_a_bad_one_is_marked_until_it_is_proven() {
         "gpu-2 was not tested again"
     );
 
-    bed.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
+    workdir.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
     service.wait_for_log("configuration reloaded policy=3");
-    bed.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    workdir.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || !taint().contains("cluster-doctor"));
-    assert_eq!(bed.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
+    assert_eq!(workdir.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
     wait_until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
     assert_eq!(label("gpu-2", "status"), "pass");
 
     // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
-    bed.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
     wait_until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "an operator decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
-    bed.doctor(&["why", "gpu-2"]).stdout_contains("the examination recommends return");
-    bed.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
+    workdir.doctor(&["why", "gpu-2"]).stdout_contains("the examination recommends return");
+    workdir.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
     wait_until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
     wait_until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

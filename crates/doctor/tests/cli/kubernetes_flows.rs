@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// Configures a service for this cluster with the printed permissions and this beginning of its policy.
-pub(crate) fn configure(bed: &Workdir, cluster: &Cluster, policy: &str) {
-    bed.policy_for(&["memory"], policy);
+pub(crate) fn configure(workdir: &Workdir, cluster: &Cluster, policy: &str) {
+    workdir.policy_for(&["memory"], policy);
     let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
-    bed.write(
+    workdir.write(
         "doctor.toml",
         &format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
@@ -25,8 +25,8 @@ pub(crate) fn configure(bed: &Workdir, cluster: &Cluster, policy: &str) {
 
 impl Cluster {
     fn list(&self, path: &str) -> Vec<Value> {
-        let answer = self.plane.request("GET", path, None).unwrap();
-        let list: Value = serde_json::from_str(&answer.text).unwrap();
+        let response = self.plane.request("GET", path, None).unwrap();
+        let list: Value = serde_json::from_str(&response.text).unwrap();
         list["items"].as_array().cloned().unwrap_or_default()
     }
 
@@ -45,24 +45,24 @@ fn is_over(job: &Value) -> bool {
 }
 
 #[test]
-fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
-    let bed = Workdir::new();
-    std::fs::create_dir(bed.path("data")).unwrap();
+fn free_nodes_are_tested_five_at_a_time_and_users_have_priority() {
+    let workdir = Workdir::new();
+    std::fs::create_dir(workdir.path("data")).unwrap();
     let nodes = ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5", "gpu-6", "slow-1", "stuck-1"];
-    let Some(cluster) = Cluster::start(&bed, &nodes) else { return };
+    let Some(cluster) = Cluster::start(&workdir, &nodes) else { return };
     configure(
-        &bed,
+        &workdir,
         &cluster,
         "[limits]\npending = \"20s\"\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\ninconclusive = \"1h\"\n\
          [tests.memory]\nlimit = \"1h\"\n",
     );
-    let service = Service::start(&bed);
-    let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
+    let service = Service::start(&workdir);
+    let rows = || workdir.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
     let mut most = 0;
     wait_until("six nodes to pass", || {
-        let known = bed.path("doctor.db").exists();
+        let known = workdir.path("doctor.db").exists();
         if known {
-            let nodes = bed.json(&["nodes"]);
+            let nodes = workdir.json(&["nodes"]);
             most = most.max(nodes.as_array().map_or(0, |all| all.iter().filter(|node| !node["run"].is_null()).count()));
         }
         known && rows().iter().filter(|row| row["verdict"] == "pass").count() == 6
@@ -75,7 +75,7 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
             .iter()
             .any(|job| is_over(job) && job["metadata"]["annotations"]["cluster-doctor.io/cancelled"].is_string())
     });
-    wait_until("why it was", || bed.doctor(&["why", "stuck-1"]).out.contains("pending"));
+    wait_until("why it was", || workdir.doctor(&["why", "stuck-1"]).out.contains("pending"));
     assert!(rows().iter().all(|row| row["node"] != "stuck-1"), "a run that never started has no history row");
 
     // A user takes the node of a running job: the scheduler itself preempts ours.
@@ -93,32 +93,32 @@ fn free_nodes_are_tested_five_at_a_time_and_users_come_first() {
     });
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_nothing() {
-    let bed = Workdir::new();
-    std::fs::create_dir(bed.path("data")).unwrap();
-    let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
+fn a_controller_killed_between_taint_and_job_leaves_no_taint_and_starts_no_second_job() {
+    let workdir = Workdir::new();
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    let Some(cluster) = Cluster::start(&workdir, &["gpu-1"]) else { return };
     // The quota rejects jobs, but not the mark that is set before.
     let quota = format!("/api/v1/namespaces/{NAMESPACE}/resourcequotas/none");
     cluster.plane.create(&json!({ "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": { "name": "none", "namespace": NAMESPACE }, "spec": { "hard": { "count/jobs.batch": "0" } } }));
     wait_until("the quota to be in force", || {
-        let answer = cluster.plane.request("GET", &quota, None).unwrap();
-        answer.text.contains("\"used\"")
+        let response = cluster.plane.request("GET", &quota, None).unwrap();
+        response.text.contains("\"used\"")
     });
-    configure(&bed, &cluster, "[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n");
-    let service = Service::start(&bed);
+    configure(&workdir, &cluster, "[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n");
+    let service = Service::start(&workdir);
     wait_until("the taint", || cluster.taints("gpu-1").contains("cluster-doctor.io/maintenance"));
     // SIGKILL: no time for cleanup.
     drop(service);
     assert!(cluster.jobs().is_empty());
     assert!(cluster.plane.request("DELETE", &quota, None).unwrap().is_success());
 
-    let service = Service::start(&bed);
-    let rows = || bed.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
+    let service = Service::start(&workdir);
+    let rows = || workdir.json(&["history", "--test", "memory"]).as_array().cloned().unwrap_or_default();
     wait_until("the sweep", || rows().len() == 1);
     assert_eq!(rows()[0]["verdict"], "pass");
     wait_until("the taint to be gone", || !cluster.taints("gpu-1").contains("cluster-doctor"));
@@ -130,23 +130,23 @@ fn a_controller_killed_between_taint_and_job_leaves_nothing_behind_and_doubles_n
     assert_eq!(of_runs.len(), 1, "one run, one job");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn while_we_only_observe_nodes_are_tested_and_nothing_is_written_on_them() {
-    let bed = Workdir::new();
-    std::fs::create_dir(bed.path("data")).unwrap();
-    let Some(cluster) = Cluster::start(&bed, &["gpu-1"]) else { return };
+fn in_observe_mode_nodes_are_tested_and_not_modified() {
+    let workdir = Workdir::new();
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    let Some(cluster) = Cluster::start(&workdir, &["gpu-1"]) else { return };
     let sweep = "mode = \"observe\"\n[suites.sweep]\ntests = [\"memory\"]\nevery = \"6h\"\nmaintenance = true\n";
-    configure(&bed, &cluster, sweep);
-    let mut service = Service::start(&bed);
+    configure(&workdir, &cluster, sweep);
+    let mut service = Service::start(&workdir);
     wait_until("the sweep", || {
-        bed.path("doctor.db").exists()
-            && bed.json(&["history", "--test", "memory"]).as_array().is_some_and(|rows| rows.len() == 1)
+        workdir.path("doctor.db").exists()
+            && workdir.json(&["history", "--test", "memory"]).as_array().is_some_and(|rows| rows.len() == 1)
     });
     // The effects of the result follow in later cycles.
-    bed.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
+    workdir.policy_for(&["memory"], &format!("version = 2\n{sweep}"));
     service.wait_for_log("configuration reloaded policy=2");
     let node = cluster.node("gpu-1");
     assert_eq!(node["spec"]["taints"], Value::Null);

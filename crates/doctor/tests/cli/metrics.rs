@@ -16,9 +16,9 @@ use crate::{
 pub(crate) fn scrape(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    let (head, body) = response.split_once("\r\n\r\n")?;
     head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
 }
 
@@ -29,8 +29,8 @@ fn promtool(args: &[&str], input: &str) -> Option<String> {
     let mut child = child.ok()?;
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    Some(if output.status.success() { String::new() } else { String::from_utf8(said).unwrap() })
+    let text = [output.stdout, output.stderr].concat();
+    Some(if output.status.success() { String::new() } else { String::from_utf8(text).unwrap() })
 }
 
 fn deployed(name: &str) -> String {
@@ -38,13 +38,13 @@ fn deployed(name: &str) -> String {
 }
 
 #[test]
-fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
-    let bed = Workdir::local();
+fn metrics_match_their_declaration_and_prometheus_accepts_them() {
+    let workdir = Workdir::local();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let metrics = format!("cycle = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\nper_node = true\n[backend");
-    bed.write("busy", "");
-    bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
-    let controller = Service::start(&bed);
+    workdir.write("busy", "");
+    workdir.write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
+    let controller = Service::start(&workdir);
     let mut text = String::new();
     wait_until("a scrape after the first cycle", || {
         text = scrape(port).unwrap_or_default();
@@ -69,13 +69,13 @@ fn a_controllers_numbers_are_as_declared_and_prometheus_reads_them() {
     }
     controller.stop();
     match promtool(&["check", "metrics"], &text) {
-        Some(said) => assert_eq!(said, "", "{text}"),
+        Some(errors) => assert_eq!(errors, "", "{text}"),
         None => doctor_testbed::skip::skip_without_program("metrics", "there is no promtool"),
     }
 }
 
 #[test]
-fn the_rules_are_good_and_each_fires_when_it_should() {
+fn alert_rules_are_valid_and_fire_as_expected() {
     let check = promtool(&["check", "rules", &deployed("rules.yml")], "");
     match (check, promtool(&["test", "rules", &deployed("rules.test.yml")], "")) {
         (Some(check), Some(test)) => assert_eq!((check.as_str(), test.as_str()), ("", "")),

@@ -24,7 +24,7 @@ const BAD: &str = "mode = \"act\"\n[allow]\ndrain = true\nreboot = true\n\
 
 /// The service and its one node.
 struct Cluster {
-    bed: Workdir,
+    workdir: Workdir,
     plane: Arc<ControlPlane>,
     node: RealNode,
     policy: u32,
@@ -37,47 +37,47 @@ impl Cluster {
         let node = RealNode::start(&programs, &plane, NODE)?;
         node.install(Path::new(env!("CARGO_BIN_EXE_doctor")), doctor_node())?;
         node.set_gpus(8)?;
-        let bed = Workdir::new();
-        std::fs::create_dir(bed.path("data")).unwrap();
-        let door = TcpListener::bind((node.host(), 0)).and_then(|listener| listener.local_addr()).unwrap();
+        let workdir = Workdir::new();
+        std::fs::create_dir(workdir.path("data")).unwrap();
+        let agent_address = TcpListener::bind((node.host(), 0)).and_then(|listener| listener.local_addr()).unwrap();
         let settings = format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
-             [agents]\nlisten = \"{door}\"\n[backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
+             [agents]\nlisten = \"{agent_address}\"\n[backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
              reboot = [\"chroot\", \"/host\", \"touch\", \"{}\"]\n",
-            bed.path("data").display(),
-            bed.path(REBOOTED).display()
+            workdir.path("data").display(),
+            workdir.path(REBOOTED).display()
         );
-        bed.write("doctor.toml", &settings);
-        bed.policy_for(&["memory"], "version = 1\n");
-        let printed: Value = bed.json(&["deploy", "kubernetes", "--what", "rights"]);
+        workdir.write("doctor.toml", &settings);
+        workdir.policy_for(&["memory"], "version = 1\n");
+        let printed: Value = workdir.json(&["deploy", "kubernetes", "--what", "rights"]);
         for object in printed["items"].as_array().unwrap() {
             plane.create(object);
         }
         let kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor")?;
-        bed.write("doctor.toml", &format!("{settings}kubeconfig = \"{}\"\n", kubeconfig.display()));
-        let mut cluster = Self { bed, plane, node, policy: 0 };
+        workdir.write("doctor.toml", &format!("{settings}kubeconfig = \"{}\"\n", kubeconfig.display()));
+        let mut cluster = Self { workdir, plane, node, policy: 0 };
         cluster.change_policy("1s", "");
         Ok(cluster)
     }
 
     /// Changes the policy: the storage test takes this long per pattern. The service reads a file, jobs a ConfigMap.
     /// Missing results are given up soon.
-    fn change_policy(&mut self, pattern_time: &str, more: &str) {
-        self.change_policy_and_wait("1s", pattern_time, more);
+    fn change_policy(&mut self, pattern_time: &str, extra: &str) {
+        self.change_policy_and_wait("1s", pattern_time, extra);
     }
 
     /// The same, with this `result_grace` for results after the end of their job.
-    fn change_policy_and_wait(&mut self, grace: &str, pattern_time: &str, more: &str) {
+    fn change_policy_and_wait(&mut self, grace: &str, pattern_time: &str, extra: &str) {
         self.policy += 1;
         let storage = format!("size = \"16MiB\"\npattern_time = \"{pattern_time}\"\ndirectories = [\"/tmp\"]\n");
         let version = self.policy;
         let text = format!(
-            "version = {version}\n{more}[limits]\nresult_grace = \"{grace}\"\n[tests.storage.params]\n{storage}"
+            "version = {version}\n{extra}[limits]\nresult_grace = \"{grace}\"\n[tests.storage.params]\n{storage}"
         );
-        self.bed.policy_for(&["memory", "disk-space", "storage"], &text);
+        self.workdir.policy_for(&["memory", "disk-space", "storage"], &text);
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "policy", "namespace": NAMESPACE },
-            "data": { "policy.toml": self.bed.read("policy.toml") },
+            "data": { "policy.toml": self.workdir.read("policy.toml") },
         });
         if self.policy == 1 {
             self.plane.create(&map);
@@ -87,9 +87,9 @@ impl Cluster {
     }
 
     fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
-        let answer = self.plane.request(method, path, body).unwrap();
-        assert!(answer.is_success(), "{method} {path}: {} {}", answer.status, answer.text);
-        serde_json::from_str(&answer.text).unwrap()
+        let response = self.plane.request(method, path, body).unwrap();
+        assert!(response.is_success(), "{method} {path}: {} {}", response.status, response.text);
+        serde_json::from_str(&response.text).unwrap()
     }
 
     fn pods(&self) -> Vec<Value> {
@@ -115,8 +115,8 @@ impl Cluster {
 
     /// Requests memory and storage tests, and waits until the storage test runs. Returns the run and its pod.
     fn test_storage(&self) -> (String, String) {
-        let asked = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
-        self.bed.expect(0, &asked);
+        let args = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
+        self.workdir.expect(0, &args);
         let mut found = None;
         wait_until("the storage test to run", || {
             found = self.pods().iter().find(|pod| pod["status"]["phase"] == "Running").map(|pod| {
@@ -137,7 +137,7 @@ impl Cluster {
             command.is_some_and(|command| command.contains(&named))
                 && before.iter().all(|old| old["metadata"]["uid"] != pod["metadata"]["uid"])
         };
-        self.bed.expect(0, &[&["test", NODE, "--why", "nothing is shared", "--yes"], &tests[..]].concat());
+        self.workdir.expect(0, &[&["test", NODE, "--why", "nothing is shared", "--yes"], &tests[..]].concat());
         let mut found = None;
         wait_until("the job's pod", || {
             found = self.pods().iter().find(is_new).map(|pod| {
@@ -150,16 +150,16 @@ impl Cluster {
     }
 
     fn audit(&self) -> String {
-        self.bed.doctor(&["audit"]).out
+        self.workdir.doctor(&["audit"]).out
     }
 
     fn log(&self, run: &str) -> String {
-        self.bed.doctor(&["log", run]).out
+        self.workdir.doctor(&["log", run]).out
     }
 
     /// Returns the verdict of a test in a run; `None` while it is unknown.
     fn verdict(&self, run: &str, test: &str) -> Option<String> {
-        let rows = self.bed.json(&["history", "--test", test]);
+        let rows = self.workdir.json(&["history", "--test", test]);
         let row = rows.as_array()?.iter().find(|row| row["run"] == run)?;
         row["verdict"].as_str().map(str::to_owned)
     }
@@ -184,25 +184,25 @@ impl Cluster {
 }
 
 #[test]
-fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and_kubelet() {
+fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
     let mut cluster = match Cluster::start() {
         Ok(cluster) => cluster,
         Err(why) => return why.skip_tests("the service on a real kubelet"),
     };
-    cluster.bed.expect(0, &["plan"]).stdout_contains(NODE).stdout_contains("never tested");
-    let mut service = Service::start(&cluster.bed);
-    wait_until("the store", || cluster.bed.path("doctor.db").exists());
+    cluster.workdir.expect(0, &["plan"]).stdout_contains(NODE).stdout_contains("never tested");
+    let mut service = Service::start(&cluster.workdir);
+    wait_until("the store", || cluster.workdir.path("doctor.db").exists());
 
     controller_without_rights(&cluster);
-    whole_run(&cluster);
+    complete_run(&cluster);
     kubelet_dies(&cluster);
-    let shared = cluster.bed.read("doctor.toml");
+    let shared = cluster.workdir.read("doctor.toml");
     service.stop();
     service = nothing_shared(&mut cluster, &shared);
     service.stop();
-    cluster.bed.write("doctor.toml", &shared);
+    cluster.workdir.write("doctor.toml", &shared);
     cluster.change_policy("60s", "");
-    service = Service::start(&cluster.bed);
+    service = Service::start(&cluster.workdir);
     pod_deleted(&cluster);
     withdrawn(&cluster);
     agents(&cluster);
@@ -212,7 +212,7 @@ fn jobs_run_in_containers_and_their_results_are_kept_whatever_happens_to_pod_and
 
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    cluster.bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    cluster.workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
@@ -249,12 +249,12 @@ fn controller_without_rights(cluster: &Cluster) {
 }
 
 /// From submission to the stored result with its log.
-fn whole_run(cluster: &Cluster) {
-    let rows = || cluster.bed.json(&["history", "--test", "memory"]);
+fn complete_run(cluster: &Cluster) {
+    let rows = || cluster.workdir.json(&["history", "--test", "memory"]);
     wait_until("the first result", || rows().as_array().is_some_and(|rows| !rows.is_empty()));
     let run = rows()[0]["run"].as_str().unwrap().to_owned();
     assert_eq!(cluster.verdict(&run, "memory").as_deref(), Some("pass"));
-    cluster.bed.expect(0, &["log", &run]).stdout_contains("mem_total_bytes").stdout_contains("job: done");
+    cluster.workdir.expect(0, &["log", &run]).stdout_contains("mem_total_bytes").stdout_contains("job: done");
     cluster.until_ended(&run, ("Complete", "CompletionsReached"));
     let pods = cluster.pods();
     let [pod] = &pods[..] else { panic!("one run is one pod: {pods:?}") };
@@ -280,11 +280,11 @@ const LARGE: &str =
 /// Without a shared directory, results come with the pods: small ones in termination messages, large ones in logs, and
 /// those of a deleted pod before it is gone.
 fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
-    let own = shared.replace("data = \"data\"", "data = \"own\"");
-    let kept: Vec<&str> = own.lines().filter(|line| !line.starts_with("share = ")).collect();
-    std::fs::create_dir(cluster.bed.path("own")).unwrap();
-    cluster.bed.write("doctor.toml", &format!("{}\n", kept.join("\n")));
-    for object in cluster.bed.json(&["deploy", "kubernetes", "--what", "rights"])["items"].as_array().unwrap() {
+    let config = shared.replace("data = \"data\"", "data = \"own\"");
+    let lines: Vec<&str> = config.lines().filter(|line| !line.starts_with("share = ")).collect();
+    std::fs::create_dir(cluster.workdir.path("own")).unwrap();
+    cluster.workdir.write("doctor.toml", &format!("{}\n", lines.join("\n")));
+    for object in cluster.workdir.json(&["deploy", "kubernetes", "--what", "rights"])["items"].as_array().unwrap() {
         if object["kind"] == "Role" {
             let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/cluster-doctor");
             cluster.ask("PATCH", &path, Some(object));
@@ -292,9 +292,9 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
     }
     // If a log is not available immediately because the kubelet is busy, the next cycle requests it again.
     cluster.change_policy_and_wait("2m", "1s", LARGE);
-    let mut service = Service::start(&cluster.bed);
+    let mut service = Service::start(&cluster.workdir);
     for test in ["memory", "large"] {
-        carried(cluster, test);
+        check_result_transport(cluster, test);
     }
     cluster.change_policy("60s", LARGE);
     service.wait_for_log("configuration reloaded policy=3");
@@ -311,7 +311,7 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
 }
 
 /// Checks a result that came with its pod, and its log.
-fn carried(cluster: &Cluster, test: &str) {
+fn check_result_transport(cluster: &Cluster, test: &str) {
     let (run, pod) = cluster.test_admitted(test);
     let log = cluster.log(&run);
     assert_eq!(cluster.verdict(&run, test).as_deref(), Some("pass"), "{test}: {log}\n{}", pod["status"]);
@@ -333,7 +333,7 @@ fn pod_deleted(cluster: &Cluster) {
 /// An operator holds the node: the job is ended, and has time to sign what had finished.
 fn withdrawn(cluster: &Cluster) {
     let (run, _) = cluster.test_storage();
-    cluster.bed.expect(0, &["hold", NODE, "--why", "needed for debugging", "--yes"]);
+    cluster.workdir.expect(0, &["hold", NODE, "--why", "needed for debugging", "--yes"]);
     cluster.until_ended(&run, ("Failed", "DeadlineExceeded"));
     cut_short(cluster, &run);
     wait_until("the run to be given up", || cluster.audit().contains("withdrawn: the job ended (killed)"));
@@ -347,8 +347,8 @@ fn agents(cluster: &Cluster) {
     cluster.ask("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label));
     let settings = ["--set", "images.pullPolicy=Never", "--set", "agent.hostNetwork=true"];
     let printed = |what: &str| {
-        let words = ["deploy", "kubernetes", "--what", what, "--image", "cluster-doctor-node:latest"];
-        cluster.bed.json(&[&words[..], &settings].concat())["items"].as_array().unwrap().clone()
+        let args = ["deploy", "kubernetes", "--what", what, "--image", "cluster-doctor-node:latest"];
+        cluster.workdir.json(&[&args[..], &settings].concat())["items"].as_array().unwrap().clone()
     };
     for object in printed("configuration").iter().filter(|object| object["metadata"]["name"] == "cluster-doctor-policy")
     {
@@ -364,14 +364,14 @@ fn agents(cluster: &Cluster) {
         pods.retain(|pod| pod["metadata"]["labels"]["app.kubernetes.io/component"] == "agent");
         pods.into_iter().find(|pod| pod["status"]["phase"] == "Running")
     };
-    let heard = || {
-        let agents = cluster.bed.json(&["agent", "list"]);
+    let reporting_agent = || {
+        let agents = cluster.workdir.json(&["agent", "list"]);
         let found =
             agents.as_array().unwrap().iter().find(|agent| agent["node"] == NODE && agent["state"] == "reports");
         found.cloned()
     };
-    wait_until("a report of the agent", || heard().is_some());
-    assert_eq!(heard().unwrap()["speaks_by"], "token");
+    wait_until("a report of the agent", || reporting_agent().is_some());
+    assert_eq!(reporting_agent().unwrap()["speaks_by"], "token");
     let first = agent().unwrap();
     let sources =
         first["spec"]["volumes"].as_array().unwrap().iter().filter(|volume| volume.get("projected").is_some());
@@ -390,18 +390,18 @@ fn agents(cluster: &Cluster) {
     });
     // The report time is stored once a minute. Timestamps sort as text.
     wait_until("a report of the other agent", || {
-        heard().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began)
+        reporting_agent().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began)
     });
 }
 
 /// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.
 fn rebooted(cluster: &Cluster) {
-    cluster.bed.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
-    cluster.bed.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
-    wait_until("the reboot", || cluster.bed.path(REBOOTED).exists());
+    cluster.workdir.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
+    cluster.workdir.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
+    wait_until("the reboot", || cluster.workdir.path(REBOOTED).exists());
     let node = cluster.node.object().unwrap();
     assert_eq!(node["spec"]["unschedulable"], true, "it was drained before: {}", node["spec"]);
-    cluster.bed.doctor(&["why", NODE]).stdout_contains("is being repaired (reboot");
+    cluster.workdir.doctor(&["why", NODE]).stdout_contains("is being repaired (reboot");
 }
 
 /// The signal reached `doctor-node`, which signed the test that had finished, but not the one that was running.

@@ -2,11 +2,11 @@
 
 use crate::workdir::{Workdir, demo_copy};
 
-fn bed() -> Workdir {
-    let bed = demo_copy();
-    std::fs::create_dir(bed.path("data")).unwrap();
-    bed.write("doctor.toml", "store = \"doctor.db\"\ndata = \"data\"\n[backend.sim]\nsocket = \"sim.sock\"\n");
-    bed
+fn workdir() -> Workdir {
+    let workdir = demo_copy();
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    workdir.write("doctor.toml", "store = \"doctor.db\"\ndata = \"data\"\n[backend.sim]\nsocket = \"sim.sock\"\n");
+    workdir
 }
 
 const SLOWER_THAN_OTHERS: &str = r#"
@@ -23,24 +23,24 @@ text = "{value}, others reach {limit}"
 "#;
 
 #[test]
-fn by_the_rules_that_judged_them_every_verdict_comes_out_as_it_was() {
-    let bed = bed();
-    let said = bed.expect(0, &["rejudge", "--since", "30d"]);
-    said.stdout_contains("0 would differ").stdout_contains("Nothing was changed");
-    let json = bed.json(&["rejudge"]);
+fn with_the_original_rules_every_verdict_is_unchanged() {
+    let workdir = workdir();
+    let output = workdir.expect(0, &["rejudge", "--since", "30d"]);
+    output.stdout_contains("0 would differ").stdout_contains("Nothing was changed");
+    let json = workdir.json(&["rejudge"]);
     assert!(json["judged"].as_u64().unwrap() > 50, "{json}");
     assert_eq!(json["judged"], json["same"]);
 }
 
 #[test]
-fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
-    let bed = bed();
-    let before = bed.expect(0, &["history", "--json"]).out;
-    bed.write("stricter.toml", SLOWER_THAN_OTHERS);
-    bed.expect(1, &["rejudge", "--policy", "stricter.toml"])
+fn a_peer_rule_shows_the_differences_and_changes_nothing() {
+    let workdir = workdir();
+    let before = workdir.expect(0, &["history", "--json"]).out;
+    workdir.write("stricter.toml", SLOWER_THAN_OTHERS);
+    workdir.expect(1, &["rejudge", "--policy", "stricter.toml"])
         .stdout_contains("slower-than-peers")
         .stdout_contains("policy version 7");
-    let json = bed.json(&["rejudge", "--policy", "stricter.toml"]);
+    let json = workdir.json(&["rejudge", "--policy", "stricter.toml"]);
     let differs = json["differs"].as_array().unwrap();
     // Each result is compared with the median of its peers: about half are below, and results without peers are not
     // compared.
@@ -52,11 +52,11 @@ fn a_rule_about_peers_shows_what_it_would_have_done_and_changes_nothing() {
         assert_eq!(difference["new"]["severity"], "monitor", "{difference}");
     }
     let one = differs[0]["node"].as_str().unwrap();
-    let of_one = bed.json(&["rejudge", "--policy", "stricter.toml", "--node", one]);
+    let of_one = workdir.json(&["rejudge", "--policy", "stricter.toml", "--node", one]);
     assert!(of_one["differs"].as_array().unwrap().iter().all(|difference| difference["node"] == one));
     assert!(of_one["judged"].as_u64().unwrap() < judged);
-    assert_eq!(bed.expect(0, &["history", "--json"]).out, before);
+    assert_eq!(workdir.expect(0, &["history", "--json"]).out, before);
 
-    bed.write("wrong.toml", "[[rules]]\nid = \"x\"\n");
-    bed.expect(4, &["rejudge", "--policy", "wrong.toml"]).stderr_contains("wrong.toml");
+    workdir.write("wrong.toml", "[[rules]]\nid = \"x\"\n");
+    workdir.expect(4, &["rejudge", "--policy", "wrong.toml"]).stderr_contains("wrong.toml");
 }

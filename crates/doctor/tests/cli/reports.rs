@@ -21,8 +21,8 @@ use crate::{
 
 /// A demo's store with a case against a node that has results, and the case.
 fn with_a_case() -> (Workdir, String) {
-    let bed = demo_copy();
-    let store = Store::open(&StoreUrl::Sqlite(bed.path("doctor.db"))).unwrap();
+    let workdir = demo_copy();
+    let store = Store::open(&StoreUrl::Sqlite(workdir.path("doctor.db"))).unwrap();
     let now = store.cluster_state_time().unwrap().unwrap();
     let lease = store.acquire("a test", now, Span::hours(1)).unwrap();
     let (node, stored) = store.load_nodes().unwrap().pop_first().unwrap();
@@ -67,7 +67,7 @@ fn with_a_case() -> (Workdir, String) {
         notifications: &[],
     };
     store.commit(&lease, &intent).unwrap();
-    (bed, case.id.to_string())
+    (workdir, case.id.to_string())
 }
 
 fn store() -> String {
@@ -76,30 +76,30 @@ fn store() -> String {
 
 #[test]
 fn a_report_is_one_page_of_html_or_markdown_or_json() {
-    let (bed, store) = (Workdir::new(), store());
-    bed.expect(0, &["report", "--store", &store, "--since", "3d", "--format", "html", "--out", "page.html"]);
-    let page = bed.read("page.html");
+    let (workdir, store) = (Workdir::new(), store());
+    workdir.expect(0, &["report", "--store", &store, "--since", "3d", "--format", "html", "--out", "page.html"]);
+    let page = workdir.read("page.html");
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"), "{page}");
     assert!(page.matches("<svg").count() > 3 && page.contains("<rect class=\"pass\""), "{page}");
     assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("https://"));
-    bed.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"])
+    workdir.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"])
         .stdout_contains("# Cluster Doctor: ");
-    let json = bed.json(&["report", "--store", &store, "--last", "day"]);
+    let json = workdir.json(&["report", "--store", &store, "--last", "day"]);
     assert_eq!(json["slots"].as_array().unwrap().len(), 24, "{json}");
-    let said = bed.expect(2, &["report", "--store", &store, "--out", "page.txt"]);
-    said.stderr_contains("--format html, markdown or json");
+    let output = workdir.expect(2, &["report", "--store", &store, "--out", "page.txt"]);
+    output.stderr_contains("--format html, markdown or json");
 }
 
 #[test]
-fn a_case_is_packed_with_what_a_vendor_asks_for() {
-    let (bed, case) = with_a_case();
+fn a_case_bundle_contains_what_a_vendor_needs() {
+    let (workdir, case) = with_a_case();
     let store = "doctor.db";
-    bed.write("bug-report.log", "token=abcdef");
+    workdir.write("bug-report.log", "token=abcdef");
     let args = ["bundle", &case, "--store", store, "--out", "case.tar.gz", "--with", "bug-report.log"];
-    bed.expect(0, &args).stdout_contains("Wrote case.tar.gz");
-    let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
+    workdir.expect(0, &args).stdout_contains("Wrote case.tar.gz");
+    let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(workdir.path("")).status().unwrap();
     assert!(unpacked.success());
-    let file = |name: &str| bed.read(&format!("case-{case}/{name}"));
+    let file = |name: &str| workdir.read(&format!("case-{case}/{name}"));
     assert!(file("summary.md").contains("Severity isolate: keep the node out of service"), "{}", file("summary.md"));
     assert!(file("summary.md").contains(&format!("# Case {case} on ")), "{}", file("summary.md"));
     let cloud: serde_json::Value = serde_json::from_str(&file("cloud.json")).unwrap();
@@ -110,75 +110,75 @@ fn a_case_is_packed_with_what_a_vendor_asks_for() {
     let machines: serde_json::Value = serde_json::from_str(&file("machines.json")).unwrap();
     assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
     assert_eq!(file("more/bug-report.log"), "token=abcdef", "added files are not changed");
-    assert!(std::fs::read_dir(bed.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
+    assert!(std::fs::read_dir(workdir.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
     assert!(file("summary.md").contains("It was not taken: not requested"), "{}", file("summary.md"));
-    bed.expect(2, &["bundle", "c0000000000000", "--store", store]).stderr_contains("no case");
+    workdir.expect(2, &["bundle", "c0000000000000", "--store", store]).stderr_contains("no case");
 }
 
 #[test]
-fn a_case_is_acknowledged_or_snoozed_by_somebody_for_a_reason() {
-    let (bed, case) = with_a_case();
+fn acknowledging_or_snoozing_a_case_records_operator_and_reason() {
+    let (workdir, case) = with_a_case();
     let case = case.as_str();
-    let listed = bed.expect(0, &["cases", "--store", "doctor.db"]);
+    let listed = workdir.expect(0, &["cases", "--store", "doctor.db"]);
     listed.stdout_contains(case).stdout_contains("isolate: keep the node out of service until repaired");
-    bed.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).stdout_contains("Acknowledged.");
+    workdir.expect(0, &["cases", "ack", case, "--store", "doctor.db", "--yes"]).stdout_contains("Acknowledged.");
     let snooze = ["cases", "snooze", case, "--store", "doctor.db", "--why", "tomorrow", "--until", "4h", "--yes"];
-    bed.expect(0, &snooze).stdout_contains("Snoozed.");
-    bed.expect(6, &snooze[..snooze.len() - 1]);
-    let trail = bed.expect(0, &["audit", "--store", "doctor.db"]);
+    workdir.expect(0, &snooze).stdout_contains("Snoozed.");
+    workdir.expect(6, &snooze[..snooze.len() - 1]);
+    let trail = workdir.expect(0, &["audit", "--store", "doctor.db"]);
     trail.stdout_contains("acknowledge").stdout_contains("snooze").stdout_contains("tomorrow").stdout_contains("ann");
-    bed.expect(2, &["cases", "ack", "c0000000000000", "--store", "doctor.db", "--yes"]).stderr_contains("no case");
+    workdir.expect(2, &["cases", "ack", "c0000000000000", "--store", "doctor.db", "--yes"]).stderr_contains("no case");
 }
 
 #[test]
-fn a_controller_writes_the_report_of_yesterday_once() {
-    let bed = Workdir::local();
-    bed.write("busy", "");
+fn a_controller_writes_yesterdays_report_once() {
+    let workdir = Workdir::local();
+    workdir.write("busy", "");
     let reports = "cycle = \"1s\"\n[reports]\ndaily = true\nformats = [\"html\"]\n[backend";
-    bed.write("doctor.toml", &(bed.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
+    workdir.write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
     let written = || -> Vec<std::path::PathBuf> {
-        let Ok(entries) = std::fs::read_dir(bed.path("data/reports")) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(workdir.path("data/reports")) else { return Vec::new() };
         entries
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.extension().is_some_and(|end| end == "html"))
             .collect()
     };
-    let mut controller = Service::start(&bed);
+    let mut controller = Service::start(&workdir);
     wait_until("a report", || !written().is_empty());
     controller.wait_for_log("reports written");
     controller.stop();
     let [page] = &written()[..] else { panic!("{:?}", written()) };
     std::fs::write(page, "seen").unwrap();
-    let controller = Service::start(&bed);
-    wait_until("the restarted controller", || bed.json(&["status"])["leader"]["is"] == "leads");
+    let controller = Service::start(&workdir);
+    wait_until("the restarted controller", || workdir.json(&["status"])["leader"]["is"] == "leads");
     controller.stop();
     assert_eq!(std::fs::read_to_string(page).unwrap(), "seen", "an existing report is not rewritten");
 }
 
 #[test]
-fn a_bundle_holds_what_this_machine_and_its_vendors_tool_say_or_why_not() {
-    let bed = Workdir::local();
-    bed.expect(0, &["run"]);
-    bed.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
-    bed.expect(0, &["run"]);
-    let case = bed.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
+fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
+    let workdir = Workdir::local();
+    workdir.expect(0, &["run"]);
+    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["run"]);
+    let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let bundle = |path: &str| {
         let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
-        let said = CommandOutput::from_output(&bed.command(&args).env("PATH", path).output().unwrap());
-        assert_eq!(said.code, 0, "{} {}", said.out, said.err);
-        let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(bed.path("")).status().unwrap();
+        let output = CommandOutput::from_output(&workdir.command(&args).env("PATH", path).output().unwrap());
+        assert_eq!(output.code, 0, "{} {}", output.out, output.err);
+        let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(workdir.path("")).status().unwrap();
         assert!(unpacked.success());
-        bed.read(&format!("case-{case}/summary.md"))
+        workdir.read(&format!("case-{case}/summary.md"))
     };
     let summary = bundle("/usr/bin:/bin");
     assert!(summary.contains("It could not be taken: nvidia-bug-report.sh is not installed here."), "{summary}");
-    let tool = bed.path("tools/nvidia-bug-report.sh");
-    std::fs::create_dir(bed.path("tools")).unwrap();
+    let tool = workdir.path("tools/nvidia-bug-report.sh");
+    std::fs::create_dir(workdir.path("tools")).unwrap();
     std::fs::write(&tool, "#!/bin/sh\nprintf 'all of it' >nvidia-bug-report.log.gz\n").unwrap();
     std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let summary = bundle(&format!("{}:/usr/bin:/bin", bed.path("tools").display()));
+    let summary = bundle(&format!("{}:/usr/bin:/bin", workdir.path("tools").display()));
     assert!(summary.contains("It is in node/, as the vendor's tool wrote it: nvidia-bug-report.log.gz."), "{summary}");
-    assert_eq!(bed.read(&format!("case-{case}/node/nvidia-bug-report.log.gz")), "all of it");
-    let told: serde_json::Value = serde_json::from_str(&bed.read(&format!("case-{case}/firmware.json"))).unwrap();
-    assert!(told["system"]["kernel"].is_string() && told["hardware"]["boot_id"].is_string(), "{told}");
+    assert_eq!(workdir.read(&format!("case-{case}/node/nvidia-bug-report.log.gz")), "all of it");
+    let firmware: serde_json::Value = serde_json::from_str(&workdir.read(&format!("case-{case}/firmware.json"))).unwrap();
+    assert!(firmware["system"]["kernel"].is_string() && firmware["hardware"]["boot_id"].is_string(), "{firmware}");
 }

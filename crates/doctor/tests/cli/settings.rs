@@ -3,14 +3,14 @@
 use crate::workdir::Workdir;
 
 #[test]
-fn init_writes_commented_defaults_that_are_good_and_overwrites_nothing() {
-    let bed = Workdir::new();
-    bed.expect(0, &["config", "init", "site"]).stdout_contains("site/doctor.toml");
-    assert!(bed.read("site/policy.toml").contains("# Concurrent validation jobs"));
+fn init_writes_valid_commented_defaults_and_overwrites_nothing() {
+    let workdir = Workdir::new();
+    workdir.expect(0, &["config", "init", "site"]).stdout_contains("site/doctor.toml");
+    assert!(workdir.read("site/policy.toml").contains("# Concurrent validation jobs"));
     // The default data directory does not exist here.
-    let said = bed.doctor(&["config", "check", "--config", "site/doctor.toml"]);
-    said.stdout_contains("site/doctor.toml is valid.").stdout_contains("disk-space");
-    bed.expect(2, &["config", "init", "site"]).stderr_contains("exists and is not overwritten");
+    let output = workdir.doctor(&["config", "check", "--config", "site/doctor.toml"]);
+    output.stdout_contains("site/doctor.toml is valid.").stdout_contains("disk-space");
+    workdir.expect(2, &["config", "init", "site"]).stderr_contains("exists and is not overwritten");
 }
 
 #[test]
@@ -28,99 +28,99 @@ fn a_mistake_is_shown_with_file_line_column_and_what_is_accepted() {
         ("policy.toml", "[[rules]]\nid = \"x\"\n", ["policy.toml, line 1", "missing field `check`"]),
         ("profile.toml", "version = 1\n[expect]\n", ["profile.toml, line 1", "missing field `sku`"]),
     ] {
-        let bed = Workdir::new();
-        bed.write("doctor.toml", "policy = \"policy.toml\"\nprofiles = [\"profile.toml\"]\n");
-        bed.write("policy.toml", "");
-        bed.write("profile.toml", "sku = \"h100\"\nversion = 1\n[expect]\n");
-        bed.write(file, text);
-        let said = bed.expect(4, &["config", "check"]);
+        let workdir = Workdir::new();
+        workdir.write("doctor.toml", "policy = \"policy.toml\"\nprofiles = [\"profile.toml\"]\n");
+        workdir.write("policy.toml", "");
+        workdir.write("profile.toml", "sku = \"h100\"\nversion = 1\n[expect]\n");
+        workdir.write(file, text);
+        let output = workdir.expect(4, &["config", "check"]);
         for part in parts {
-            said.stderr_contains(part);
+            output.stderr_contains(part);
         }
-        said.stderr_contains("hint:");
+        output.stderr_contains("hint:");
     }
 }
 
 #[test]
-fn a_policy_that_names_what_does_not_exist_is_refused() {
-    let bed = Workdir::new();
-    bed.write("doctor.toml", "policy = \"policy.toml\"\n");
-    bed.write("policy.toml", "[tests.discs]\nenabled = false\n");
-    bed.expect(4, &["config", "check"]).stderr_contains("tests.discs").stderr_contains("disk-space");
-    for (policy, complaint) in [
+fn a_policy_with_unknown_names_is_rejected() {
+    let workdir = Workdir::new();
+    workdir.write("doctor.toml", "policy = \"policy.toml\"\n");
+    workdir.write("policy.toml", "[tests.discs]\nenabled = false\n");
+    workdir.expect(4, &["config", "check"]).stderr_contains("tests.discs").stderr_contains("disk-space");
+    for (policy, expected) in [
         ("[suites.mine]\ntests = [\"discs\"]\n", "suite `mine` names `discs`"),
         ("[suites.memory]\ntests = [\"dl\"]\n", "there is a test `memory`"),
         ("[tests.dl-hot]\nof = \"deal\"\n", "`tests.dl-hot` as a form of `deal`"),
         ("[tests.dl-hot]\nof = \"dl-long\"\n", "`tests.dl-hot` as a form of `dl-long`"),
         ("[repair]\nproving = [\"every\"]\n", "`repair.proving` names `every`"),
     ] {
-        bed.write("policy.toml", policy);
-        bed.expect(4, &["config", "check"]).stderr_contains(complaint);
+        workdir.write("policy.toml", policy);
+        workdir.expect(4, &["config", "check"]).stderr_contains(expected);
     }
-    bed.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
-    bed.expect(0, &["explain", "suites"]).stdout_contains("Suite standard: ").stdout_contains("older than 7d");
-    bed.expect(0, &["explain", "dl-long"]).stdout_contains("on request, or to requalify").stdout_contains("heat = ");
-    bed.write("doctor.toml", "policy = \"missing.toml\"\n");
-    bed.expect(4, &["config", "check"]).stderr_contains("missing.toml").stderr_contains("No such file");
+    workdir.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
+    workdir.expect(0, &["explain", "suites"]).stdout_contains("Suite standard: ").stdout_contains("older than 7d");
+    workdir.expect(0, &["explain", "dl-long"]).stdout_contains("on request, or to requalify").stdout_contains("heat = ");
+    workdir.write("doctor.toml", "policy = \"missing.toml\"\n");
+    workdir.expect(4, &["config", "check"]).stderr_contains("missing.toml").stderr_contains("No such file");
 }
 
 #[test]
-fn what_is_in_force_is_shown_and_reads_back() {
-    let bed = Workdir::local();
-    let said = bed.expect(0, &["config", "show"]);
-    said.stdout_contains("max_load_per_core = 1000").stdout_contains("[limits]").stdout_contains("jobs = 5");
-    let json = bed.json(&["config", "show"]);
+fn the_effective_configuration_is_shown_and_parses() {
+    let workdir = Workdir::local();
+    let output = workdir.expect(0, &["config", "show"]);
+    output.stdout_contains("max_load_per_core = 1000").stdout_contains("[limits]").stdout_contains("jobs = 5");
+    let json = workdir.json(&["config", "show"]);
     assert_eq!(json["cycle"], "30s");
     assert_eq!(json["policy_in_force"]["mode"], "recommend");
 }
 
 #[test]
 fn a_named_file_that_is_missing_is_not_replaced_by_another() {
-    let bed = Workdir::local();
-    bed.expect(4, &["nodes", "--config", "other.toml"]).stderr_contains("other.toml");
+    let workdir = Workdir::local();
+    workdir.expect(4, &["nodes", "--config", "other.toml"]).stderr_contains("other.toml");
 }
 
 #[test]
-fn a_missing_shared_directory_is_said_with_the_way_out() {
-    let bed = Workdir::local();
-    std::fs::remove_dir(bed.path("data")).unwrap();
-    bed.expect(3, &["run"]).stderr_contains("data").stderr_contains("create the directory");
+fn a_missing_shared_directory_is_reported_with_the_remedy() {
+    let workdir = Workdir::local();
+    std::fs::remove_dir(workdir.path("data")).unwrap();
+    workdir.expect(3, &["run"]).stderr_contains("data").stderr_contains("create the directory");
 }
 
 #[test]
-fn profiles_of_other_tools_are_imported_and_judge() {
-    let bed = Workdir::local();
-    bed.write("instance-profiles.conf", "# type|gpus|efa|nvlink|provider\nour.8xlarge|8|4|true|efa\nwhat\n");
-    bed.write("nd8_v9.conf", " * || check_gpu_count 8\n * || check_hw_ib 400 mlx5_ib0:1\n * || check_gpu_xid\n");
+fn profiles_of_other_tools_are_imported_and_used() {
+    let workdir = Workdir::local();
+    workdir.write("instance-profiles.conf", "# type|gpus|efa|nvlink|provider\nour.8xlarge|8|4|true|efa\nwhat\n");
+    workdir.write("nd8_v9.conf", " * || check_gpu_count 8\n * || check_hw_ib 400 mlx5_ib0:1\n * || check_gpu_xid\n");
     let files = ["instance-profiles.conf", "nd8_v9.conf"];
-    let said = bed.expect(1, &["import", "profiles", files[0], files[1], "--out", "profiles"]);
-    said.stdout_contains("instance-profiles.conf:3: expected")
+    let output = workdir.expect(1, &["import", "profiles", files[0], files[1], "--out", "profiles"]);
+    output.stdout_contains("instance-profiles.conf:3: expected")
         .stdout_contains("2 profiles written; 3 lines used, 1 covered");
-    assert!(bed.read("profiles/nd8_v9.toml").contains("fabric_ports_active = 1"));
-    bed.expect(0, &["import", "profiles", files[1], "--out", "profiles"]);
+    assert!(workdir.read("profiles/nd8_v9.toml").contains("fabric_ports_active = 1"));
+    workdir.expect(0, &["import", "profiles", files[1], "--out", "profiles"]);
 
-    let text = bed.read("doctor.toml");
-    bed.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
-    bed.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
-    bed.expect(4, &["config", "check"]).stderr_contains("hgx-h999");
-    bed.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).stdout_contains("kept, although it differs");
+    let text = workdir.read("doctor.toml");
+    workdir.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
+    workdir.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
+    workdir.expect(4, &["config", "check"]).stderr_contains("hgx-h999");
+    workdir.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).stdout_contains("kept, although it differs");
 }
 
 #[test]
-fn a_live_check_asks_whether_what_is_named_is_there() {
-    let bed = Workdir::local();
-    let said = bed.expect(0, &["config", "check", "--live"]);
-    said.stdout_contains("good     store: ")
+fn a_live_check_verifies_that_configured_resources_exist() {
+    let workdir = Workdir::local();
+    let output = workdir.expect(0, &["config", "check", "--live"]);
+    output.stdout_contains("good     store: ")
         .stdout_contains("the first start creates it")
         .stdout_contains("good     data: ")
         .stdout_contains("good     cluster: local");
-    assert!(!bed.path("doctor.db").exists(), "looking makes nothing");
-    std::fs::write(bed.path("doctor.db"), "this is no database at all, whatever its name says").unwrap();
-    let view = bed.json(&["config", "check", "--live"]);
+    assert!(!workdir.path("doctor.db").exists(), "looking makes nothing");
+    std::fs::write(workdir.path("doctor.db"), "this is no database at all, whatever its name says").unwrap();
+    let view = workdir.json(&["config", "check", "--live"]);
     let store = view["live"].as_array().unwrap().iter().find(|one| one["what"] == "store").unwrap();
     assert_eq!(store["standing"], "bad", "{view}");
     assert!(store["remedy"].is_string(), "{view}");
-    std::fs::remove_dir(bed.path("data")).unwrap();
-    bed.expect(1, &["config", "check", "--live"]).stdout_contains("bad      data: ").stdout_contains(" failed; ");
-    assert!(bed.json(&["config", "check"])["live"].is_null(), "only with --live");
+    std::fs::remove_dir(workdir.path("data")).unwrap();
+    workdir.expect(1, &["config", "check", "--live"]).stdout_contains("bad      data: ").stdout_contains(" failed; ");
+    assert!(workdir.json(&["config", "check"])["live"].is_null(), "only with --live");
 }

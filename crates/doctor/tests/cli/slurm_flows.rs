@@ -45,7 +45,7 @@ kill -KILL $PPID
 
 /// A Slurm cluster, and the service's directory with a share. A failing test prints their state.
 pub(crate) struct SlurmFixture {
-    pub(crate) bed: Workdir,
+    pub(crate) workdir: Workdir,
     pub(crate) slurm: Slurm,
 }
 
@@ -59,9 +59,9 @@ impl SlurmFixture {
                 return None;
             }
         };
-        let bed = Workdir::new();
-        fs::create_dir(bed.path("data")).unwrap();
-        Some(Self { bed, slurm })
+        let workdir = Workdir::new();
+        fs::create_dir(workdir.path("data")).unwrap();
+        Some(Self { workdir, slurm })
     }
 }
 
@@ -74,17 +74,17 @@ impl Drop for SlurmFixture {
             println!("{question:?}: {:#?}", self.slurm.run("scontrol", question));
         }
         for node in self.slurm.nodes() {
-            println!("{}", self.bed.doctor(&["why", node]).out);
+            println!("{}", self.workdir.doctor(&["why", node]).out);
         }
         for question in ["history", "audit"] {
-            println!("{}", self.bed.doctor(&[question]).out);
+            println!("{}", self.workdir.doctor(&[question]).out);
         }
     }
 }
 
 /// Configures a service for this cluster that runs these programs, with further backend settings.
-fn configure(bed: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
-    bed.write(
+fn configure(workdir: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
+    workdir.write(
         "doctor.toml",
         &format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
@@ -92,23 +92,23 @@ fn configure(bed: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
             programs.display(),
             slurm.conf().display(),
             doctor_node().display(),
-            bed.path("node").display(),
+            workdir.path("node").display(),
         ),
     );
 }
 
-pub(crate) fn rows(bed: &Workdir, test: &str) -> Vec<Value> {
-    if !bed.path("doctor.db").exists() {
+pub(crate) fn rows(workdir: &Workdir, test: &str) -> Vec<Value> {
+    if !workdir.path("doctor.db").exists() {
         return Vec::new();
     }
-    bed.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default()
+    workdir.json(&["history", "--test", test]).as_array().cloned().unwrap_or_default()
 }
 
 /// Returns our jobs that Slurm remembers: name, state, node.
 fn our_jobs(slurm: &Slurm) -> Vec<[String; 3]> {
     let listed = slurm.run("squeue", &["--noheader", "--states=all", "--format=%j|%T|%N|"]).unwrap_or_default();
-    let words = listed.lines().map(|line| line.split_terminator('|').map(str::to_owned).collect::<Vec<_>>());
-    words.filter_map(|words| <[String; 3]>::try_from(words).ok()).filter(|job| job[0].starts_with("doctor-")).collect()
+    let fields = listed.lines().map(|line| line.split_terminator('|').map(str::to_owned).collect::<Vec<_>>());
+    fields.filter_map(|fields| <[String; 3]>::try_from(fields).ok()).filter(|job| job[0].starts_with("doctor-")).collect()
 }
 
 fn no_run_has_two_jobs(slurm: &Slurm) {
@@ -129,20 +129,20 @@ fn is_closed(slurm: &Slurm, node: &str) -> bool {
     state.contains("DRAIN") || state.contains("MAINT") || state.contains("RESERVED")
 }
 
-fn users_come_first(generation: Generation) {
+fn users_have_priority(generation: Generation) {
     let layout = Layout { generation, nodes: 3, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("users come first on Slurm", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
-    configure(bed, slurm, slurm.programs(), "");
+    let Some(fixture) = SlurmFixture::start("users come first on Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    configure(workdir, slurm, slurm.programs(), "");
     // A test that runs until it is ended.
-    bed.policy_for(
+    workdir.policy_for(
         &[],
         "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
          [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
     );
     let busy = slurm.submit(&["--exclusive", "--nodelist=node1", "--wrap=exec sleep 600"]).unwrap();
     slurm.wait_for_job(busy, "RUNNING").unwrap();
-    let service = Service::start(bed);
+    let service = Service::start(workdir);
     let running = |slurm: &Slurm| {
         let jobs = our_jobs(slurm).into_iter().filter(|[_, state, _]| state == "RUNNING");
         let mut nodes: Vec<String> = jobs.map(|[_, _, node]| node).collect();
@@ -153,54 +153,54 @@ fn users_come_first(generation: Generation) {
 
     // A user job wants one node, and one is given up.
     let wants = slurm.submit(&["--exclusive", "--gres=gpu:8", "--wrap=exec sleep 600"]).unwrap();
-    let asked = Instant::now();
+    let submitted_at = Instant::now();
     slurm.wait_for_job(wants, "RUNNING").unwrap();
-    assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
+    assert!(submitted_at.elapsed() < GIVEN_UP_WITHIN, "{:?}", submitted_at.elapsed());
     assert_eq!(running(slurm).len(), 1, "{:?}", our_jobs(slurm));
-    wait_until("the history row of the active run", || rows(bed, "slow").len() == 1);
-    let row = &rows(bed, "slow")[0];
+    wait_until("the history row of the active run", || rows(workdir, "slow").len() == 1);
+    let row = &rows(workdir, "slow")[0];
     assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     assert!(our_jobs(slurm).iter().all(|[.., node]| node != "node1"), "{:?}", our_jobs(slurm));
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn users_come_first_on_slurm_22_05() {
-    users_come_first(Generation::Debian12);
+fn users_have_priority_on_slurm_22_05() {
+    users_have_priority(Generation::Debian12);
 }
 
 #[test]
-fn users_come_first_on_slurm_24_11() {
-    users_come_first(Generation::Debian13);
+fn users_have_priority_on_slurm_24_11() {
+    users_have_priority(Generation::Debian13);
 }
 
 #[test]
-fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
+fn a_job_that_does_not_start_is_abandoned_and_started_jobs_give_results() {
     let layout = Layout { nodes: 2, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("results and pending jobs on Slurm", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
-    bed.policy_for(&["memory"], "version = 1\n");
-    configure(bed, slurm, slurm.programs(), "");
-    bed.expect(0, &["plan"]).stdout_contains("node1").stdout_contains("node2").stdout_contains("never tested");
-    let service = Service::start(bed);
-    wait_until("both nodes to pass", || rows(bed, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
-    let run = rows(bed, "memory")[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).stdout_contains("memory");
+    let Some(fixture) = SlurmFixture::start("results and pending jobs on Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    workdir.policy_for(&["memory"], "version = 1\n");
+    configure(workdir, slurm, slurm.programs(), "");
+    workdir.expect(0, &["plan"]).stdout_contains("node1").stdout_contains("node2").stdout_contains("never tested");
+    let service = Service::start(workdir);
+    wait_until("both nodes to pass", || rows(workdir, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
+    let run = rows(workdir, "memory")[0]["run"].as_str().unwrap().to_owned();
+    workdir.expect(0, &["log", &run]).stdout_contains("memory");
     assert_eq!(our_jobs(slurm).len(), 2, "{:?}", our_jobs(slurm));
     assert_eq!(service.stop().0, Some(0));
 
     // Slurm itself delays the next jobs.
-    bed.policy_for(&["memory"], "version = 2\n[limits]\npending = \"3s\"\n[retry]\nnot_started = \"1h\"\n");
-    configure(bed, slurm, slurm.programs(), "job = { arguments = [\"--begin=now+1hour\"] }\n");
-    let service = Service::start(bed);
-    bed.expect(0, &["test", "node1", "--test", "memory", "--yes"]);
+    workdir.policy_for(&["memory"], "version = 2\n[limits]\npending = \"3s\"\n[retry]\nnot_started = \"1h\"\n");
+    configure(workdir, slurm, slurm.programs(), "job = { arguments = [\"--begin=now+1hour\"] }\n");
+    let service = Service::start(workdir);
+    workdir.expect(0, &["test", "node1", "--test", "memory", "--yes"]);
     wait_until("a job that waits", || our_jobs(slurm).iter().any(|[_, state, _]| state == "PENDING"));
     wait_until("its end", || our_jobs(slurm).iter().any(|[_, state, _]| state == "CANCELLED"));
-    wait_until("why it was", || bed.doctor(&["why", "node1"]).out.contains("pending"));
-    assert_eq!(rows(bed, "memory").len(), 2, "a run that never started has no history row");
+    wait_until("why it was", || workdir.doctor(&["why", "node1"]).out.contains("pending"));
+    assert_eq!(rows(workdir, "memory").len(), 2, "a run that never started has no history row");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
@@ -208,14 +208,14 @@ fn a_job_that_does_not_start_is_given_up_and_results_come_from_those_that_do() {
 
 /// A service that is restarted whenever it was killed.
 struct Restarted<'a> {
-    bed: &'a Workdir,
+    workdir: &'a Workdir,
     service: Service,
     starts: usize,
 }
 
 impl<'a> Restarted<'a> {
-    fn start(bed: &'a Workdir) -> Self {
-        Self { bed, service: Service::start(bed), starts: 1 }
+    fn start(workdir: &'a Workdir) -> Self {
+        Self { workdir, service: Service::start(workdir), starts: 1 }
     }
 
     #[track_caller]
@@ -226,7 +226,7 @@ impl<'a> Restarted<'a> {
             let began = self.starts;
             wait_until(&format!("{what} (after {before} to {began} starts)"), || {
                 if self.service.has_ended() {
-                    self.service = Service::start(self.bed);
+                    self.service = Service::start(self.workdir);
                     self.starts += 1;
                 }
                 self.starts > began || level()
@@ -240,8 +240,8 @@ impl<'a> Restarted<'a> {
 
 /// Creates a directory of programs that kill the service at each change, and returns it with the directory of their
 /// records.
-fn killers(bed: &Workdir, slurm: &Slurm) -> (PathBuf, PathBuf) {
-    let (programs, killed) = (bed.path("killers"), bed.path("killed"));
+fn killers(workdir: &Workdir, slurm: &Slurm) -> (PathBuf, PathBuf) {
+    let (programs, killed) = (workdir.path("killers"), workdir.path("killed"));
     fs::create_dir(&killed).unwrap();
     fs::create_dir(&programs).unwrap();
     let script = KILLER
@@ -254,22 +254,22 @@ fn killers(bed: &Workdir, slurm: &Slurm) -> (PathBuf, PathBuf) {
     (programs, killed)
 }
 
-fn stays_closed_while_it_is_ours(generation: Generation) {
+fn stays_drained_while_quarantined(generation: Generation) {
     let layout = Layout { generation, nodes: 2, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("quarantine with a controller that is killed", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
-    let (programs, killed) = killers(bed, slurm);
-    configure(bed, slurm, &programs, "");
+    let Some(fixture) = SlurmFixture::start("quarantine with a controller that is killed", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    let (programs, killed) = killers(workdir, slurm);
+    configure(workdir, slurm, &programs, "");
     // What a kill prevented is retried soon.
-    bed.policy_for(
+    workdir.policy_for(
         &["memory"],
         "mode = \"act\"\n[allow]\ndrain = true\n[repair]\nexamine = [\"memory\"]\n\
          [retry]\ninconclusive = \"1s\"\nnot_started = \"1s\"\n",
     );
-    let mut service = Restarted::start(bed);
-    service.until("both nodes to pass", || rows(bed, "memory").len() == 2);
+    let mut service = Restarted::start(workdir);
+    service.until("both nodes to pass", || rows(workdir, "memory").len() == 2);
 
-    bed.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
     service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     assert!(reason(slurm, "node1").starts_with("doctor:"), "{}", reason(slurm, "node1"));
     // If the node opens for users at any moment, this job starts and keeps running.
@@ -277,88 +277,88 @@ fn stays_closed_while_it_is_ours(generation: Generation) {
     service.until("the examination", || {
         assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "node1 is {:?}", slurm.node_state("node1"));
         // A run that was killed at the wrong moment has no result; the advice is then to examine again.
-        bed.doctor(&["why", "node1"]).out.contains("the examination recommends")
+        workdir.doctor(&["why", "node1"]).out.contains("the examination recommends")
     });
     service.until("the node to be drained again", || {
         let reservations = slurm.run("scontrol", &["show", "reservation", "-o"]).unwrap();
         slurm.node_state("node1").is_ok_and(|state| state == "IDLE+DRAIN") && !reservations.contains("doctor-")
     });
     assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "an operator decides");
-    let before = rows(bed, "memory").len();
+    let before = rows(workdir, "memory").len();
 
-    bed.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
+    workdir.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
     service.until("the node to be back", || slurm.job_state(user).is_ok_and(|state| state == "RUNNING"));
-    let proven = rows(bed, "memory");
+    let proven = rows(workdir, "memory");
     assert_eq!(proven.len(), before + 1, "requalified once: {proven:?}");
     assert!(proven.iter().all(|row| row["verdict"] == "pass"), "{proven:?}");
     service.until("nothing of ours to be left", || !is_closed(slurm, "node1"));
     no_run_has_two_jobs(slurm);
 
-    let noted = fs::read_dir(&killed).unwrap().flatten().map(|entry| fs::read_to_string(entry.path()).unwrap());
-    let noted: Vec<String> = noted.collect();
+    let killed_calls = fs::read_dir(&killed).unwrap().flatten().map(|entry| fs::read_to_string(entry.path()).unwrap());
+    let killed_calls: Vec<String> = killed_calls.collect();
     for change in ["sbatch", "create reservation", "delete reservation", "state=drain", "state=resume"] {
-        let times = noted.iter().filter(|line| line.to_lowercase().contains(change)).count();
-        assert!(times >= 2, "killed before and after `{change}`: {noted:#?}");
+        let times = killed_calls.iter().filter(|line| line.to_lowercase().contains(change)).count();
+        assert!(times >= 2, "killed before and after `{change}`: {killed_calls:#?}");
     }
-    assert!(service.starts > 10, "{} starts, {} kills", service.starts, noted.len());
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    assert!(service.starts > 10, "{} starts, {} kills", service.starts, killed_calls.len());
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn a_node_of_slurm_22_05_that_is_out_is_never_open_to_users_whenever_the_controller_is_killed() {
-    stays_closed_while_it_is_ours(Generation::Debian12);
+fn a_quarantined_node_stays_drained_on_slurm_22_05_while_the_controller_is_killed() {
+    stays_drained_while_quarantined(Generation::Debian12);
 }
 
 #[test]
-fn a_node_of_slurm_24_11_that_is_out_is_never_open_to_users_whenever_the_controller_is_killed() {
-    stays_closed_while_it_is_ours(Generation::Debian13);
+fn a_quarantined_node_stays_drained_on_slurm_24_11_while_the_controller_is_killed() {
+    stays_drained_while_quarantined(Generation::Debian13);
 }
 
 #[test]
-fn a_planted_fault_drains_the_node_and_an_operators_drain_stays_as_it_is() {
+fn an_injected_fault_drains_the_node_and_an_operators_drain_is_kept() {
     let layout = Layout { nodes: 3, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("drains on Slurm", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
-    configure(bed, slurm, slurm.programs(), "");
-    bed.policy_for(&["memory"], "version = 1\nmode = \"act\"\n[allow]\ndrain = true\n");
-    let mut service = Service::start(bed);
-    wait_until("all nodes to pass", || rows(bed, "memory").len() == 3);
+    let Some(fixture) = SlurmFixture::start("drains on Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    configure(workdir, slurm, slurm.programs(), "");
+    workdir.policy_for(&["memory"], "version = 1\nmode = \"act\"\n[allow]\ndrain = true\n");
+    let mut service = Service::start(workdir);
+    wait_until("all nodes to pass", || rows(workdir, "memory").len() == 3);
 
-    bed.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
+    workdir.policy_for(&["memory"], &BAD.replace("version = 2", "version = 2\nmode = \"act\"\n[allow]\ndrain = true"));
     service.wait_for_log("configuration reloaded policy=2");
-    bed.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    workdir.expect(0, &["test", "node1", "--test", "memory", "--why", "a planted fault", "--yes"]);
     wait_until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     wait_until("the reason", || reason(slurm, "node1").starts_with("doctor:"));
     let operators = ["update", "nodename=node3", "state=drain", "reason=ticket 4711: fan 3"];
     slurm.run("scontrol", &operators).unwrap();
     let theirs = reason(slurm, "node3");
 
-    bed.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
+    workdir.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
     service.wait_for_log("configuration reloaded policy=3");
-    bed.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
+    workdir.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
-    let proven = rows(bed, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
+    let proven = rows(workdir, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
     assert_eq!(proven["verdict"], "pass", "requalified: {proven}");
 
     assert!(slurm.node_state("node3").unwrap().contains("DRAIN"));
     assert_eq!(reason(slurm, "node3"), theirs);
-    let of_theirs = rows(bed, "memory").iter().filter(|row| row["node"] == "node3").count();
+    let of_theirs = rows(workdir, "memory").iter().filter(|row| row["node"] == "node3").count();
     assert_eq!(of_theirs, 1, "nothing was started on it since");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
 }
 
 #[test]
-fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
+fn stopped_daemons_make_nodes_unknown_and_nothing_runs_twice() {
     let layout = Layout { nodes: 2, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("broken daemons of Slurm", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
-    configure(bed, slurm, slurm.programs(), "deadline = \"3s\"\n");
-    bed.policy_for(&["memory"], "version = 1\n");
-    let mut service = Service::start(bed);
-    wait_until("both nodes to pass", || rows(bed, "memory").len() == 2);
+    let Some(fixture) = SlurmFixture::start("broken daemons of Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    configure(workdir, slurm, slurm.programs(), "deadline = \"3s\"\n");
+    workdir.policy_for(&["memory"], "version = 1\n");
+    let mut service = Service::start(workdir);
+    wait_until("both nodes to pass", || rows(workdir, "memory").len() == 2);
     let used = |node: &str| {
-        let nodes = bed.json(&["nodes"]);
+        let nodes = workdir.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == node).cloned());
         row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     };
@@ -366,15 +366,15 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
 
     // Slurm cannot be queried: nothing is concluded, and the problem is reported once.
     slurm.kill(Daemon::Munge).unwrap();
-    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem in status", || workdir.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Munge).unwrap();
     service.wait_for_log("problems resolved");
     slurm.stop(Daemon::Controller).unwrap();
-    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem in status", || workdir.doctor(&["status"]).out.contains("read the nodes"));
     slurm.restart(Daemon::Controller).unwrap();
     // Until a query succeeds, the node states are those from before slurmctld stopped; and a newly started slurmctld
     // knows no node until its slurmd has registered.
-    wait_until("the problem to be resolved", || !bed.doctor(&["status"]).out.contains("read the nodes"));
+    wait_until("the problem to be resolved", || !workdir.doctor(&["status"]).out.contains("read the nodes"));
     for node in ["node1", "node2"] {
         wait_until("slurmd to register", || slurm.node_state(node).is_ok_and(|state| state == "IDLE"));
     }
@@ -386,9 +386,9 @@ fn daemons_that_end_make_nodes_unknown_and_nothing_is_done_twice() {
     assert!(!reason(slurm, "node2").starts_with("doctor:"), "silence is no fault of the node");
     slurm.restart(Daemon::Node("node2")).unwrap();
     wait_until("the node to be free again", || used("node2") == "free");
-    assert_eq!(rows(bed, "memory").len(), 2, "nothing was due");
+    assert_eq!(rows(workdir, "memory").len(), 2, "nothing was due");
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

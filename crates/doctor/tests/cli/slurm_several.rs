@@ -30,36 +30,36 @@ exec PROGRAM "$@"
 
 fn the_one_that_fails_with_every_partner_is_named(generation: Generation, ports: &str) {
     let layout = Layout { generation, nodes: 4, ..Layout::default() };
-    let Some(scene) = SlurmFixture::start("runs over several nodes on Slurm", &layout) else { return };
-    let SlurmFixture { bed, slurm } = &scene;
+    let Some(fixture) = SlurmFixture::start("runs over several nodes on Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
     let standin = doctor_testbed::fake_machine::fake_nvidia_library(doctor_node());
     let wrapped = ON_A_NODE.replace("LIBRARY", &standin.display().to_string()).replace("PORTS", ports);
-    bed.write("doctor-node", &wrapped.replace("PROGRAM", &doctor_node().display().to_string()));
-    fs::set_permissions(bed.path("doctor-node"), fs::Permissions::from_mode(0o755)).unwrap();
-    bed.write(
+    workdir.write("doctor-node", &wrapped.replace("PROGRAM", &doctor_node().display().to_string()));
+    fs::set_permissions(workdir.path("doctor-node"), fs::Permissions::from_mode(0o755)).unwrap();
+    workdir.write(
         "doctor.toml",
         &format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
              [backend.slurm]\nprograms = \"{}\"\nslurm_conf = \"{}\"\ndoctor_node = \"{}\"\nnode_state = \"{}\"\n",
             slurm.programs().display(),
             slurm.conf().display(),
-            bed.path("doctor-node").display(),
-            bed.path("node").display(),
+            workdir.path("doctor-node").display(),
+            workdir.path("node").display(),
         ),
     );
-    bed.policy_for(&["memory"], POLICY);
-    let service = Service::start(bed);
-    wait_until("every node to be known as good", || rows(bed, "memory").len() == 4);
-    bed.expect(0, &["test", "--nodes", "node[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    wait_until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: node2"));
-    bed.doctor(&["why", "node2"]).stdout_contains("fails together with each of node1, node3, node4");
+    workdir.policy_for(&["memory"], POLICY);
+    let service = Service::start(workdir);
+    wait_until("every node to be known as good", || rows(workdir, "memory").len() == 4);
+    workdir.expect(0, &["test", "--nodes", "node[1-2]", "collective", "--why", "training is slow", "--yes"]);
+    wait_until("the faulty node to be identified", || workdir.doctor(&["audit"]).out.contains("at fault: node2"));
+    workdir.doctor(&["why", "node2"]).stdout_contains("fails together with each of node1, node3, node4");
     for node in ["node1", "node3", "node4"] {
-        let why = bed.doctor(&["why", node]);
+        let why = workdir.doctor(&["why", node]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
     }
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]

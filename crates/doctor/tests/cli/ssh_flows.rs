@@ -23,7 +23,7 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
 
 /// Hosts, and the service's directory.
 pub(crate) struct SshFixture {
-    pub(crate) bed: Workdir,
+    pub(crate) workdir: Workdir,
     pub(crate) fleet: SshFleet,
 }
 
@@ -31,9 +31,9 @@ impl SshFixture {
     /// Starts the hosts. `None`: this machine cannot run them, which is printed; in CI it is a failure.
     pub(crate) fn start(what: &str, hosts: u8) -> Option<Self> {
         let fleet = SshFleet::start(hosts).inspect_err(|why| why.skip_tests(what)).ok()?;
-        let bed = Workdir::new();
-        fs::create_dir(bed.path("data")).unwrap();
-        let site = Self { bed, fleet };
+        let workdir = Workdir::new();
+        fs::create_dir(workdir.path("data")).unwrap();
+        let site = Self { workdir, fleet };
         site.configure("");
         Some(site)
     }
@@ -41,12 +41,12 @@ impl SshFixture {
     /// Configures a service without a shared directory: everything comes over SSH.
     pub(crate) fn configure(&self, settings: &str) {
         // Debug symbols are not copied to every host.
-        let program = self.bed.path("carried");
+        let program = self.workdir.path("carried");
         if !program.exists() {
             let stripped = Command::new("strip").arg("-o").arg(&program).arg(doctor_node()).status().unwrap();
             assert!(stripped.success(), "strip doctor-node");
         }
-        self.bed.write(
+        self.workdir.write(
             "doctor.toml",
             &format!(
                 "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
@@ -66,14 +66,14 @@ impl SshFixture {
     }
 
     fn used(&self, host: &str) -> String {
-        let nodes = self.bed.json(&["nodes"]);
+        let nodes = self.workdir.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == host).cloned());
         row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     }
 
     /// Returns the active run of a host, from the files there.
     fn run_on(&self, host: usize) -> Option<String> {
-        let runs = fs::read_dir(own(&self.fleet.hosts()[host])?.join("runs")).ok()?;
+        let runs = fs::read_dir(host_dir(&self.fleet.hosts()[host])?.join("runs")).ok()?;
         let claimed = |run: &fs::DirEntry| {
             let claim = fs::read_to_string(run.path().join("job.json")).unwrap_or_default();
             claim.contains("\"ended\":null")
@@ -95,11 +95,11 @@ impl Drop for SshFixture {
             return;
         }
         for question in ["nodes", "history", "audit", "status"] {
-            println!("{}", self.bed.doctor(&[question]).out);
+            println!("{}", self.workdir.doctor(&[question]).out);
         }
         for host in self.fleet.hosts() {
-            println!("{}", self.bed.doctor(&["why", &host.name]).out);
-            let runs = own(host).and_then(|own| fs::read_dir(own.join("runs")).ok());
+            println!("{}", self.workdir.doctor(&["why", &host.name]).out);
+            let runs = host_dir(host).and_then(|directory| fs::read_dir(directory.join("runs")).ok());
             for run in runs.into_iter().flatten().flatten() {
                 for file in ["job.json", "log.txt", "output.txt"] {
                     let text = fs::read_to_string(run.path().join(file)).unwrap_or_default();
@@ -111,7 +111,7 @@ impl Drop for SshFixture {
 }
 
 /// Returns the state directory of a host.
-fn own(host: &Host) -> Option<PathBuf> {
+fn host_dir(host: &Host) -> Option<PathBuf> {
     let hosts = fs::read_dir(host.home().join(".cluster-doctor/hosts")).ok()?;
     hosts.flatten().map(|entry| entry.path()).next()
 }
@@ -122,17 +122,17 @@ pub(crate) fn put(path: &Path, text: &str) {
 }
 
 #[test]
-fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once() {
+fn a_run_outlives_the_service_and_its_connection_and_its_result_is_stored_once() {
     let Some(site) = SshFixture::start("a run over SSH outlives the service", 1) else { return };
-    let SshFixture { bed, fleet } = &site;
-    bed.policy_for(
+    let SshFixture { workdir, fleet } = &site;
+    workdir.policy_for(
         &[],
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
     );
-    bed.expect(0, &["config", "check", "--live"])
+    workdir.expect(0, &["config", "check", "--live"])
         .stdout_contains("1 host reachable")
         .stdout_contains("All checks passed.");
-    let service = Service::start(bed);
+    let service = Service::start(workdir);
     wait_until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();
     // The service is killed and every connection cut: no controller exists when the run ends.
@@ -140,125 +140,125 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_taken_in_once
     fleet.hosts()[0].cut_connections().unwrap();
     site.on("host1", "touch /root/go");
     wait_until("the end of the run", || site.run_on(0).is_none());
-    assert!(rows(bed, "slow").is_empty());
+    assert!(rows(workdir, "slow").is_empty());
 
-    let mut service = Service::start(bed);
-    wait_until("the result", || !rows(bed, "slow").is_empty());
-    let found = rows(bed, "slow");
+    let mut service = Service::start(workdir);
+    wait_until("the result", || !rows(workdir, "slow").is_empty());
+    let found = rows(workdir, "slow");
     assert_eq!((&found[0]["verdict"], &found[0]["run"]), (&json!("pass"), &json!(run)), "{found:?}");
     // The log came over SSH, and there was one job.
-    let log = bed.expect(0, &["log", &run]);
+    let log = workdir.expect(0, &["log", &run]);
     log.stdout_contains("| fine");
     assert_eq!(log.out.matches(" job: run ").count(), 1, "{}", log.out);
-    bed.policy_for(&[], "version = 2\n");
+    workdir.policy_for(&[], "version = 2\n");
     service.wait_for_log("configuration reloaded policy=2");
-    assert_eq!(rows(bed, "slow").len(), 1, "stored once");
+    assert_eq!(rows(workdir, "slow").len(), 1, "stored once");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn whoever_comes_to_a_host_gets_it_within_a_minute_and_a_lock_keeps_us_off() {
+fn a_user_gets_a_host_within_a_minute_and_a_lock_prevents_tests() {
     let Some(site) = SshFixture::start("users come first on SSH hosts", 3) else { return };
-    let SshFixture { bed, fleet } = &site;
-    bed.policy_for(
+    let SshFixture { workdir, fleet } = &site;
+    workdir.policy_for(
         &[],
         "[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
          [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
     );
     site.on("host3", "touch /run/site-lock");
-    let service = Service::start(bed);
+    let service = Service::start(workdir);
     wait_until("a run on each free host", || site.run_on(0).is_some() && site.run_on(1).is_some());
     wait_until("the lock to be seen", || site.used("host3") == "busy");
 
-    let asked = Instant::now();
-    let mut typist = site.login(&["-tt"], "host1", "while :; do :; done");
+    let requested_at = Instant::now();
+    let mut cpu_user = site.login(&["-tt"], "host1", "while :; do :; done");
     let mut trainer = site.login(&[], "host2", "exec 3</dev/nvidia0; read x");
     wait_until("both hosts to be given up", || site.run_on(0).is_none() && site.run_on(1).is_none());
-    assert!(asked.elapsed() < GIVEN_UP_WITHIN, "{:?}", asked.elapsed());
-    wait_until("the history rows of the active runs", || rows(bed, "slow").len() == 2);
-    for row in rows(bed, "slow") {
+    assert!(requested_at.elapsed() < GIVEN_UP_WITHIN, "{:?}", requested_at.elapsed());
+    wait_until("the history rows of the active runs", || rows(workdir, "slow").len() == 2);
+    for row in rows(workdir, "slow") {
         assert_eq!((&row["verdict"], &row["reason"]), (&json!("inconclusive"), &json!("node-taken")), "{row}");
     }
     wait_until("both to be busy", || site.used("host1") == "busy" && site.used("host2") == "busy");
-    bed.doctor(&["why", "host2"]).stdout_contains("holds a GPU");
-    for user in [&mut typist, &mut trainer] {
+    workdir.doctor(&["why", "host2"]).stdout_contains("holds a GPU");
+    for user in [&mut cpu_user, &mut trainer] {
         user.kill().unwrap();
         user.wait().unwrap();
     }
     fleet.hosts()[0].cut_connections().unwrap();
     wait_until("a host without users to be free", || site.used("host1") == "free");
     // No run ever started on the host with the lock.
-    let runs = own(&fleet.hosts()[2]).and_then(|own| own.join("runs").read_dir().ok());
+    let runs = host_dir(&fleet.hosts()[2]).and_then(|directory| directory.join("runs").read_dir().ok());
     assert!(runs.is_none_or(|mut runs| runs.next().is_none()));
-    bed.doctor(&["why", "host3"]).stdout_contains("/run/site-lock exists");
+    workdir.doctor(&["why", "host3"]).stdout_contains("/run/site-lock exists");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn a_host_that_is_silent_when_the_service_comes_back_keeps_the_marks_that_it_had() {
+fn an_unreachable_host_keeps_its_marks_across_a_restart() {
     let Some(mut site) = SshFixture::start("marks of silent SSH hosts", 2) else { return };
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n";
-    site.bed.policy_for(&["memory"], acting);
+    site.workdir.policy_for(&["memory"], acting);
     put(&site.fleet.path("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
-    let service = Service::start(&site.bed);
-    wait_until("both hosts to pass", || rows(&site.bed, "memory").len() == 2);
-    fs::copy(site.fleet.path("foreign.json"), own(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
-    site.bed.expect(0, &["quarantine", "host1", "--why", "a noise", "--yes"]);
-    let marks = |bed: &Workdir| {
-        let nodes = bed.json(&["nodes"]);
+    let service = Service::start(&site.workdir);
+    wait_until("both hosts to pass", || rows(&site.workdir, "memory").len() == 2);
+    fs::copy(site.fleet.path("foreign.json"), host_dir(&site.fleet.hosts()[0]).unwrap().join("foreign.json")).unwrap();
+    site.workdir.expect(0, &["quarantine", "host1", "--why", "a noise", "--yes"]);
+    let marks = |workdir: &Workdir| {
+        let nodes = workdir.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == "host1").cloned()).unwrap();
         (row["our_marks"].to_string(), row["foreign_marks"].to_string())
     };
-    wait_until("the marks", || marks(&site.bed).0.contains("unhealthy") && marks(&site.bed).1.contains("fan noise"));
-    let before = marks(&site.bed);
+    wait_until("the marks", || marks(&site.workdir).0.contains("unhealthy") && marks(&site.workdir).1.contains("fan noise"));
+    let before = marks(&site.workdir);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     // The next controller has never seen the host and cannot reach it.
     site.fleet.host("host1").unwrap().stop();
-    site.bed.expect(0, &["run"]);
+    site.workdir.expect(0, &["run"]);
     assert_eq!(site.used("host1"), "unknown");
-    assert_eq!(marks(&site.bed), before);
-    let plan = site.bed.doctor(&["plan", "--json"]).out;
+    assert_eq!(marks(&site.workdir), before);
+    let plan = site.workdir.doctor(&["plan", "--json"]).out;
     assert!(!plan.contains("mark-removed") && !plan.contains("hold-over"), "{plan}");
 }
 
 #[test]
-fn a_reboot_that_does_not_come_back_is_told_by_its_deadline_and_one_that_does_is_proven() {
+fn a_failed_reboot_is_reported_at_its_deadline_and_a_rebooted_host_is_requalified() {
     let Some(mut site) = SshFixture::start("reboots of SSH hosts", 3) else { return };
-    let told = site.fleet.hosts()[0].home().join("told");
+    let reboot_log = site.fleet.hosts()[0].home().join("told");
     put(&site.fleet.hosts()[0].home().join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n\
         [repair]\nreboot_deadline = \"5s\"\ntries = 2\nproving = [\"memory\"]\n";
-    site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
-    let mut service = Service::start(&site.bed);
-    wait_until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
+    site.workdir.policy_for(&["memory"], &format!("version = 1\n{acting}"));
+    let mut service = Service::start(&site.workdir);
+    wait_until("all hosts to pass", || rows(&site.workdir, "memory").len() == 3);
     // Fails everywhere, because every machine has more than 0 bytes of memory.
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
-    site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
+    site.workdir.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
     service.wait_for_log("configuration reloaded policy=2");
-    site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
-    let times = || fs::read_to_string(&told).map_or(0, |text| text.lines().count());
+    site.workdir.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    let times = || fs::read_to_string(&reboot_log).map_or(0, |text| text.lines().count());
     wait_until("the reboot command on the host", || times() == 1);
     // The host does not reboot.
-    wait_until("the deadline", || site.bed.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
+    wait_until("the deadline", || site.workdir.doctor(&["audit"]).out.contains("reboot did not happen within 5s"));
     wait_until("the second try", || times() == 2);
-    site.bed.policy_for(&["memory"], &format!("version = 3\n{acting}"));
+    site.workdir.policy_for(&["memory"], &format!("version = 3\n{acting}"));
     site.fleet.host("host1").unwrap().boot().unwrap();
-    let life = || site.bed.json(&["why", "host1"])["life"].as_str().unwrap_or_default().to_owned();
+    let life = || site.workdir.json(&["why", "host1"])["life"].as_str().unwrap_or_default().to_owned();
     wait_until("the host to be back", || life() == "in-service");
     assert_eq!(times(), 2);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    site.bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    site.workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
-fn before_a_reboot_the_hosts_own_report_is_put_away() {
+fn the_hosts_report_is_stored_before_a_reboot() {
     let Some(site) = SshFixture::start("reports of SSH hosts before their reboot", 3) else { return };
     let home = site.fleet.hosts()[0].home();
     fs::create_dir(home.join("bin")).unwrap();
@@ -274,26 +274,26 @@ fn before_a_reboot_the_hosts_own_report_is_put_away() {
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n";
     let bad = "[[rules]]\nid = \"bad\"\ncheck = \"memory\"\nmetric = \"mem_total_bytes\"\nabove = 0.0\n\
         severity = \"reboot\"\nreason = \"bad-memory\"\ntext = \"a planted fault\"\n";
-    site.bed.policy_for(&["memory"], &format!("version = 1\n{acting}"));
-    let mut service = Service::start(&site.bed);
-    wait_until("all hosts to pass", || rows(&site.bed, "memory").len() == 3);
-    site.bed.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
+    site.workdir.policy_for(&["memory"], &format!("version = 1\n{acting}"));
+    let mut service = Service::start(&site.workdir);
+    wait_until("all hosts to pass", || rows(&site.workdir, "memory").len() == 3);
+    site.workdir.policy_for(&["memory"], &format!("version = 2\n{acting}{bad}"));
     service.wait_for_log("configuration reloaded policy=2");
-    site.bed.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
-    let kept = || -> Option<PathBuf> {
-        let mut files = fs::read_dir(site.bed.path("data/handoff")).ok()?.flatten();
+    site.workdir.expect(0, &["test", "host1", "--test", "memory", "--why", "a planted fault", "--yes"]);
+    let stored_report = || -> Option<PathBuf> {
+        let mut files = fs::read_dir(site.workdir.path("data/handoff")).ok()?.flatten();
         files.find_map(|file| file.path().to_str()?.ends_with("-reboot.tar.gz").then(|| file.path()))
     };
     wait_until("the reboot command on the host", || {
-        let told = home.join("told").exists();
-        assert!(!told || kept().is_some(), "the reboot must come after the evidence is stored");
-        told
+        let rebooted = home.join("told").exists();
+        assert!(!rebooted || stored_report().is_some(), "the reboot must come after the evidence is stored");
+        rebooted
     });
-    let archive = kept().unwrap();
-    let unpacked = Command::new("tar").arg("-xzf").arg(&archive).current_dir(site.bed.path("")).status().unwrap();
+    let archive = stored_report().unwrap();
+    let unpacked = Command::new("tar").arg("-xzf").arg(&archive).current_dir(site.workdir.path("")).status().unwrap();
     assert!(unpacked.success());
     let name = archive.file_name().unwrap().to_str().unwrap().split('-').next().unwrap();
-    let file = |part: &str| site.bed.read(&format!("case-{name}/{part}"));
+    let file = |part: &str| site.workdir.read(&format!("case-{name}/{part}"));
     assert_eq!(file("node/nvidia-bug-report.log.gz"), "what the boot would lose");
     assert!(file("summary.md").contains("It is in node/"), "{}", file("summary.md"));
     let (code, log) = service.stop();

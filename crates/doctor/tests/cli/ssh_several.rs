@@ -23,7 +23,7 @@ exec "$@"
 #[test]
 fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named() {
     let Some(site) = SshFixture::start("runs over several SSH hosts", 4) else { return };
-    let SshFixture { bed, fleet } = &site;
+    let SshFixture { workdir, fleet } = &site;
     let library = fake_machine::fake_nvidia_library(doctor_node()).display().to_string();
     for host in fleet.hosts() {
         std::fs::create_dir(host.home().join("bin")).unwrap();
@@ -31,24 +31,24 @@ fn hosts_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
         std::fs::write(host.home().join(".bashrc"), "PATH=/root/bin:$PATH\n").unwrap();
         site.on(&host.name, "mkdir -p /run/systemd/system");
     }
-    bed.policy_for(&["memory"], POLICY);
-    let service = Service::start(bed);
-    wait_until("every host to be known as good", || rows(bed, "memory").len() == 4);
-    bed.expect(0, &["test", "--nodes", "host[1-2]", "collective", "--why", "training is slow", "--yes"]);
-    wait_until("the faulty node to be identified", || bed.doctor(&["audit"]).out.contains("at fault: host2"));
-    bed.doctor(&["why", "host2"]).stdout_contains("fails together with each of host1, host3, host4");
+    workdir.policy_for(&["memory"], POLICY);
+    let service = Service::start(workdir);
+    wait_until("every host to be known as good", || rows(workdir, "memory").len() == 4);
+    workdir.expect(0, &["test", "--nodes", "host[1-2]", "collective", "--why", "training is slow", "--yes"]);
+    wait_until("the faulty node to be identified", || workdir.doctor(&["audit"]).out.contains("at fault: host2"));
+    workdir.doctor(&["why", "host2"]).stdout_contains("fails together with each of host1, host3, host4");
     for host in ["host1", "host3", "host4"] {
-        let why = bed.doctor(&["why", host]);
+        let why = workdir.doctor(&["why", host]);
         assert!(!why.out.contains("fails together"), "{}", why.out);
     }
     // Each host's part is recorded once: the run, and the trials with good partners.
     let mut parts: Vec<String> =
-        rows(bed, "collective-nodes").iter().map(|row| format!("{} {}", row["run"], row["node"])).collect();
+        rows(workdir, "collective-nodes").iter().map(|row| format!("{} {}", row["run"], row["node"])).collect();
     let all = parts.len();
     parts.sort_unstable();
     parts.dedup();
     assert_eq!((parts.len(), all % 2), (all, 0), "{parts:?}");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }

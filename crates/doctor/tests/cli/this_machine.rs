@@ -8,34 +8,34 @@ use std::{
 use crate::workdir::{Workdir, wait_until};
 
 #[test]
-fn one_command_tests_this_machine_and_the_others_show_what_was_found() {
-    let bed = Workdir::local();
-    bed.expect(0, &["plan"]).stdout_contains("disk-space").stdout_contains("never tested");
-    assert!(!bed.path("doctor.db").exists(), "planning leaves nothing behind");
-    let said = bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    said.stdout_contains("1 result received");
-    let rows = bed.json(&["nodes"]);
+fn run_tests_this_machine_and_other_commands_show_the_findings() {
+    let workdir = Workdir::local();
+    workdir.expect(0, &["plan"]).stdout_contains("disk-space").stdout_contains("never tested");
+    assert!(!workdir.path("doctor.db").exists(), "planning leaves nothing behind");
+    let output = workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    output.stdout_contains("1 result received");
+    let rows = workdir.json(&["nodes"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.len() >= 3, "{rows}");
     assert!(tests.iter().all(|test| test["standing"] != "never-tested"), "{rows}");
-    let run = bed.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
-    bed.expect(0, &["log", &run]).stdout_contains("disk-space");
+    let run = workdir.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
+    workdir.expect(0, &["log", &run]).stdout_contains("disk-space");
     // Nothing is due, and that is the reason given.
-    let plan = bed.json(&["plan"]);
+    let plan = workdir.json(&["plan"]);
     assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
-    let why = bed.doctor(&["why", "here"]);
+    let why = workdir.doctor(&["why", "here"]);
     why.stdout_contains("(fresh): no test is due before");
-    assert!(bed.path("data/metadata/free_nodes.txt").exists());
-    assert!(bed.path("data/metadata/validation.db").exists());
-    bed.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+    assert!(workdir.path("data/metadata/free_nodes.txt").exists());
+    assert!(workdir.path("data/metadata/validation.db").exists());
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 #[test]
 fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
-    let bed = Workdir::local();
-    let directory = bed.path("scratch");
+    let workdir = Workdir::local();
+    let directory = workdir.path("scratch");
     std::fs::create_dir(&directory).unwrap();
-    bed.policy_for(
+    workdir.policy_for(
         &["storage", "fabric", "collective", "dl"],
         &format!(
             "[suites.standard]\nevery = \"7d\"\n[suites.sweep]\ntests = []\n[tests.storage.params]\nsize = \"16MiB\"\n\
@@ -43,14 +43,14 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
             directory.display()
         ),
     );
-    bed.expect(0, &["plan"]).stdout_contains("collective-loopback").stdout_contains("storage");
-    bed.expect(0, &["run", "--wait", "--timeout", "3m"]).stdout_contains("1 result received");
-    let history = bed.json(&["history"]);
+    workdir.expect(0, &["plan"]).stdout_contains("collective-loopback").stdout_contains("storage");
+    workdir.expect(0, &["run", "--wait", "--timeout", "3m"]).stdout_contains("1 result received");
+    let history = workdir.json(&["history"]);
     let verdict = |test: &str| {
         let row = history.as_array().unwrap().iter().find(|row| row["test"] == test);
         row.unwrap_or_else(|| panic!("no row of {test}: {history}"))["verdict"].as_str().unwrap().to_owned()
     };
-    let why = bed.doctor(&["why", "here"]);
+    let why = workdir.doctor(&["why", "here"]);
     if std::path::Path::new("/usr/bin/fio").exists() {
         assert!(["pass", "fail"].contains(&verdict("storage").as_str()), "{history}");
     } else {
@@ -61,46 +61,46 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
         why.stdout_contains("dl").stdout_contains("collective-loopback").stdout_contains("missing");
     }
     let run = history[0]["run"].as_str().unwrap();
-    bed.expect(0, &["log", run]).stdout_contains("storage: ").stdout_contains("dl: ").stdout_contains("fabric: ");
+    workdir.expect(0, &["log", run]).stdout_contains("storage: ").stdout_contains("dl: ").stdout_contains("fabric: ");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "no files are left behind");
 }
 
 #[test]
-fn an_imported_history_is_history_and_makes_nothing_fresh() {
-    let bed = Workdir::local();
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
+fn imported_history_does_not_count_as_fresh_results() {
+    let workdir = Workdir::local();
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
     // A controller publishes a copy at its start and then every ten minutes, so a new controller publishes one.
-    bed.expect(0, &["run"]);
+    workdir.expect(0, &["run"]);
     let published = "data/metadata/validation.db";
-    bed.expect(6, &["import", published, "--store", "other.db"]).stderr_contains("Would import 1 file");
-    assert!(!bed.path("other.db").exists(), "asking leaves nothing behind");
-    bed.expect(0, &["import", published, "--store", "other.db", "--yes"]).stdout_contains("as untrusted history");
-    bed.expect(0, &["history", "--store", "other.db"]).stdout_contains("imported, untrusted");
-    let rows = bed.json(&["nodes", "--store", "other.db"]);
+    workdir.expect(6, &["import", published, "--store", "other.db"]).stderr_contains("Would import 1 file");
+    assert!(!workdir.path("other.db").exists(), "asking leaves nothing behind");
+    workdir.expect(0, &["import", published, "--store", "other.db", "--yes"]).stdout_contains("as untrusted history");
+    workdir.expect(0, &["history", "--store", "other.db"]).stdout_contains("imported, untrusted");
+    let rows = workdir.json(&["nodes", "--store", "other.db"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.iter().all(|test| test["standing"] == "never-tested"), "{rows}");
 }
 
 #[test]
-fn an_operators_wish_comes_first_and_is_answered() {
-    let bed = Workdir::local();
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    bed.expect(0, &["test", "here", "--test", "memory", "--why", "curious", "--yes"]);
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]).stdout_contains("requested by ann: curious");
-    let history = bed.json(&["history", "--test", "memory"]);
+fn an_operator_command_has_priority_and_is_answered() {
+    let workdir = Workdir::local();
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    workdir.expect(0, &["test", "here", "--test", "memory", "--why", "curious", "--yes"]);
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]).stdout_contains("requested by ann: curious");
+    let history = workdir.json(&["history", "--test", "memory"]);
     assert_eq!(history.as_array().unwrap().len(), 2);
-    assert_eq!(bed.json(&["status"])["requests"], 0);
+    assert_eq!(workdir.json(&["status"])["requests"], 0);
 }
 
 #[test]
-fn a_held_machine_is_left_alone() {
-    let bed = Workdir::local();
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    bed.expect(0, &["hold", "here", "--why", "mine", "--yes"]);
-    bed.expect(0, &["test", "here", "--yes"]);
-    bed.expect(0, &["run"]);
-    assert_eq!(bed.json(&["history", "--test", "memory"]).as_array().unwrap().len(), 1);
-    bed.doctor(&["why", "here"]).stdout_contains("held by ann");
+fn a_held_machine_is_not_tested() {
+    let workdir = Workdir::local();
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    workdir.expect(0, &["hold", "here", "--why", "mine", "--yes"]);
+    workdir.expect(0, &["test", "here", "--yes"]);
+    workdir.expect(0, &["run"]);
+    assert_eq!(workdir.json(&["history", "--test", "memory"]).as_array().unwrap().len(), 1);
+    workdir.doctor(&["why", "here"]).stdout_contains("held by ann");
 }
 
 /// A controller that is killed when the test ends.
@@ -111,8 +111,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(bed: &Workdir) -> Self {
-        Self::spawn(bed.command(&["serve"]))
+    pub(crate) fn start(workdir: &Workdir) -> Self {
+        Self::spawn(workdir.command(&["serve"]))
     }
 
     /// Starts any program that logs to standard error and exits on SIGTERM.
@@ -167,39 +167,39 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         // It may have exited already.
-        let _gone = self.child.kill();
-        let _gone = self.child.wait();
+        let _already_exited = self.child.kill();
+        let _already_exited = self.child.wait();
     }
 }
 
-fn use_short_intervals(bed: &Workdir) {
-    let config = bed.read("doctor.toml").replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[backend");
-    bed.write("doctor.toml", &config);
-    bed.policy("version = 1\n");
+fn use_short_intervals(workdir: &Workdir) {
+    let config = workdir.read("doctor.toml").replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[backend");
+    workdir.write("doctor.toml", &config);
+    workdir.policy("version = 1\n");
 }
 
 #[test]
-fn a_service_leads_reloads_and_stops_when_told_to() {
-    let bed = Workdir::local();
-    use_short_intervals(&bed);
-    let mut service = Service::start(&bed);
+fn a_service_leads_reloads_and_stops_on_request() {
+    let workdir = Workdir::local();
+    use_short_intervals(&workdir);
+    let mut service = Service::start(&workdir);
     service.wait_for_log("started");
     wait_until("a result", || {
-        bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+        workdir.path("doctor.db").exists() && workdir.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
-    assert_eq!(bed.json(&["status"])["leader"]["is"], "leads");
+    assert_eq!(workdir.json(&["status"])["leader"]["is"], "leads");
     // Another controller on the same store stays passive, and so does a single cycle.
-    bed.expect(5, &["run"]).stderr_contains("another controller leads");
-    let mut second = Service::start(&bed);
+    workdir.expect(5, &["run"]).stderr_contains("another controller leads");
+    let mut second = Service::start(&workdir);
     second.wait_for_log("another controller leads; this one waits");
 
-    bed.policy("version = 2\n[limits]\njobs = -1\n");
+    workdir.policy("version = 2\n[limits]\njobs = -1\n");
     service.wait_for_log("the last valid configuration stays in force");
     service.wait_for_log("line 3, column 8");
     wait_until("the remark in status", || {
-        bed.doctor(&["status"]).out.contains("the last valid configuration stays in force")
+        workdir.doctor(&["status"]).out.contains("the last valid configuration stays in force")
     });
-    bed.policy("version = 3\n");
+    workdir.policy("version = 3\n");
     service.wait_for_log("configuration reloaded policy=3");
 
     let (code, log) = service.stop();
@@ -207,44 +207,44 @@ fn a_service_leads_reloads_and_stops_when_told_to() {
     assert!(log.contains("stopped"), "{log}");
     second.wait_for_log("this controller leads now");
     assert_eq!(second.stop().0, Some(0));
-    assert_eq!(bed.json(&["status"])["leader"]["is"], "no-leader");
+    assert_eq!(workdir.json(&["status"])["leader"]["is"], "no-leader");
 }
 
 #[test]
 fn a_log_is_followed_while_its_test_runs_and_ends_with_it() {
-    let bed = Workdir::local();
-    use_short_intervals(&bed);
-    bed.policy(
+    let workdir = Workdir::local();
+    use_short_intervals(&workdir);
+    workdir.policy(
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"sleep 3; echo fine\"]\n\
          [tests.disk-space]\nenabled = false\n[tests.memory]\nenabled = false\n",
     );
-    let service = Service::start(&bed);
+    let service = Service::start(&workdir);
     let mut run = String::new();
     wait_until("a running run", || {
-        let why = bed.path("doctor.db").exists().then(|| bed.doctor(&["why", "here", "--json"]).out);
+        let why = workdir.path("doctor.db").exists().then(|| workdir.doctor(&["why", "here", "--json"]).out);
         let why: serde_json::Value = why.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         run = why["run"]["run"].as_str().unwrap_or_default().to_owned();
         why["run"]["state"] == "running"
     });
-    bed.expect(0, &["log", &run, "--follow"]).stdout_contains("slow");
-    let results = bed.json(&["history", "--test", "slow"]);
+    workdir.expect(0, &["log", &run, "--follow"]).stdout_contains("slow");
+    let results = workdir.json(&["history", "--test", "slow"]);
     assert_eq!(results[0]["run"], run.as_str(), "the run had ended: {results}");
     assert_eq!(results[0]["verdict"], "pass", "{results}");
     assert_eq!(service.stop().0, Some(0));
 }
 
 #[test]
-fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
-    let bed = Workdir::local();
-    use_short_intervals(&bed);
-    let mut service = Service::start(&bed);
+fn a_missing_share_is_reported_once_with_the_remedy() {
+    let workdir = Workdir::local();
+    use_short_intervals(&workdir);
+    let mut service = Service::start(&workdir);
     wait_until("a result", || {
-        bed.path("doctor.db").exists() && bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+        workdir.path("doctor.db").exists() && workdir.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
-    std::fs::rename(bed.path("data"), bed.path("away")).unwrap();
+    std::fs::rename(workdir.path("data"), workdir.path("away")).unwrap();
     service.wait_for_log("create the directory or set `data`");
-    wait_until("the problem in status", || bed.doctor(&["status"]).out.contains("opening the shared directory"));
-    std::fs::rename(bed.path("away"), bed.path("data")).unwrap();
+    wait_until("the problem in status", || workdir.doctor(&["status"]).out.contains("opening the shared directory"));
+    std::fs::rename(workdir.path("away"), workdir.path("data")).unwrap();
     service.wait_for_log("problems resolved");
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
@@ -252,16 +252,16 @@ fn a_share_that_goes_missing_is_said_once_with_the_way_out() {
 }
 
 #[test]
-fn a_service_that_was_killed_is_followed_by_the_next_at_once() {
-    let bed = Workdir::local();
-    use_short_intervals(&bed);
-    let config = bed.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
-    bed.write("doctor.toml", &config);
-    let mut service = Service::start(&bed);
-    wait_until("leadership", || bed.path("doctor.db").exists() && bed.json(&["status"])["leader"]["is"] == "leads");
+fn a_killed_service_is_replaced_at_once() {
+    let workdir = Workdir::local();
+    use_short_intervals(&workdir);
+    let config = workdir.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
+    workdir.write("doctor.toml", &config);
+    let mut service = Service::start(&workdir);
+    wait_until("leadership", || workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads");
     service.child.kill().unwrap();
     service.child.wait().unwrap();
-    bed.expect(0, &["run", "--wait", "--timeout", "1m"]);
-    let history = bed.json(&["history", "--test", "memory"]);
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    let history = workdir.json(&["history", "--test", "memory"]);
     assert_eq!(history.as_array().unwrap().len(), 1, "nothing lost, nothing doubled");
 }

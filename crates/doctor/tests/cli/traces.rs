@@ -16,17 +16,17 @@ use crate::{
 };
 
 /// A cluster of one node with an API, metrics and a collector.
-fn stage(receiver: &Receiver, more: &str) -> (Workdir, u16) {
-    let (bed, metrics) = (Workdir::local(), free_port());
-    bed.write("collector.url", &format!("http://127.0.0.1:{}/v1/traces?key=not-to-be-told\n", receiver.port));
-    bed.write("collector.token", "a-collectors-secret\n");
+fn setup(receiver: &Receiver, extra: &str) -> (Workdir, u16) {
+    let (workdir, metrics) = (Workdir::local(), free_port());
+    workdir.write("collector.url", &format!("http://127.0.0.1:{}/v1/traces?key=not-to-be-told\n", receiver.port));
+    workdir.write("collector.token", "a-collectors-secret\n");
     let sections = format!(
         "cycle = \"1s\"\n[web]\nlisten = \"127.0.0.1:0\"\n[metrics]\nlisten = \"127.0.0.1:{metrics}\"\n[telemetry]\n\
          traces = {{ file = \"collector.url\" }}\ntoken = {{ file = \"collector.token\" }}\ntimeout = \"1s\"\n\
-         resource = {{ \"k8s.cluster.name\" = \"a\" }}\n{more}\n[backend"
+         resource = {{ \"k8s.cluster.name\" = \"a\" }}\n{extra}\n[backend"
     );
-    bed.write("doctor.toml", &bed.read("doctor.toml").replace("[backend", &sections));
-    (bed, metrics)
+    workdir.write("doctor.toml", &workdir.read("doctor.toml").replace("[backend", &sections));
+    (workdir, metrics)
 }
 
 /// Returns all received spans, in order.
@@ -46,9 +46,9 @@ fn ask(address: &str, path: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(stream, "GET /api/v1{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap_or_default().to_owned()
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
 pub(crate) fn address(service: &mut Service) -> String {
@@ -62,11 +62,11 @@ fn metric(port: u16, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_secrets() {
+fn cycles_calls_and_requests_reach_a_collector_with_parents_and_without_secrets() {
     let receiver = Receiver::new(ReceiverMode::Accept);
-    let (bed, metrics) = stage(&receiver, "");
-    let token = bed.json(&["token", "create", "ops", "--yes"])["token"].as_str().unwrap().to_owned();
-    let mut service = Service::start(&bed);
+    let (workdir, metrics) = setup(&receiver, "");
+    let token = workdir.json(&["token", "create", "ops", "--yes"])["token"].as_str().unwrap().to_owned();
+    let mut service = Service::start(&workdir);
     let address = address(&mut service);
     let bearer = format!("authorization: Bearer {token}\r\n");
     let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
@@ -116,12 +116,12 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
     assert_eq!((attribute(cycle, "leads"), attribute(cycle, "backend")), (true.into(), "local".into()));
     let submit = spans.iter().find(|span| span["name"] == "backend.submit").unwrap();
     assert_eq!((&submit["kind"], attribute(submit, "node")), (&3.into(), "here".into()), "{submit}");
-    let question = |place: &'static str| spans.iter().filter(move |span| attribute(span, "http.route") == place);
-    let asked = question("/api/v1/nodes/{node}").find(|span| span["traceId"] == trace).unwrap();
-    assert_eq!((&asked["parentSpanId"], &asked["kind"]), (&parent.into(), &2.into()), "{asked}");
-    assert_eq!(attribute(asked, "http.response.status_code"), "200");
-    assert_eq!(question("/api/v1/coverage").count(), 0, "unsampled requests are not recorded");
-    let refused = question("/api/v1/plan").next().unwrap();
+    let route_spans = |route: &'static str| spans.iter().filter(move |span| attribute(span, "http.route") == route);
+    let request_span = route_spans("/api/v1/nodes/{node}").find(|span| span["traceId"] == trace).unwrap();
+    assert_eq!((&request_span["parentSpanId"], &request_span["kind"]), (&parent.into(), &2.into()), "{request_span}");
+    assert_eq!(attribute(request_span, "http.response.status_code"), "200");
+    assert_eq!(route_spans("/api/v1/coverage").count(), 0, "unsampled requests are not recorded");
+    let refused = route_spans("/api/v1/plan").next().unwrap();
     assert_eq!((attribute(refused, "http.response.status_code"), &refused["status"]), ("401".into(), &Value::Null));
 
     for request in receiver.requests.lock().unwrap().iter() {
@@ -132,9 +132,9 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
         assert!(request.path.starts_with("/v1/traces"));
         assert_eq!(request.headers["authorization"], "Bearer a-collectors-secret");
         let about = request.body["resourceSpans"][0]["resource"]["attributes"].as_array().unwrap();
-        let says = |key: &str| about.iter().find(|one| one["key"] == key).map(|one| &one["value"]["stringValue"]);
+        let attribute_of = |key: &str| about.iter().find(|one| one["key"] == key).map(|one| &one["value"]["stringValue"]);
         assert_eq!(
-            (says("service.name"), says("k8s.cluster.name")),
+            (attribute_of("service.name"), attribute_of("k8s.cluster.name")),
             (Some(&"cluster-doctor".into()), Some(&"a".into()))
         );
     }
@@ -142,14 +142,14 @@ fn cycles_calls_and_questions_reach_a_collector_with_their_parents_and_without_s
 }
 
 #[test]
-fn a_collector_that_hangs_delays_nothing_costs_a_count_and_is_used_again_when_it_answers() {
+fn a_hung_collector_delays_nothing_drops_spans_and_is_used_again_when_it_recovers() {
     let receiver = Receiver::new(ReceiverMode::Hang);
-    let (bed, metrics) = stage(&receiver, "queue = 16");
-    let mut service = Service::start(&bed);
+    let (workdir, metrics) = setup(&receiver, "queue = 16");
+    let mut service = Service::start(&workdir);
     let address = address(&mut service);
     wait_until("a post that hangs", || receiver.request_count(ReceiverMode::Hang) > 0);
     wait_until("cycles continue: a result exists", || {
-        bed.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
+        workdir.json(&["history"]).as_array().is_some_and(|rows| !rows.is_empty())
     });
     assert_eq!(ask(&address, "/nodes/here", ""), "200");
     wait_until("spans are dropped and counted", || {

@@ -13,42 +13,42 @@ fn verify(files: &[std::path::PathBuf]) -> Option<(bool, String)> {
     }
     let mut command = Command::new("/usr/bin/systemd-analyze");
     let ran = command.args(["verify", "--man=no", "--recursive-errors=no"]).args(files).output().unwrap();
-    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
-    Some((ran.status.success() && !said.contains("Unknown"), said))
+    let output = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    Some((ran.status.success() && !output.contains("Unknown"), output))
 }
 
 #[test]
-fn systemd_takes_the_units_of_a_small_site() {
-    let bed = Workdir::new();
-    bed.write("doctor.toml", "store = \"/srv/doctor/doctor.db\"\ndata = \"/srv/data\"\n[agents]\nlisten = \"127.0.0.1:7443\"\n[backend.slurm]\n");
+fn systemd_accepts_the_units_of_a_small_site() {
+    let workdir = Workdir::new();
+    workdir.write("doctor.toml", "store = \"/srv/doctor/doctor.db\"\ndata = \"/srv/data\"\n[agents]\nlisten = \"127.0.0.1:7443\"\n[backend.slurm]\n");
     let (doctor, node) = (env!("CARGO_BIN_EXE_doctor"), doctor_node().to_str().unwrap());
     let programs = ["--doctor", doctor, "--doctor-node", node];
-    let said = bed.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
-    said.stdout_contains("enable --now doctor.service");
-    bed.expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
+    let output = workdir.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
+    output.stdout_contains("enable --now doctor.service");
+    workdir.expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
         .stdout_contains("doctor-run.timer");
     let units = |folder: &str| -> Vec<_> {
-        let at = |on: &str| bed.path(folder).join(on).join("etc/systemd/system");
+        let at = |on: &str| workdir.path(folder).join(on).join("etc/systemd/system");
         let folders = ["controller", "nodes"].map(at).into_iter().filter(|folder| folder.is_dir());
         folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect()
     };
     let (service, timer) = (units("service"), units("timer"));
     assert_eq!((service.len(), timer.len()), (2, 2), "{service:?} {timer:?}");
-    let unit = bed.read("service/controller/etc/systemd/system/doctor.service");
+    let unit = workdir.read("service/controller/etc/systemd/system/doctor.service");
     assert!(unit.contains("ReadWritePaths=/var/lib/cluster-doctor /srv/data /srv/doctor\n"), "{unit}");
 
-    let Some((good, said)) = verify(&[service, timer].concat()) else { return };
-    assert!(good, "{said}");
-    let wrong = bed.path("wrong.service");
+    let Some((good, output)) = verify(&[service, timer].concat()) else { return };
+    assert!(good, "{output}");
+    let wrong = workdir.path("wrong.service");
     fs::write(&wrong, format!("[Service]\nExecStart={doctor} serve\nProtectSytem=strict\n")).unwrap();
-    let (good, said) = verify(&[wrong]).unwrap();
-    assert!(!good, "systemd's checker lets everything pass: {said}");
+    let (good, output) = verify(&[wrong]).unwrap();
+    assert!(!good, "systemd's checker lets everything pass: {output}");
 }
 
 #[test]
-fn systemd_takes_the_units_of_machines_in_azure() {
-    let bed = Workdir::new();
-    let folder = bed.path("opt");
+fn systemd_accepts_the_units_of_azure_machines() {
+    let workdir = Workdir::new();
+    let folder = workdir.path("opt");
     fs::create_dir(&folder).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/azure/node");
     let mut units = Vec::new();
@@ -58,26 +58,26 @@ fn systemd_takes_the_units_of_machines_in_azure() {
             let text = fs::read_to_string(entry.path()).unwrap();
             let text =
                 text.replace("/opt/", &format!("{}/", folder.display())).replace("/usr/bin/nvidia-smi", "/bin/true");
-            bed.write(&name, &text);
-            units.push(bed.path(&name));
+            workdir.write(&name, &text);
+            units.push(workdir.path(&name));
         } else {
             fs::copy(entry.path(), folder.join(&name)).unwrap();
         }
     }
     assert_eq!(units.len(), 2);
-    let Some((good, said)) = verify(&units) else { return };
-    assert!(good, "{said}");
+    let Some((good, output)) = verify(&units) else { return };
+    assert!(good, "{output}");
 }
 
 #[test]
-fn what_cannot_stand_in_a_unit_is_refused() {
-    let bed = Workdir::new();
-    for (args, complaint) in [
+fn values_not_allowed_in_a_unit_are_rejected() {
+    let workdir = Workdir::new();
+    for (args, expected) in [
         (["--doctor", "bin/doctor"], "an absolute path"),
         (["--doctor", "/opt/a b/doctor"], "no spaces"),
         (["--user", "x\nExecStart=y"], "not a valid user name"),
         (["--timer", "1s"], "10s or more"),
     ] {
-        bed.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).stderr_contains(complaint);
+        workdir.expect(2, &[&["deploy", "systemd"], &args[..]].concat()).stderr_contains(expected);
     }
 }

@@ -29,14 +29,14 @@ impl Workdir {
 
     /// This machine as a cluster of one node that is never too busy, with a few checks that any machine passes.
     pub(crate) fn local() -> Self {
-        let bed = Self::new();
-        std::fs::create_dir(bed.path("data")).unwrap();
-        bed.policy("");
-        bed.write(
+        let workdir = Self::new();
+        std::fs::create_dir(workdir.path("data")).unwrap();
+        workdir.policy("");
+        workdir.write(
             "doctor.toml",
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\n[backend.local]\nnode = \"here\"\nmax_load_per_core = 1000.0\n",
         );
-        bed
+        workdir
     }
 
     /// Writes a policy that begins with this text and enables only a few checks, so that other faults of the machine
@@ -46,10 +46,10 @@ impl Workdir {
     }
 
     /// Writes a policy that begins with this text and enables only these tests.
-    pub(crate) fn policy_for(&self, wanted: &[&str], beginning: &str) {
-        let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !wanted.contains(id));
-        let rest: String = others.map(|id| format!("[tests.{id}]\nenabled = false\n")).collect();
-        self.write("policy.toml", &format!("{beginning}{rest}"));
+    pub(crate) fn policy_for(&self, enabled: &[&str], beginning: &str) {
+        let others = doctor_checks::CHECKS.iter().map(|check| check.spec.id).filter(|id| !enabled.contains(id));
+        let disabled: String = others.map(|id| format!("[tests.{id}]\nenabled = false\n")).collect();
+        self.write("policy.toml", &format!("{beginning}{disabled}"));
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -79,16 +79,16 @@ impl Workdir {
     /// Runs a command and asserts its exit code.
     #[track_caller]
     pub(crate) fn expect(&self, code: i32, args: &[&str]) -> CommandOutput {
-        let said = self.doctor(args);
-        assert_eq!(said.code, code, "doctor {}\n{}\n{}", args.join(" "), said.out, said.err);
-        said
+        let output = self.doctor(args);
+        assert_eq!(output.code, code, "doctor {}\n{}\n{}", args.join(" "), output.out, output.err);
+        output
     }
 
     #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
-        let said = self.doctor(&[args, &["--json"]].concat());
-        serde_json::from_str(&said.out)
-            .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), said.out, said.err))
+        let output = self.doctor(&[args, &["--json"]].concat());
+        serde_json::from_str(&output.out)
+            .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), output.out, output.err))
     }
 }
 
@@ -115,18 +115,18 @@ impl CommandOutput {
 pub(crate) fn demo() -> &'static Workdir {
     static DEMO: OnceLock<Workdir> = OnceLock::new();
     DEMO.get_or_init(|| {
-        let bed = Workdir::new();
-        let said = bed.expect(0, &["demo", "--nodes", "24", "--days", "3", "--seed", "7", "--dir", "demo"]);
-        said.stdout_contains("Explore it");
-        bed
+        let workdir = Workdir::new();
+        let output = workdir.expect(0, &["demo", "--nodes", "24", "--days", "3", "--seed", "7", "--dir", "demo"]);
+        output.stdout_contains("Explore it");
+        workdir
     })
 }
 
 /// Returns a writable copy of the demo's store.
 pub(crate) fn demo_copy() -> Workdir {
-    let bed = Workdir::new();
-    std::fs::copy(demo().path("demo/doctor.db"), bed.path("doctor.db")).unwrap();
-    bed
+    let workdir = Workdir::new();
+    std::fs::copy(demo().path("demo/doctor.db"), workdir.path("doctor.db")).unwrap();
+    workdir
 }
 
 /// The limit of a wait, long enough for a machine under load.

@@ -66,26 +66,26 @@ pub(crate) struct Counts {
 
 /// Returns all differences in words; none if the test passes.
 pub(crate) fn compare(
-    stage: &Fixture,
+    fixture: &Fixture,
     effects: &[Effect],
     pace: &StartupTimes,
     world: &[Node],
     were_away: &BTreeSet<NodeName>,
 ) -> (Counts, Vec<String>) {
-    let store = stage.open_store();
-    let told = cluster_runs(effects);
+    let store = fixture.open_store();
+    let runs = cluster_runs(effects);
     let mut wrong: Vec<String> = check_effects(effects, pace.patience()).iter().map(ToString::to_string).collect();
     let rows = store.history(&HistoryFilter::default()).unwrap();
-    compare_runs(&told, &store, &mut wrong);
+    compare_runs(&runs, &store, &mut wrong);
     let was_away = |node: &NodeName| were_away.contains(node);
-    let unjudged = compare_rows(stage, &told, &store, &rows, was_away, &mut wrong);
+    let unjudged = compare_rows(fixture, &runs, &store, &rows, was_away, &mut wrong);
     let cases = store.cases_all(u32::MAX >> 1).unwrap();
     compare_marks(world, &store, &cases, &mut wrong);
-    let count = |wanted: fn(&EffectKind) -> bool| effects.iter().filter(|effect| wanted(&effect.what)).count();
+    let count = |is_kind: fn(&EffectKind) -> bool| effects.iter().filter(|effect| is_kind(&effect.what)).count();
     let figures = Counts {
-        runs: told.len(),
-        started: told.values().filter(|told| told.started).count(),
-        documents: told.values().map(|told| told.results.len()).sum(),
+        runs: runs.len(),
+        started: runs.values().filter(|run| run.started).count(),
+        documents: runs.values().map(|run| run.results.len()).sum(),
         rows: rows.len(),
         unclassified: unjudged,
         marked: count(|what| matches!(what, EffectKind::Marked { .. })),
@@ -98,46 +98,46 @@ pub(crate) fn compare(
 }
 
 fn cluster_runs(effects: &[Effect]) -> BTreeMap<RunId, ClusterRun> {
-    let mut told: BTreeMap<RunId, ClusterRun> = BTreeMap::new();
+    let mut runs: BTreeMap<RunId, ClusterRun> = BTreeMap::new();
     for effect in effects {
         match &effect.what {
             EffectKind::Submitted { run, nodes, tests } => {
-                let run = told.entry(*run).or_default();
+                let run = runs.entry(*run).or_default();
                 run.nodes = nodes.iter().map(|target| target.node.clone()).collect();
                 run.tests = tests.iter().cloned().collect();
             }
-            EffectKind::Started { run, .. } => told.entry(*run).or_default().started = true,
-            EffectKind::Ended { run, .. } => told.entry(*run).or_default().ended = true,
+            EffectKind::Started { run, .. } => runs.entry(*run).or_default().started = true,
+            EffectKind::Ended { run, .. } => runs.entry(*run).or_default().ended = true,
             EffectKind::Document { run, node, answers, .. } if !answers.is_empty() => {
-                told.entry(*run).or_default().results.insert(node.clone(), answers.iter().cloned().collect());
+                runs.entry(*run).or_default().results.insert(node.clone(), answers.iter().cloned().collect());
             }
             _ => {}
         }
     }
-    told
+    runs
 }
 
 /// Every run has ended on both sides, and in the same way.
-fn compare_runs(told: &BTreeMap<RunId, ClusterRun>, store: &Store, wrong: &mut Vec<String>) {
+fn compare_runs(cluster_runs: &BTreeMap<RunId, ClusterRun>, store: &Store, wrong: &mut Vec<String>) {
     let records = store.last_runs(u32::MAX >> 1).unwrap();
     let known: BTreeMap<RunId, &RunRecord> = records.iter().map(|record| (record.run.id, record)).collect();
-    for (id, told) in told {
+    for (id, cluster_run) in cluster_runs {
         let Some(record) = known.get(id) else {
             wrong.push(format!("{id} has a job and is not in the store"));
             continue;
         };
-        let whole = told.nodes.iter().all(|node| told.results.get(node) == Some(&told.tests));
+        let complete = cluster_run.nodes.iter().all(|node| cluster_run.results.get(node) == Some(&cluster_run.tests));
         let fits = match &record.run.state {
-            RunState::Ended(RunEnd::Completed(_)) => whole,
-            RunState::Ended(RunEnd::Incomplete { .. }) => told.started && !whole,
-            RunState::Ended(RunEnd::NotStarted(_)) => !told.started,
+            RunState::Ended(RunEnd::Completed(_)) => complete,
+            RunState::Ended(RunEnd::Incomplete { .. }) => cluster_run.started && !complete,
+            RunState::Ended(RunEnd::NotStarted(_)) => !cluster_run.started,
             RunState::Planned | RunState::Submitted { .. } | RunState::Running { .. } => false,
         };
-        if !fits || !told.ended {
-            wrong.push(format!("{id}: the store says {:?}, the cluster {told:?}", record.run.state));
+        if !fits || !cluster_run.ended {
+            wrong.push(format!("{id}: the store says {:?}, the cluster {cluster_run:?}", record.run.state));
         }
     }
-    for record in records.iter().filter(|record| !told.contains_key(&record.run.id)) {
+    for record in records.iter().filter(|record| !cluster_runs.contains_key(&record.run.id)) {
         if !matches!(record.run.state, RunState::Ended(RunEnd::NotStarted(_))) {
             wrong.push(format!("{} has no job and is {:?}", record.run.id, record.run.state));
         }
@@ -149,8 +149,8 @@ fn compare_runs(told: &BTreeMap<RunId, ClusterRun>, store: &Store, wrong: &mut V
 /// A controller that never saw a node does not know its machine type, and records that instead of a verdict. That is
 /// correct only for a node that left the cluster after its result. Such rows are counted.
 fn compare_rows(
-    stage: &Fixture,
-    told: &BTreeMap<RunId, ClusterRun>,
+    fixture: &Fixture,
+    cluster_runs: &BTreeMap<RunId, ClusterRun>,
     store: &Store,
     rows: &[HistoryRow],
     was_away: impl Fn(&NodeName) -> bool,
@@ -163,25 +163,25 @@ fn compare_rows(
         Profiles::new([doctor_sim::simulated_tests::profile(doctor_sim::simulated_tests::sku())]),
     )
     .unwrap();
-    let mut kept: BTreeMap<(RunId, NodeName), BTreeMap<TestId, &HistoryRow>> = BTreeMap::new();
+    let mut stored_rows: BTreeMap<(RunId, NodeName), BTreeMap<TestId, &HistoryRow>> = BTreeMap::new();
     for row in rows {
         let Some(run) = row.run else {
             wrong.push(format!("a row of {} {} belongs to no run", row.node, row.test));
             continue;
         };
-        if kept.entry((run, row.node.clone())).or_default().insert(row.test.clone(), row).is_some() {
+        if stored_rows.entry((run, row.node.clone())).or_default().insert(row.test.clone(), row).is_some() {
             wrong.push(format!("{run}: {} {} is there twice", row.node, row.test));
         }
     }
-    for (id, told) in told.iter().filter(|(_, told)| told.started) {
-        for node in &told.nodes {
-            let rows = kept.remove(&(*id, node.clone())).unwrap_or_default();
-            let said = match told.results.contains_key(node) {
-                true => expected_verdicts(stage, &settings, store, *id, node, wrong),
+    for (id, cluster_run) in cluster_runs.iter().filter(|(_, cluster_run)| cluster_run.started) {
+        for node in &cluster_run.nodes {
+            let rows = stored_rows.remove(&(*id, node.clone())).unwrap_or_default();
+            let verdicts = match cluster_run.results.contains_key(node) {
+                true => expected_verdicts(fixture, &settings, store, *id, node, wrong),
                 false => BTreeMap::new(),
             };
-            for test in &told.tests {
-                let expected = said.get(test).copied().unwrap_or(Verdict::Inconclusive);
+            for test in &cluster_run.tests {
+                let expected = verdicts.get(test).copied().unwrap_or(Verdict::Inconclusive);
                 match rows.get(test) {
                     None => wrong.push(format!("{id}: {test} of {node} is lost, expected {expected}")),
                     Some(row) if row.reason.as_str() == "no-limit" && was_away(node) => unjudged += 1,
@@ -194,12 +194,12 @@ fn compare_rows(
                     Some(_) => {}
                 }
             }
-            for test in rows.keys().filter(|test| !told.tests.contains(*test)) {
+            for test in rows.keys().filter(|test| !cluster_run.tests.contains(*test)) {
                 wrong.push(format!("{id}: {test} of {node} was not requested"));
             }
         }
     }
-    for ((run, node), rows) in kept {
+    for ((run, node), rows) in stored_rows {
         wrong.push(format!("{run}: {} rows of {node}, where it never started", rows.len()));
     }
     unjudged
@@ -207,7 +207,7 @@ fn compare_rows(
 
 /// Returns the verdicts of a node's document on the share, which the store must hold byte for byte.
 fn expected_verdicts(
-    stage: &Fixture,
+    fixture: &Fixture,
     settings: &Settings,
     store: &Store,
     run: RunId,
@@ -215,14 +215,14 @@ fn expected_verdicts(
     wrong: &mut Vec<String>,
 ) -> BTreeMap<TestId, Verdict> {
     let Some(record) = store.run(run).unwrap() else { return BTreeMap::new() };
-    let bytes = match fs::read(stage.share().join(Share::document_path(&record.run, node))) {
+    let bytes = match fs::read(fixture.share().join(Share::document_path(&record.run, node))) {
         Ok(bytes) => bytes,
         Err(error) => {
             wrong.push(format!("{run}: the good document of {node} is gone from the share: {error}"));
             return BTreeMap::new();
         }
     };
-    if store.evidence(run, node).unwrap().is_none_or(|kept| kept.bytes != bytes) {
+    if store.evidence(run, node).unwrap().is_none_or(|stored| stored.bytes != bytes) {
         wrong.push(format!("{run}: the evidence of {node} differs from its document"));
     }
     let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
@@ -246,11 +246,11 @@ fn compare_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<
         }
     }
     for node in world {
-        let (case, there) = (open.remove(&node.name), stored.get(&node.name));
-        let held = there.is_some_and(|stored| matches!(stored.state, NodeState::Held { .. }));
-        let told = there.map(|stored| (&stored.state, stored.case));
-        if there.and_then(|stored| stored.case) != case.map(|case| case.id) {
-            wrong.push(format!("{}: its open case is {:?}, it says {told:?}", node.name, case.map(|case| case.id)));
+        let (case, stored_node) = (open.remove(&node.name), stored.get(&node.name));
+        let held = stored_node.is_some_and(|stored| matches!(stored.state, NodeState::Held { .. }));
+        let summary = stored_node.map(|stored| (&stored.state, stored.case));
+        if stored_node.and_then(|stored| stored.case) != case.map(|case| case.id) {
+            wrong.push(format!("{}: its open case is {:?}, it says {summary:?}", node.name, case.map(|case| case.id)));
         }
         for (kind, set, unset) in [
             (MarkKind::Unhealthy, StepKind::Mark, StepKind::Unmark),
@@ -259,10 +259,10 @@ fn compare_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<
             let marked = node.marks.has_ours(kind);
             let believed = case.is_some_and(|case| step_is_set(case, set, unset));
             if marked && case.is_none() {
-                wrong.push(format!("{} has an orphaned mark {:?}: {told:?}", node.name, node.marks.ours));
+                wrong.push(format!("{} has an orphaned mark {:?}: {summary:?}", node.name, node.marks.ours));
             }
             if believed && !marked && !held {
-                wrong.push(format!("{}: {set} is done and there is no mark: {told:?}, {case:?}", node.name));
+                wrong.push(format!("{}: {set} is done and there is no mark: {summary:?}, {case:?}", node.name));
             }
             if marked && case.is_some() && !believed && !held {
                 wrong.push(format!("{}: the mark {kind} exists but its case does not record it: {case:?}", node.name));
@@ -271,8 +271,8 @@ fn compare_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<
     }
     // A machine that was removed for good may leave an open case under a name that is no longer used.
     for (name, case) in open {
-        let there = |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.matches(&case.hardware));
-        if let Some(node) = world.iter().find(there) {
+        let is_same_machine = |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.matches(&case.hardware));
+        if let Some(node) = world.iter().find(is_same_machine) {
             wrong.push(format!("{} is open on {name}; its machine is {} now", case.id, node.name));
         }
     }

@@ -113,8 +113,8 @@ impl FaultInjector {
     /// Releases the nodes whose marks were removed, with an operator command in the store.
     pub(crate) fn release_unmarked(&mut self, store: &Store, now: Timestamp) {
         while let Some(node) = oldest(&mut self.unmarked) {
-            let asked = CommandKind::Release { node };
-            store.add_command(&asked, OPERATOR, "it may be tested again", now).unwrap();
+            let command = CommandKind::Release { node };
+            store.add_command(&command, OPERATOR, "it may be tested again", now).unwrap();
         }
     }
 

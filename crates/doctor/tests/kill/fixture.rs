@@ -73,19 +73,19 @@ impl Fixture {
     pub(crate) fn new(seed: u64, store: impl FnOnce(&Path) -> StoreUrl) -> Self {
         let folder = tempfile::Builder::new().prefix("doctor-kill-").tempdir().unwrap();
         let store = store(folder.path());
-        let stage = Self { folder, store };
-        fs::create_dir(stage.share()).unwrap();
-        fs::write(stage.path("policy.toml"), POLICY).unwrap();
-        fs::write(stage.path("world.toml"), toml::to_string(&stage.world(seed)).unwrap()).unwrap();
+        let fixture = Self { folder, store };
+        fs::create_dir(fixture.share()).unwrap();
+        fs::write(fixture.path("policy.toml"), POLICY).unwrap();
+        fs::write(fixture.path("world.toml"), toml::to_string(&fixture.world(seed)).unwrap()).unwrap();
         // A cycle is five simulated seconds, a few real milliseconds: the controller hardly ever idles. The lease would
         // last for real seconds, but the next controller detects that its holder is dead and does not wait.
         let service = format!(
             "store = \"{}\"\ndata = \"share\"\npolicy = \"policy.toml\"\ncycle = \"5s\"\npublish = \"10m\"\nlease = \"2h\"\n\
              workers = 4\n[backend.sim]\nsocket = \"sim.sock\"\n",
-            stage.store
+            fixture.store
         );
-        fs::write(stage.path("doctor.toml"), service).unwrap();
-        stage
+        fs::write(fixture.path("doctor.toml"), service).unwrap();
+        fixture
     }
 
     /// Two pools with fault rates far above reality.
@@ -108,7 +108,7 @@ impl Fixture {
             submits: calls,
             changes: calls,
             cancels: calls,
-            jobs: JobFault::ALL.iter().map(|trouble| (*trouble, 0.02)).collect(),
+            jobs: JobFault::ALL.iter().map(|fault| (*fault, 0.02)).collect(),
             outages_per_day: 6.0,
             outage: OUTAGE,
         };
@@ -201,11 +201,11 @@ impl Process {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let mut file = File::options().create(true).append(true).open(log).unwrap();
-        let (say, started) = mpsc::channel();
+        let (sender, started) = mpsc::channel();
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
                 // The receiver is gone if the process was killed early.
-                let _heard = writeln!(file, "{line}").map(|()| line.contains(" started ").then(|| say.send(())));
+                let _logged = writeln!(file, "{line}").map(|()| line.contains(" started ").then(|| sender.send(())));
             }
         });
         Self { what, child, began, started, log: log.to_owned() }
@@ -257,7 +257,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         // It may have exited already.
-        let _gone = self.child.kill();
+        let _already_exited = self.child.kill();
         let _reaped = self.child.wait();
     }
 }

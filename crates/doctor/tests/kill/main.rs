@@ -79,66 +79,66 @@ fn seed() -> u64 {
 }
 
 /// Whether a controller has marked a node yet.
-fn has_marked(stage: &Fixture) -> bool {
-    let effects = read_effects(&stage.effects()).unwrap();
+fn has_marked(fixture: &Fixture) -> bool {
+    let effects = read_effects(&fixture.effects()).unwrap();
     effects.iter().any(|effect| matches!(effect.what, EffectKind::Marked { .. }))
 }
 
-fn run_kill_test(name: &str, seed: u64, stage: &Fixture) {
+fn run_kill_test(name: &str, seed: u64, fixture: &Fixture) {
     let kills = setting("DOCTOR_KILLS").unwrap_or(DEFAULT_KILLS);
     println!("{name}: {kills} kills, DOCTOR_KILL_SEED={seed}");
     let began = Instant::now();
     let mut chance = Rng::new(seed);
-    let (process, cluster) = stage.start_cluster();
-    let mut mischief = FaultInjector::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
-    let (mut looks, mut pace) = (Inspections::default(), StartupTimes::default());
+    let (process, cluster) = fixture.start_cluster();
+    let mut injector = FaultInjector::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
+    let (mut inspections, mut pace) = (Inspections::default(), StartupTimes::default());
     let mut done = 0;
     // On a busy machine a controller does little before it is killed. Without a mark there was nothing to lose, so
     // continue.
-    while done < kills || (done < DEFAULT_KILLS && !has_marked(stage)) {
+    while done < kills || (done < DEFAULT_KILLS && !has_marked(fixture)) {
         done += 1;
-        let controller = stage.start_controller();
+        let controller = fixture.start_controller();
         if chance.once_in(3) {
-            mischief.inject_random(&mut chance, &cluster);
+            injector.inject_random(&mut chance, &cluster);
         }
-        run_until_random_instant(&mut chance, &mut pace, stage, &controller);
+        run_until_random_instant(&mut chance, &mut pace, fixture, &controller);
         controller.kill();
         // Otherwise the next controller opens the store as the killed one left it.
         if chance.once_in(2) {
-            let store = stage.open_store();
-            looks.inspect(&store, &read_effects(&stage.effects()).unwrap());
-            mischief.release_unmarked(&store, cluster.now());
+            let store = fixture.open_store();
+            inspections.inspect(&store, &read_effects(&fixture.effects()).unwrap());
+            injector.release_unmarked(&store, cluster.now());
         }
     }
     let killed = began.elapsed().as_secs_f64();
-    mischief.restore_vanished(&cluster);
-    finish(&mut pace, stage, &cluster);
+    injector.restore_vanished(&cluster);
+    finish(&mut pace, fixture, &cluster);
     let world = nodes(&cluster);
     drop(cluster);
     process.stop();
-    stage.run(&["db", "verify"]);
-    let effects = read_effects(&stage.effects()).unwrap();
-    let (figures, wrong) = comparison::compare(stage, &effects, &pace, &world, &mischief.were_absent);
+    fixture.run(&["db", "verify"]);
+    let effects = read_effects(&fixture.effects()).unwrap();
+    let (figures, wrong) = comparison::compare(fixture, &effects, &pace, &world, &injector.were_absent);
     println!(
         "{name}: killed for {killed:.0} s ({:.0} simulated hours), with {} incidents; {:.0} s in all; {pace}",
         killed * SPEED / 3600.0,
-        mischief.injected,
+        injector.injected,
         began.elapsed().as_secs_f64()
     );
-    print_summary(name, &figures, &looks, &stage.open_store().counters().unwrap());
+    print_summary(name, &figures, &inspections, &fixture.open_store().counters().unwrap());
     assert!(wrong.is_empty(), "{} inconsistencies:\n{}", wrong.len(), wrong.join("\n"));
     assert!(figures.documents > 0 && figures.marked > 0, "nothing happened: {figures:?}");
 }
 
 /// Lets a controller live for a random time: most for a few cycles, some not until their first, and some until just
 /// after an effect in the cluster, which they may have caused and not recorded yet.
-fn run_until_random_instant(chance: &mut Rng, pace: &mut StartupTimes, stage: &Fixture, controller: &Process) {
+fn run_until_random_instant(chance: &mut Rng, pace: &mut StartupTimes, fixture: &Fixture, controller: &Process) {
     let moment = Duration::from_micros(chance.below(1000));
-    let rest = match chance.below(10) {
+    let wait_time = match chance.below(10) {
         0 => Duration::from_millis(chance.below(80)),
         1..=3 => {
             pace.record(controller.wait_until_started());
-            wait_for_effect(stage, pace.controller_lifetime());
+            wait_for_effect(fixture, pace.controller_lifetime());
             Duration::from_millis(chance.below(4))
         }
         _ => {
@@ -147,26 +147,26 @@ fn run_until_random_instant(chance: &mut Rng, pace: &mut StartupTimes, stage: &F
         }
     };
     // The sleep is the random instant itself, not a wait for a condition.
-    std::thread::sleep(rest + moment);
+    std::thread::sleep(wait_time + moment);
 }
 
 /// Waits until the cluster's record grows, but at most for `life`.
-fn wait_for_effect(stage: &Fixture, life: Duration) {
-    let length = || fs::metadata(stage.effects()).unwrap().len();
+fn wait_for_effect(fixture: &Fixture, lifetime: Duration) {
+    let length = || fs::metadata(fixture.effects()).unwrap().len();
     let (began, before) = (Instant::now(), length());
-    while length() == before && began.elapsed() < life {
+    while length() == before && began.elapsed() < lifetime {
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
 /// Pauses validation, then runs controllers until all work is done, and stops them. A step that was started at the last
 /// moment is completed by the next one.
-fn finish(pace: &mut StartupTimes, stage: &Fixture, cluster: &RemoteSim) {
-    stage.run(&["pause", "--why", "the test ends", "--yes"]);
+fn finish(pace: &mut StartupTimes, fixture: &Fixture, cluster: &RemoteSim) {
+    fixture.run(&["pause", "--why", "the test ends", "--yes"]);
     let began = Instant::now();
-    let store = stage.open_store();
+    let store = fixture.open_store();
     loop {
-        let controller = stage.start_controller();
+        let controller = fixture.start_controller();
         pace.record(controller.wait_until_started());
         loop {
             let work = pending_work(&store, &nodes(cluster));
@@ -195,7 +195,7 @@ fn nodes(cluster: &RemoteSim) -> Vec<Node> {
     }
 }
 
-fn print_summary(name: &str, figures: &Counts, looks: &Inspections, counters: &Counters) {
+fn print_summary(name: &str, figures: &Counts, inspections: &Inspections, counters: &Counters) {
     println!(
         "{name}: {} cycles written; {} runs, {} of them started; {} good documents and {} rejected; {} history rows, \
          {} of them from removed machines",
@@ -214,6 +214,6 @@ fn print_summary(name: &str, figures: &Counts, looks: &Inspections, counters: &C
     println!(
         "{name}: {} checks after a kill, {} of them with an effect in flight: {} had happened and were not recorded, \
          {} had not",
-        looks.count, looks.in_flight, looks.happened, looks.not_happened
+        inspections.count, inspections.in_flight, inspections.happened, inspections.not_happened
     );
 }

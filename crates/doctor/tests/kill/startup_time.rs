@@ -21,9 +21,9 @@ pub(crate) struct StartupTimes {
 }
 
 impl StartupTimes {
-    pub(crate) fn record(&mut self, took: Duration) {
-        self.last = took;
-        self.slowest = self.slowest.max(took);
+    pub(crate) fn record(&mut self, elapsed: Duration) {
+        self.last = elapsed;
+        self.slowest = self.slowest.max(elapsed);
     }
 
     /// Returns the longest lifetime of the next controller: a few cycles.
@@ -38,9 +38,9 @@ impl StartupTimes {
     /// controller that completes a cycle cancels a job in a user's way, once the cluster answers, and repeats a refused
     /// cancellation. All other invariants are exact.
     pub(crate) fn patience(&self) -> Tolerances {
-        let there = |real: Duration| Span::from_millis((real.as_secs_f64() * 1000.0 * SPEED) as i64);
+        let simulated = |real: Duration| Span::from_millis((real.as_secs_f64() * 1000.0 * SPEED) as i64);
         let view = Duration::from_secs(5).max(self.slowest * 5);
-        Tolerances { view: there(view), leave: there(view * 2) + OUTAGE.times(2) }
+        Tolerances { view: simulated(view), leave: simulated(view * 2) + OUTAGE.times(2) }
     }
 }
 

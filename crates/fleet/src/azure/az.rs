@@ -64,11 +64,11 @@ impl fmt::Display for AzCommand {
 }
 
 /// Quotes a word for a shell if it needs quotes.
-pub(super) fn shell_quoted(word: &str) -> String {
-    let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@,+%".contains(&byte);
-    match !word.is_empty() && word.bytes().all(bare) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+pub(super) fn shell_quoted(arg: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:=@,+%".contains(&byte);
+    match !arg.is_empty() && arg.bytes().all(is_plain) {
+        true => arg.to_owned(),
+        false => format!("'{}'", arg.replace('\'', "'\\''")),
     }
 }
 
@@ -152,18 +152,18 @@ fn parse_output(step: String, output: &[u8]) -> Result<Value, AzureError> {
     serde_json::from_slice(output).map_err(|error| AzureError::Unreadable { step, why: error.to_string() })
 }
 
-fn command_error(step: String, complaint: &str) -> AzureError {
-    if complaint.contains("az login") {
+fn command_error(step: String, stderr: &str) -> AzureError {
+    if stderr.contains("az login") {
         return AzureError::NotLoggedIn { step };
     }
-    AzureError::CommandFailed { step, said: error_text(complaint) }
+    AzureError::CommandFailed { step, said: error_text(stderr) }
 }
 
 /// Returns the error message: the first `ERROR:` line, which later lines only repeat, or else the last line, which ends
 /// a traceback.
-fn error_text(complaint: &str) -> String {
-    let error = complaint.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
-    let line = error.map_or_else(|| process::last_line(complaint), str::to_owned);
+fn error_text(stderr: &str) -> String {
+    let error = stderr.lines().find_map(|line| line.trim().strip_prefix("ERROR: "));
+    let line = error.map_or_else(|| process::last_line(stderr), str::to_owned);
     line.chars().filter(|c| !c.is_control()).take(600).collect()
 }
 
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_printed_as_a_shell_reads_it() {
+    fn a_command_is_printed_with_shell_quoting() {
         let call = AzCommand::new("network lb create")
             .with("--name", "it's a name")
             .with_all("--tags", ["a=b".to_owned(), "c=".to_owned()]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_az_says_is_told_with_the_step_and_silence_has_a_limit() {
+    fn errors_of_az_name_the_step_and_a_hung_az_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let az = |script: &str| {
             let path = folder.path().join("az");
@@ -208,8 +208,8 @@ mod tests {
         );
         assert!(az("echo not json").unwrap_err().contains("cannot parse the output of az"));
         assert!(az("sleep 60").unwrap_err().contains("did not finish within 1 s"));
-        let gone =
+        let missing =
             Az::new(Path::new("/no/such/az")).run("x", &AzCommand::new("x"), Duration::from_secs(1)).unwrap_err();
-        assert!(gone.to_string().contains("--az"), "{gone}");
+        assert!(missing.to_string().contains("--az"), "{missing}");
     }
 }

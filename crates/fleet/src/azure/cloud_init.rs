@@ -146,7 +146,7 @@ mod tests {
     use crate::azure::cluster::tests::{SMALL, read};
 
     #[test]
-    fn the_file_is_small_enough_and_knows_all_its_words() {
+    fn the_rendered_file_is_within_the_size_limit_and_uses_known_keys() {
         let cluster = read(&SMALL.replace(
             "[network]",
             &format!(
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_cloud_init_would_pass_over_is_found_at_its_place() {
+    fn an_unknown_cloud_init_key_is_reported_with_its_position() {
         let error = check("#cloud-config\n# packges: x\npackages:\n  - tree\npackges:\n  - tmux\n").unwrap_err();
         let CloudInitError::UnknownKey(error) = error else { panic!("{error}") };
         assert_eq!((error.line(), error.column()), (Some(5), Some(1)), "{error}");

@@ -90,10 +90,10 @@ impl Cluster {
             true => env_file::read(text)?,
             false => toml_text::read(text, &LIMITS)?,
         };
-        let beside = path.parent().unwrap_or(Path::new(""));
+        let config_dir = path.parent().unwrap_or(Path::new(""));
         written.cluster(text, &|path: &Path| match (path.strip_prefix("~"), home) {
             (Ok(rest), Some(home)) => home.join(rest),
-            _ => beside.join(path),
+            _ => config_dir.join(path),
         })
     }
 }
@@ -131,51 +131,51 @@ impl Validator<'_> {
 
 impl RawCluster {
     fn cluster(self, text: &str, at: &dyn Fn(&Path) -> PathBuf) -> Result<Cluster, TomlError> {
-        let words = Validator { text };
-        let scale_set = words.required("scale_set", &self.scale_set, &NAME)?;
-        if let Some(wanted) =
-            self.head_address.as_ref().filter(|wanted| *wanted.get_ref() && self.mode == Mode::Uniform)
+        let validator = Validator { text };
+        let scale_set = validator.required("scale_set", &self.scale_set, &NAME)?;
+        if let Some(requested) =
+            self.head_address.as_ref().filter(|requested| *requested.get_ref() && self.mode == Mode::Uniform)
         {
             let why = "`head_address` is true, expected false: machines of a Uniform scale set have no public address; \
                        the head node is reached through the load balancer";
-            return Err(words.bad(wanted, why.to_owned()));
+            return Err(validator.bad(requested, why.to_owned()));
         }
         if self.mode == Mode::Uniform && *self.count.get_ref() > MAX_UNIFORM {
             let why = format!(
                 "`count` is {}, expected at most {MAX_UNIFORM}: the machines of a Uniform scale set share one placement group",
                 self.count.get_ref()
             );
-            return Err(words.bad(&self.count, why));
+            return Err(validator.bad(&self.count, why));
         }
-        let name_prefix = words.optional("name_prefix", self.name_prefix.as_ref(), &PREFIX)?;
+        let name_prefix = validator.optional("name_prefix", self.name_prefix.as_ref(), &PREFIX)?;
         let mut tags = BTreeMap::new();
         for (name, value) in &self.tags {
-            tags.insert(words.required("tags", name, &TAG_NAME)?, words.required("tags", value, &TAG_VALUE)?);
+            tags.insert(validator.required("tags", name, &TAG_NAME)?, validator.required("tags", value, &TAG_VALUE)?);
         }
         let download = |written: &RawDownload| -> Result<Download, TomlError> {
-            let url = words.required("doctor_node.url", &written.url, &URL)?;
-            Ok(Download { url, sha256: words.required("doctor_node.sha256", &written.sha256, &SHA256)? })
+            let url = validator.required("doctor_node.url", &written.url, &URL)?;
+            Ok(Download { url, sha256: validator.required("doctor_node.sha256", &written.sha256, &SHA256)? })
         };
         Ok(Cluster {
-            subscription: words.optional("subscription", self.subscription.as_ref(), &SUBSCRIPTION)?,
-            resource_group: words.required("resource_group", &self.resource_group, &GROUP)?,
-            location: words.required("location", &self.location, &LOCATION)?,
+            subscription: validator.optional("subscription", self.subscription.as_ref(), &SUBSCRIPTION)?,
+            resource_group: validator.required("resource_group", &self.resource_group, &GROUP)?,
+            location: validator.required("location", &self.location, &LOCATION)?,
             mode: self.mode,
-            sku: words.required("sku", &self.sku, &SKU)?,
-            image: words.required("image", &self.image, &IMAGE)?,
+            sku: validator.required("sku", &self.sku, &SKU)?,
+            image: validator.required("image", &self.image, &IMAGE)?,
             count: self.count.into_inner(),
             name_prefix: name_prefix.unwrap_or_else(|| host_prefix(&scale_set)),
-            admin: words.required("admin", &self.admin, &ADMIN)?,
+            admin: validator.required("admin", &self.admin, &ADMIN)?,
             ssh_key: at(self.ssh_key.get_ref()),
             disk_gb: self.disk_gb,
             accelerated_networking: self.accelerated_networking,
-            placement_group: words.optional("placement_group", self.placement_group.as_ref(), &NAME)?,
+            placement_group: validator.optional("placement_group", self.placement_group.as_ref(), &NAME)?,
             spot: self.spot,
             security: self.security,
             cloud_init: self.cloud_init.as_deref().map(at),
             doctor_node: self.doctor_node.as_ref().map(download).transpose()?,
             head_address: self.head_address.map_or(self.mode == Mode::Flexible, Spanned::into_inner),
-            network: self.network.network(&words, &scale_set)?,
+            network: self.network.network(&validator, &scale_set)?,
             tags,
             limits: self.limits,
             scale_set,
@@ -184,18 +184,18 @@ impl RawCluster {
 }
 
 impl RawNetwork {
-    fn network(&self, words: &Validator<'_>, scale_set: &str) -> Result<Network, TomlError> {
+    fn network(&self, validator: &Validator<'_>, scale_set: &str) -> Result<Network, TomlError> {
         let id = self.subnet.as_ref().filter(|subnet| subnet.get_ref().starts_with('/'));
         if let Some(id) = id.filter(|id| !is_id(id.get_ref())) {
             return Err(
-                words.bad(id, "`network.subnet` must be a resource id: /subscriptions/…/subnets/NAME".to_owned())
+                validator.bad(id, "`network.subnet` must be a resource id: /subscriptions/…/subnets/NAME".to_owned())
             );
         }
         let named = self.subnet.as_ref().filter(|_| id.is_none());
-        let subnet = words.optional("network.subnet", named, &NAME)?.unwrap_or_else(|| "nodes".to_owned());
-        let vnet = words.optional("network.vnet", self.vnet.as_ref(), &NAME)?;
-        let addresses = words.optional("network.addresses", self.addresses.as_ref(), &NETWORK_BLOCK)?;
-        let from = self.ssh_from.iter().map(|from| words.required("network.ssh_from", from, &ADDRESS_RANGE));
+        let subnet = validator.optional("network.subnet", named, &NAME)?.unwrap_or_else(|| "nodes".to_owned());
+        let vnet = validator.optional("network.vnet", self.vnet.as_ref(), &NAME)?;
+        let addresses = validator.optional("network.addresses", self.addresses.as_ref(), &NETWORK_BLOCK)?;
+        let from = self.ssh_from.iter().map(|from| validator.required("network.ssh_from", from, &ADDRESS_RANGE));
         Ok(Network {
             vnet: vnet.unwrap_or_else(|| format!("{scale_set}-vnet")),
             subnet,
@@ -208,8 +208,8 @@ impl RawNetwork {
 
 /// Derives a host name prefix from the scale set's name: invalid characters are dropped and the length is limited.
 fn host_prefix(scale_set: &str) -> String {
-    let kept = scale_set.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(39);
-    kept.collect::<String>().to_ascii_lowercase() + "-"
+    let prefix = scale_set.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(39);
+    prefix.collect::<String>().to_ascii_lowercase() + "-"
 }
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ ssh_from = ["203.0.113.0/24"]
     }
 
     #[test]
-    fn the_example_is_read_and_paths_are_beside_the_file_or_at_home() {
+    fn the_example_parses_and_paths_are_relative_to_the_file_or_home() {
         let cluster = read(SMALL).unwrap();
         assert_eq!(cluster.ssh_key, Path::new("/home/ann/.ssh/id_ed25519.pub"));
         assert!(cluster.head_address && cluster.network.vnet == "vmss-vnet" && cluster.name_prefix == "vmss-");
@@ -246,7 +246,7 @@ ssh_from = ["203.0.113.0/24"]
     }
 
     #[test]
-    fn a_mistake_is_shown_at_its_place_with_what_would_be_accepted() {
+    fn errors_show_the_position_and_the_accepted_values() {
         for (from, to, line, part) in [
             ("count = 2", "count = 0", 7, "1 to 1000 machines"),
             ("count = 2", "mode = \"uniform\"\ncount = 101", 8, "at most 100"),

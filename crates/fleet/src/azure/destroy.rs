@@ -78,7 +78,7 @@ pub fn plan_removal(cluster: &Cluster, seen: &Inventory) -> Removals {
 /// Returns what is created for a cluster, in the order in which it can be deleted.
 fn created_resources(cluster: &Cluster) -> Vec<(ResourceKind, String)> {
     let names = Names::of(cluster);
-    let mut made = vec![
+    let mut resources = vec![
         (ResourceKind::ScaleSet, cluster.scale_set.clone()),
         (ResourceKind::Balancer, names.balancer),
         (ResourceKind::PublicAddress, names.balancer_address),
@@ -86,8 +86,8 @@ fn created_resources(cluster: &Cluster) -> Vec<(ResourceKind, String)> {
         (ResourceKind::Network, cluster.network.vnet.clone()),
         (ResourceKind::SecurityGroup, names.security_group),
     ];
-    made.extend(cluster.placement_group.iter().map(|name| (ResourceKind::PlacementGroup, name.clone())));
-    made
+    resources.extend(cluster.placement_group.iter().map(|name| (ResourceKind::PlacementGroup, name.clone())));
+    resources
 }
 
 fn matches_resource(resource: &Resource, kind: &ResourceKind, name: &str) -> bool {
@@ -130,13 +130,13 @@ fn delete_command(kind: &ResourceKind) -> AzCommand {
 /// Deletes the cluster, then inspects the group again: resources found then keep the group.
 ///
 /// # Errors With the failed step and the error of `az`. The next run finds what remains.
-pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Removals, AzureError> {
+pub fn destroy(cluster: &Cluster, az: &Az, on_removal: &dyn Fn(&Removal)) -> Result<Removals, AzureError> {
     let mut done = Removals::default();
     let before = read_inventory(cluster, az)?;
     let planned = plan_removal(cluster, &before);
     let is_group = |removal: &Removal| removal.call.args().starts_with(&["group".to_owned()]);
     let act = |removal: &Removal| {
-        tell(removal);
+        on_removal(removal);
         az.run(&format!("deleting {}", removal.what), &removal.call, cluster.limits.create.to_std()).map(drop)
     };
     for removal in planned.steps.into_iter().filter(|removal| !is_group(removal)) {
@@ -146,9 +146,9 @@ pub fn destroy(cluster: &Cluster, az: &Az, tell: &dyn Fn(&Removal)) -> Result<Re
     // A network interface may outlive its machine briefly; it still counts as part of the set.
     let mut after = read_inventory(cluster, az)?;
     after.nodes.extend(before.nodes);
-    let rest = plan_removal(cluster, &after);
-    done.kept = rest.kept;
-    for removal in rest.steps {
+    let remaining = plan_removal(cluster, &after);
+    done.kept = remaining.kept;
+    for removal in remaining.steps {
         act(&removal)?;
         done.steps.push(removal);
     }

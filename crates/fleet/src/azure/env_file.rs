@@ -137,18 +137,18 @@ impl<'a> Values<'a> {
 
 /// Reads the lines of a list up to its end.
 fn list(text: &str, first: &str, line: &Range<usize>, rest: &mut Range<usize>) -> Result<Spanned<String>, TomlError> {
-    let mut words = String::new();
+    let mut value = String::new();
     let mut part = first;
     loop {
         if let Some((last, after)) = part.split_once(')') {
-            words.push_str(last);
+            value.push_str(last);
             return match after.trim() {
-                "" => Ok(Spanned::new(line.clone(), words)),
+                "" => Ok(Spanned::new(line.clone(), value)),
                 _ => Err(TomlError::at(text, Some(line.clone()), "unexpected text after the list's `)`")),
             };
         }
-        words.push_str(part);
-        words.push(' ');
+        value.push_str(part);
+        value.push(' ');
         let Some(next) = next_line(text, rest) else {
             return Err(TomlError::at(text, Some(line.clone()), "the list is not closed, expected `)`"));
         };
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_the_old_scripts_means_the_same_here() {
+    fn the_old_env_file_gives_the_same_cluster() {
         let cluster = read(FILE).unwrap();
         assert_eq!((cluster.mode, cluster.count, cluster.scale_set.as_str()), (Mode::Flexible, 2, "vmss"));
         assert_eq!(cluster.ssh_key, Path::new("/home/ann/.ssh/id_rsa.pub"));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_shell_would_run_and_what_is_no_setting_is_a_mistake_with_its_line() {
+    fn shell_code_and_unknown_settings_are_errors_with_their_line() {
         for (from, to, line, part) in [
             ("vmss\n", "$(reboot)\n", Some(3), "would be run by a shell"),
             ("vmss\n", "vmss; reboot\n", Some(3), "would be run by a shell"),

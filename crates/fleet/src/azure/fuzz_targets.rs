@@ -9,10 +9,10 @@ use super::{Cluster, EXAMPLE, Files, Mode, destroy::plan_removal, inventory, nod
 /// Returns the number of words in the plan; `None` if the file is rejected.
 pub fn cluster(text: &str, name: &str) -> Option<usize> {
     let cluster = Cluster::parse(text, Path::new(name), None).ok()?;
-    words(&cluster, &inventory::Inventory::default())
+    argument_count(&cluster, &inventory::Inventory::default())
 }
 
-fn words(cluster: &Cluster, seen: &inventory::Inventory) -> Option<usize> {
+fn argument_count(cluster: &Cluster, seen: &inventory::Inventory) -> Option<usize> {
     let plan = plan(cluster, seen, &Files { folder: "files".into() }).ok()?;
     Some(plan.steps.iter().flat_map(|step| &step.calls).map(|call| call.args().len()).sum())
 }
@@ -24,7 +24,7 @@ pub fn az_output(text: &str, uniform: bool) -> Option<(usize, usize)> {
         (cluster.mode, cluster.head_address) = (Mode::Uniform, false);
     }
     let parts: Vec<Value> = serde_json::from_str(text).ok()?;
-    let part = |place: usize| parts.get(place).cloned().unwrap_or(Value::Null);
+    let part = |index: usize| parts.get(index).cloned().unwrap_or(Value::Null);
     let seen = inventory::Inventory {
         group: inventory::group(part(0), &cluster).ok()?,
         resources: inventory::resources(part(1), &cluster).ok()?,
@@ -33,12 +33,12 @@ pub fn az_output(text: &str, uniform: bool) -> Option<(usize, usize)> {
         scale_set: Some(inventory::scale_set(&part(4), "cluster-doctor-hosts").ok()?),
         nodes: inventory::nodes(part(5), part(6), &cluster).ok()?,
     };
-    Some((words(&cluster, &seen)?, plan_removal(&cluster, &seen).steps.len()))
+    Some((argument_count(&cluster, &seen)?, plan_removal(&cluster, &seen).steps.len()))
 }
 
 /// Returns the host key in a script's output.
 pub fn host_key(text: &str) -> Option<String> {
-    let answer: Value = serde_json::from_str(text).ok()?;
-    let said = ScriptOutput::parse(&answer);
-    if said.complete { said.key("host") } else { None }
+    let response: Value = serde_json::from_str(text).ok()?;
+    let output = ScriptOutput::parse(&response);
+    if output.complete { output.key("host") } else { None }
 }

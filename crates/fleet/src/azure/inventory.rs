@@ -136,8 +136,8 @@ struct TaggedResource {
     kind: String,
 }
 
-fn items<T: serde::de::DeserializeOwned>(answer: Value) -> Result<Vec<T>, ParseError> {
-    serde_json::from_value(answer).map_err(|error| error.to_string())
+fn items<T: serde::de::DeserializeOwned>(response: Value) -> Result<Vec<T>, ParseError> {
+    serde_json::from_value(response).map_err(|error| error.to_string())
 }
 
 fn owner(tags: Option<&BTreeMap<String, String>>, cluster: &Cluster) -> Owner {
@@ -148,15 +148,15 @@ fn owner(tags: Option<&BTreeMap<String, String>>, cluster: &Cluster) -> Owner {
 }
 
 /// Parses `az group list`. Names are compared without case, as in Azure.
-pub(super) fn group(answer: Value, cluster: &Cluster) -> Result<Option<Owner>, ParseError> {
-    let groups: Vec<TaggedResource> = items(answer)?;
+pub(super) fn group(response: Value, cluster: &Cluster) -> Result<Option<Owner>, ParseError> {
+    let groups: Vec<TaggedResource> = items(response)?;
     let ours = groups.iter().find(|group| group.name.eq_ignore_ascii_case(&cluster.resource_group));
     Ok(ours.map(|group| owner(group.tags.as_ref(), cluster)))
 }
 
 /// Parses `az resource list`.
-pub(super) fn resources(answer: Value, cluster: &Cluster) -> Result<Vec<Resource>, ParseError> {
-    let resources: Vec<TaggedResource> = items(answer)?;
+pub(super) fn resources(response: Value, cluster: &Cluster) -> Result<Vec<Resource>, ParseError> {
+    let resources: Vec<TaggedResource> = items(response)?;
     let read = |named: TaggedResource| Resource {
         kind: ResourceKind::from_type(&named.kind),
         owner: owner(named.tags.as_ref(), cluster),
@@ -166,8 +166,8 @@ pub(super) fn resources(answer: Value, cluster: &Cluster) -> Result<Vec<Resource
 }
 
 /// Parses `az network nsg show`.
-pub(super) fn ssh_from(answer: &Value, rule: &str) -> Result<Option<Vec<String>>, ParseError> {
-    let rules = answer["securityRules"].as_array().ok_or("a security group without securityRules")?;
+pub(super) fn ssh_from(response: &Value, rule: &str) -> Result<Option<Vec<String>>, ParseError> {
+    let rules = response["securityRules"].as_array().ok_or("a security group without securityRules")?;
     let Some(rule) = rules.iter().find(|found| found["name"] == rule) else { return Ok(None) };
     let one = rule["sourceAddressPrefix"].as_str().filter(|text| !text.is_empty());
     let many = rule["sourceAddressPrefixes"].as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -177,8 +177,8 @@ pub(super) fn ssh_from(answer: &Value, rule: &str) -> Result<Option<Vec<String>>
 }
 
 /// Parses `az network lb show`.
-pub(super) fn balancer(answer: &Value, nat: &str, outbound: &str) -> Result<Balancer, ParseError> {
-    let list = |name: &str| answer[name].as_array().ok_or_else(|| format!("a load balancer without {name}"));
+pub(super) fn balancer(response: &Value, nat: &str, outbound: &str) -> Result<Balancer, ParseError> {
+    let list = |name: &str| response[name].as_array().ok_or_else(|| format!("a load balancer without {name}"));
     let port = |rule: &Value, name: &str| rule[name].as_u64().and_then(|port| u32::try_from(port).ok());
     let nat = list("inboundNatRules")?.iter().find(|rule| rule["name"] == nat);
     Ok(Balancer {
@@ -188,21 +188,21 @@ pub(super) fn balancer(answer: &Value, nat: &str, outbound: &str) -> Result<Bala
 }
 
 /// Parses `az vmss show`.
-pub(super) fn scale_set(answer: &Value, noted: &str) -> Result<ScaleSet, ParseError> {
-    let mode = match answer["orchestrationMode"].as_str() {
+pub(super) fn scale_set(response: &Value, noted: &str) -> Result<ScaleSet, ParseError> {
+    let mode = match response["orchestrationMode"].as_str() {
         Some("Flexible") => Mode::Flexible,
         // A scale set without a mode has the older one.
         Some("Uniform") | None => Mode::Uniform,
         Some(other) => return Err(format!("a scale set of the mode {other}")),
     };
-    let capacity = answer["sku"]["capacity"].as_u64().and_then(|count| u32::try_from(count).ok());
+    let capacity = response["sku"]["capacity"].as_u64().and_then(|count| u32::try_from(count).ok());
     Ok(ScaleSet {
-        id: answer["id"].as_str().ok_or("a scale set without an id")?.to_owned(),
+        id: response["id"].as_str().ok_or("a scale set without an id")?.to_owned(),
         mode,
-        sku: answer["sku"]["name"].as_str().ok_or("a scale set without a size")?.to_owned(),
+        sku: response["sku"]["name"].as_str().ok_or("a scale set without a size")?.to_owned(),
         capacity: capacity.ok_or("a scale set without a capacity")?,
-        state: State::parse(answer["provisioningState"].as_str()),
-        digest: answer["tags"][noted].as_str().map(str::to_owned),
+        state: State::parse(response["provisioningState"].as_str()),
+        digest: response["tags"][noted].as_str().map(str::to_owned),
     })
 }
 
@@ -306,8 +306,8 @@ impl Inventory {
 }
 
 /// Parses `az vmss list-instance-connection-info`: address and port per machine, under a name that ends in its number.
-pub(super) fn connection(answer: &Value, machine: &str) -> Option<(String, u32)> {
-    let found = answer.as_object()?.iter().find(|(name, _)| name.rsplit(' ').next() == Some(machine))?;
+pub(super) fn connection(response: &Value, machine: &str) -> Option<(String, u32)> {
+    let found = response.as_object()?.iter().find(|(name, _)| name.rsplit(' ').next() == Some(machine))?;
     let (address, port) = found.1.as_str()?.rsplit_once(':')?;
     Some((address.to_owned(), port.parse().ok()?))
 }

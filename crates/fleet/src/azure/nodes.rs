@@ -168,14 +168,14 @@ pub(super) struct ScriptOutput {
 
 impl ScriptOutput {
     /// Parses the output of run-command: one message with the script's standard output, then its standard error.
-    pub(super) fn parse(answer: &Value) -> Self {
-        let messages = answer["value"].as_array().into_iter().flatten().filter_map(|part| part["message"].as_str());
+    pub(super) fn parse(response: &Value) -> Self {
+        let messages = response["value"].as_array().into_iter().flatten().filter_map(|part| part["message"].as_str());
         let message: String = messages.collect::<Vec<_>>().join("\n");
-        let (output, complaint) = message.split_once("[stderr]").unwrap_or((&message, ""));
+        let (output, stderr) = message.split_once("[stderr]").unwrap_or((&message, ""));
         let lines =
             output.lines().filter_map(|line| line.strip_prefix(OUTPUT_PREFIX)?.strip_prefix(' ')).map(str::trim);
         let lines: Vec<String> = lines.map(str::to_owned).collect();
-        let last = complaint
+        let last = stderr
             .lines()
             .chain(output.lines())
             .map(str::trim)
@@ -193,7 +193,7 @@ impl ScriptOutput {
         let line = self.lines.iter().find_map(|line| line.strip_prefix(what)?.strip_prefix(' '))?;
         let (kind, key) = line.split_once(' ')?;
         let plain =
-            |text: &str, more: &[u8]| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte));
+            |text: &str, extra: &[u8]| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || extra.contains(&byte));
         (plain(kind, b"-@.") && plain(key, b"+/=") && key.len() > 40 && kind.len() > 4).then(|| format!("{kind} {key}"))
     }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_are_what_a_plain_shell_reads() {
+    fn scripts_run_in_a_posix_shell() {
         let cluster = read(SMALL).unwrap();
         for script in [head_key_script(&cluster), trust_script(&cluster, KEY), head_files_script(&cluster, &hosts())] {
             let checked = Command::new("sh").args(["-n", "-c", &script]).output().unwrap();
@@ -238,23 +238,23 @@ mod tests {
     }
 
     #[test]
-    fn only_a_script_that_came_to_its_end_has_said_something() {
+    fn only_the_output_of_a_completed_script_is_used() {
         // The format of Azure's RunShellScript, written by hand from its documentation.
-        let answer =
+        let response =
             |message: &str| json!({ "value": [{ "code": "ProvisioningState/succeeded", "message": message }] });
-        let said = ScriptOutput::parse(&answer(&format!(
+        let complete_output = ScriptOutput::parse(&response(&format!(
             "Enable succeeded: \n[stdout]\ncluster-doctor host {KEY}\ncluster-doctor done\n\n[stderr]\n"
         )));
-        assert!(said.complete);
-        assert_eq!(said.key("host").as_deref(), Some(KEY));
-        let cut = ScriptOutput::parse(&answer("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
+        assert!(complete_output.complete);
+        assert_eq!(complete_output.key("host").as_deref(), Some(KEY));
+        let cut = ScriptOutput::parse(&response("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
         assert!(!cut.complete && cut.last_line == "sh: 4: getent: not found", "{cut:?}");
         assert!(!ScriptOutput::parse(&json!({})).complete);
         for forged in
             ["host ssh-ed25519 short", "host x y z", &format!("host {KEY} command=reboot"), "host ssh-ed25519\tAAAA"]
         {
             assert_eq!(
-                ScriptOutput::parse(&answer(&format!("[stdout]\ncluster-doctor {forged}\ncluster-doctor done\n")))
+                ScriptOutput::parse(&response(&format!("[stdout]\ncluster-doctor {forged}\ncluster-doctor done\n")))
                     .key("host"),
                 None
             );

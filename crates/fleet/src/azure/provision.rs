@@ -73,15 +73,15 @@ fn nics_call(cluster: &Cluster) -> AzCommand {
 pub fn read_inventory(cluster: &Cluster, az: &Az) -> Result<Inventory, AzureError> {
     let names = Names::of(cluster);
     let limit = cluster.limits.call.to_std();
-    let ask = |step: &str, call: &AzCommand| az.run(step, call, limit);
+    let query = |step: &str, call: &AzCommand| az.run(step, call, limit);
     let unread = |step: &'static str| move |why: String| AzureError::Unreadable { step: step.to_owned(), why };
     let step = "reading the resource group";
-    let group = inventory::group(ask(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
+    let group = inventory::group(query(step, &group_call(cluster))?, cluster).map_err(unread(step))?;
     if group.is_none() {
         return Ok(Inventory::default());
     }
     let step = "listing the resource group";
-    let listed = ask(step, &in_group(cluster, AzCommand::new("resource list")))?;
+    let listed = query(step, &in_group(cluster, AzCommand::new("resource list")))?;
     let mut seen = Inventory {
         group,
         resources: inventory::resources(listed, cluster).map_err(unread(step))?,
@@ -90,20 +90,20 @@ pub fn read_inventory(cluster: &Cluster, az: &Az) -> Result<Inventory, AzureErro
     let show = |command: &str, name: &str| in_group(cluster, AzCommand::new(command).with("--name", name));
     if seen.find(&ResourceKind::SecurityGroup, &names.security_group).is_some() {
         let step = "reading the security group";
-        let answer = ask(step, &show("network nsg show", &names.security_group))?;
-        seen.ssh_from = inventory::ssh_from(&answer, SSH_RULE).map_err(unread(step))?;
+        let response = query(step, &show("network nsg show", &names.security_group))?;
+        seen.ssh_from = inventory::ssh_from(&response, SSH_RULE).map_err(unread(step))?;
     }
     if seen.find(&ResourceKind::Balancer, &names.balancer).is_some() {
         let step = "reading the load balancer";
-        let answer = ask(step, &show("network lb show", &names.balancer))?;
-        seen.balancer = inventory::balancer(&answer, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
+        let response = query(step, &show("network lb show", &names.balancer))?;
+        seen.balancer = inventory::balancer(&response, NAT_RULE, OUTBOUND_RULE).map_err(unread(step))?;
     }
     if seen.find(&ResourceKind::ScaleSet, &cluster.scale_set).is_some() {
         let step = "reading the scale set";
-        let answer = ask(step, &show("vmss show", &cluster.scale_set))?;
-        seen.scale_set = Some(inventory::scale_set(&answer, DIGEST_TAG).map_err(unread(step))?);
+        let response = query(step, &show("vmss show", &cluster.scale_set))?;
+        seen.scale_set = Some(inventory::scale_set(&response, DIGEST_TAG).map_err(unread(step))?);
         let step = "reading the machines";
-        let (machines, nics) = (ask(step, &plan::machines_call(cluster))?, ask(step, &nics_call(cluster))?);
+        let (machines, nics) = (query(step, &plan::machines_call(cluster))?, query(step, &nics_call(cluster))?);
         seen.nodes = inventory::nodes(machines, nics, cluster).map_err(unread(step))?;
     }
     Ok(seen)
@@ -119,11 +119,11 @@ pub fn provision(
     files: &Files,
     cloud_init: &str,
     again: bool,
-    tell: &(dyn Fn(&Progress<'_>) + Sync),
+    on_progress: &(dyn Fn(&Progress<'_>) + Sync),
 ) -> Result<Provisioned, AzureError> {
     write_file(&files.folder, Files::CLOUD_INIT, cloud_init)?;
     write_file(&files.folder, Files::HEAD_KEY, &nodes::head_key_script(cluster))?;
-    let mut work = Provisioner { cluster, az, files, progress: tell, head_key: None, hosts: None, done: 0 };
+    let mut work = Provisioner { cluster, az, files, progress: on_progress, head_key: None, hosts: None, done: 0 };
     let until = Instant::now() + cluster.limits.create.to_std();
     let mut rounds = 0;
     loop {
@@ -183,8 +183,8 @@ impl Provisioner<'_> {
             step.need != AzureStepState::Later && !(step.part == AzureStepKind::Machines && step.need.is_open())
         });
         let open: Vec<&Step> = now.filter(|step| step.need.is_open()).collect();
-        for (place, step) in open.iter().enumerate() {
-            (self.progress)(&Progress::Begun { step, number: place + 1, of: open.len() });
+        for (index, step) in open.iter().enumerate() {
+            (self.progress)(&Progress::Begun { step, number: index + 1, of: open.len() });
             let began = Instant::now();
             self.run_step(step, seen)?;
             self.done += 1;
@@ -196,9 +196,9 @@ impl Provisioner<'_> {
     fn run_step(&mut self, step: &Step, seen: &Inventory) -> Result<(), AzureError> {
         match step.part {
             AzureStepKind::HeadKey => {
-                let said = self.script(step, &step.calls[0], &step.name)?;
+                let output = self.script(step, &step.calls[0], &step.name)?;
                 self.head_key =
-                    Some(said.key("key").ok_or_else(|| missing_output(step, &step.name, "its public key"))?);
+                    Some(output.key("key").ok_or_else(|| missing_output(step, &step.name, "its public key"))?);
                 Ok(())
             }
             AzureStepKind::Trust => self.trust(step, seen),
@@ -219,13 +219,13 @@ impl Provisioner<'_> {
     }
 
     fn script(&self, step: &Step, call: &AzCommand, node: &str) -> Result<ScriptOutput, AzureError> {
-        let said = ScriptOutput::parse(&self.call(step, call)?);
-        match said.complete {
-            true => Ok(said),
+        let output = ScriptOutput::parse(&self.call(step, call)?);
+        match output.complete {
+            true => Ok(output),
             false => Err(AzureError::Script {
                 step: step.part.label().to_owned(),
                 node: node.to_owned(),
-                said: said.last_line,
+                said: output.last_line,
             }),
         }
     }
@@ -236,20 +236,20 @@ impl Provisioner<'_> {
         let key = self.head_key.as_ref().ok_or_else(|| missing_output(step, "the head node", "its public key"))?;
         write_file(&self.files.folder, Files::TRUST, &nodes::trust_script(self.cluster, key))?;
         let next = Mutex::new(seen.nodes.iter().zip(&step.calls));
-        let answers = Mutex::new(Vec::new());
+        let keys = Mutex::new(Vec::new());
         let work = || {
             while let Some((node, call)) = next.lock().ok().and_then(|mut next| next.next()) {
-                let said = self.script(step, call, &node.host);
-                let key = said
-                    .and_then(|said| said.key("host").ok_or_else(|| missing_output(step, &node.host, "its host key")));
-                let Ok(mut answers) = answers.lock() else { return };
-                answers.push(key.map(|key| nodes::known(node, key)));
+                let output = self.script(step, call, &node.host);
+                let key = output
+                    .and_then(|output| output.key("host").ok_or_else(|| missing_output(step, &node.host, "its host key")));
+                let Ok(mut keys) = keys.lock() else { return };
+                keys.push(key.map(|key| nodes::known(node, key)));
             }
         };
         let at_once = self.cluster.limits.at_once.min(seen.nodes.len());
         std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
-        let answers = answers.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut all = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let keys = keys.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut all = keys.into_iter().collect::<Result<Vec<_>, _>>()?;
         all.sort_by_key(|known| known.address);
         let head = plan::head_node(seen, &Names::of(self.cluster)).map(|head| head.host.clone());
         self.hosts =
@@ -262,8 +262,8 @@ impl Provisioner<'_> {
         let limit = cluster.limits.call.to_std();
         let address = |name: &str| -> Result<Option<String>, AzureError> {
             let call = in_group(cluster, AzCommand::new("network public-ip show").with("--name", name));
-            let answer = self.az.run("reading the address", &call, limit)?;
-            Ok(answer["ipAddress"].as_str().map(str::to_owned))
+            let response = self.az.run("reading the address", &call, limit)?;
+            Ok(response["ipAddress"].as_str().map(str::to_owned))
         };
         let balancer = address(&names.balancer_address)?;
         let head_at = match cluster.head_address {
@@ -282,18 +282,18 @@ impl Provisioner<'_> {
         }
         let call =
             in_group(cluster, AzCommand::new("vmss list-instance-connection-info").with("--name", &cluster.scale_set));
-        let answer = self.az.run("reading the ports of the load balancer", &call, cluster.limits.call.to_std());
+        let response = self.az.run("reading the ports of the load balancer", &call, cluster.limits.call.to_std());
         // A new scale set may not have ports yet; the cluster is complete nevertheless.
-        let answer = match answer {
+        let response = match response {
             Err(AzureError::CommandFailed { .. }) => return Ok(None),
             other => other?,
         };
         let head = plan::head_node(seen, &Names::of(cluster)).map(|head| head.machine.clone()).unwrap_or_default();
-        Ok(inventory::connection(&answer, &head))
+        Ok(inventory::connection(&response, &head))
     }
 }
 
 fn missing_output(step: &Step, node: &str, what: &str) -> AzureError {
-    let said = format!("its output does not contain {what}");
-    AzureError::Script { step: step.part.label().to_owned(), node: node.to_owned(), said }
+    let text = format!("its output does not contain {what}");
+    AzureError::Script { step: step.part.label().to_owned(), node: node.to_owned(), said: text }
 }

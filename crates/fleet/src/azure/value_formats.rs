@@ -8,15 +8,15 @@ use super::TAG;
 /// A predicate for a value, and its description for errors.
 pub(super) struct ValueFormat(pub(super) fn(&str) -> bool, pub(super) &'static str);
 
-fn plain(text: &str, more: &str, longest: usize) -> bool {
+fn plain(text: &str, extra: &str, max_length: usize) -> bool {
     let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     first
-        && text.len() <= longest
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || more.contains(byte as char))
+        && text.len() <= max_length
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || extra.contains(byte as char))
 }
 
-fn lower_plain(text: &str, more: &str, longest: usize) -> bool {
-    plain(text, more, longest) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
+fn lower_plain(text: &str, extra: &str, max_length: usize) -> bool {
+    plain(text, extra, max_length) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 pub(super) const GROUP: ValueFormat = ValueFormat(

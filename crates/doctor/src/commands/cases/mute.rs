@@ -89,7 +89,7 @@ pub(super) fn run(context: &Context, what: &MuteCommand) -> Result<Exit> {
     })
 }
 
-fn open_cases(store: &Store, wanted: &[CaseId]) -> Result<Vec<Case>> {
+fn open_cases(store: &Store, ids: &[CaseId]) -> Result<Vec<Case>> {
     let find = |id: &CaseId| match store.case(*id)? {
         Some(case) if case.is_open() => Ok(case),
         Some(case) => Err(Failure::Usage(format!("case {} on {} is closed: there is nothing to mute", id, case.node))),
@@ -99,5 +99,5 @@ fn open_cases(store: &Store, wanted: &[CaseId]) -> Result<Vec<Case>> {
             known: "those that `doctor cases` lists".to_owned(),
         }),
     };
-    wanted.iter().map(find).collect()
+    ids.iter().map(find).collect()
 }

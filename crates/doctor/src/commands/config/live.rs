@@ -60,10 +60,10 @@ fn check_missing_store(url: &StoreUrl) -> InspectionItem {
 
 fn check_shared_directory(path: &Path) -> InspectionItem {
     let remedy = "create or mount the directory of `data`, and make it writable for the user that the service runs as";
-    let tried = Share::open(path)
+    let result = Share::open(path)
         .map_err(|error| error.to_string())
         .and_then(|_| try_to_write(path).map_err(|error| format!("{} cannot be written: {error}", path.display())));
-    match tried {
+    match result {
         Ok(()) => InspectionItem::good("data", format!("{} can be written", path.display())),
         Err(error) => InspectionItem::bad("data", error, remedy),
     }
@@ -78,13 +78,13 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
 /// Prints one line per finding, and a second line with its remedy.
 pub(super) fn show(page: &mut Page, found: &[InspectionItem]) {
     page.blank();
-    for one in found {
-        page.line(format!("{:<8} {}: {}", one.standing.as_str(), one.what, one.text));
-        if let Some(remedy) = &one.remedy {
+    for item in found {
+        page.line(format!("{:<8} {}: {}", item.standing.as_str(), item.what, item.text));
+        if let Some(remedy) = &item.remedy {
             page.line(format!("         {remedy}"));
         }
     }
-    let count = |standing: InspectionStatus| found.iter().filter(|one| one.standing == standing).count();
+    let count = |status: InspectionStatus| found.iter().filter(|item| item.standing == status).count();
     page.line(match (count(InspectionStatus::Bad), count(InspectionStatus::Unknown)) {
         (0, 0) => "All checks passed.".to_owned(),
         (0, unknown) => format!("No check failed; {unknown} unknown."),

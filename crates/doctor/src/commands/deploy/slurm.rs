@@ -77,14 +77,14 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
     let read = |path: &PathBuf| {
         fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.clone(), source })
     };
-    let listens = config.agents.listen.map(|at| format!("http://{at}"));
+    let listen_url = config.agents.listen.map(|at| format!("http://{at}"));
     let mut writes = vec![config.data.clone()];
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
     }
     // Relative paths refer to the operator's directory, not to that of the service.
     writes.retain(|path| path.is_absolute());
-    let place = match &loaded.source {
+    let config_path = match &loaded.source {
         ConfigSource::File(path) if path.is_absolute() => path.clone(),
         ConfigSource::File(_) | ConfigSource::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
     };
@@ -96,9 +96,9 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
         doctor_node: args.doctor_node.clone(),
         check_interval: loaded.settings.policy.agents.look_every,
         policy: config.policy.as_ref().map(read).transpose()?,
-        url: config.agents.url.clone().or(listens),
+        url: config.agents.url.clone().or(listen_url),
         user: args.user.clone(),
-        config: place,
+        config: config_path,
         writable_paths: writes,
     })
 }

@@ -79,7 +79,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn site(config: &Config, place: &ConfigSource, args: &Args) -> Result<SystemdSite> {
+fn site(config: &Config, source: &ConfigSource, args: &Args) -> Result<SystemdSite> {
     let mut writes = vec![config.data.clone()];
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
@@ -90,7 +90,7 @@ fn site(config: &Config, place: &ConfigSource, args: &Args) -> Result<SystemdSit
     writes.sort();
     writes.dedup();
     writes.iter().try_for_each(|path| check_path(path))?;
-    let file = match place {
+    let file = match source {
         ConfigSource::File(path) if path.is_absolute() => path.clone(),
         ConfigSource::File(_) | ConfigSource::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
     };

@@ -39,7 +39,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if args.yes {
         let done = azure::destroy(&cluster, &az, &|removal| {
             // Progress goes to standard error; a failure to write it is ignored.
-            let _said = writeln!(std::io::stderr(), "deleting {}", removal.what);
+            let _printed = writeln!(std::io::stderr(), "deleting {}", removal.what);
         })?;
         show(context, &done, &format!("{} deleted.", plural(done.steps.len(), "resource")))?;
         return Ok(Exit::Ok);

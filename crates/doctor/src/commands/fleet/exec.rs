@@ -64,8 +64,8 @@ struct ExecView {
 }
 
 impl ExecView {
-    fn new(host: &NodeName, answer: &CommandResult) -> Self {
-        let (ended, code) = match answer.status {
+    fn new(host: &NodeName, result: &CommandResult) -> Self {
+        let (ended, code) = match result.status {
             CommandStatus::Exited(code) => ("exited", Some(code)),
             CommandStatus::TimedOut { .. } => ("late", None),
             CommandStatus::NotStarted(_) => ("not-reached", None),
@@ -76,11 +76,11 @@ impl ExecView {
             host: host.clone(),
             ended,
             code,
-            why: failure_text(&answer.status),
-            stdout: text(&answer.stdout),
-            stderr: text(&answer.stderr),
-            left_out: answer.dropped_bytes,
-            seconds: (answer.duration.as_secs_f64() * 1000.0).round() / 1000.0,
+            why: failure_text(&result.status),
+            stdout: text(&result.stdout),
+            stderr: text(&result.stderr),
+            left_out: result.dropped_bytes,
+            seconds: (result.duration.as_secs_f64() * 1000.0).round() / 1000.0,
         }
     }
 }
@@ -92,17 +92,17 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let fleet = args.host_args.open(context)?;
     let script = script(&args.command);
     let most = usize::try_from(args.most * 1024).unwrap_or(usize::MAX);
-    let order = RemoteCommand {
+    let command = RemoteCommand {
         script: &script,
         input: b"",
         limit: args.deadline.to_std(),
         max_output: most,
         root: RootAccess::from_flag(args.root),
     };
-    let answers = fleet.for_each_host("done", |host| fleet.run(host, &order));
-    let exit = exit(answers.iter().map(|answer| &answer.status));
+    let results = fleet.for_each_host("done", |host| fleet.run(host, &command));
+    let exit = exit(results.iter().map(|result| &result.status));
     let views: Vec<ExecView> =
-        fleet.hosts.iter().zip(&answers).map(|(host, answer)| ExecView::new(&host.name, answer)).collect();
+        fleet.hosts.iter().zip(&results).map(|(host, result)| ExecView::new(&host.name, result)).collect();
     if context.out.is_json() {
         context.out.json(&views)?;
     } else {
@@ -115,22 +115,22 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn script(command: &[String]) -> String {
     match command {
         [line] => line.clone(),
-        words => words.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" "),
+        args => args.iter().map(|arg| shell_quote(arg)).collect::<Vec<_>>().join(" "),
     }
 }
 
 fn exit<'a>(all: impl Iterator<Item = &'a CommandStatus>) -> Exit {
-    let (mut failed, mut silent) = (false, false);
+    let (mut failed, mut unreachable) = (false, false);
     for how in all {
         match how {
             CommandStatus::Exited(0) => {}
             CommandStatus::Exited(_) | CommandStatus::TimedOut { .. } | CommandStatus::ConnectionLost(_) => {
                 failed = true;
             }
-            CommandStatus::NotStarted(_) => silent = true,
+            CommandStatus::NotStarted(_) => unreachable = true,
         }
     }
-    match (failed, silent) {
+    match (failed, unreachable) {
         (true, _) => Exit::ProblemsFound,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Ok,
@@ -140,21 +140,21 @@ fn exit<'a>(all: impl Iterator<Item = &'a CommandStatus>) -> Exit {
 /// Prints the hosts' standard output to standard output, and their standard error and failures to standard error.
 fn show(context: &Context, views: &[ExecView], apart: bool) -> Result<()> {
     // Including the index makes every key unique, so that hosts stay separate.
-    let key = |(place, view): (usize, &ExecView)| {
-        let place = if apart { place } else { 0 };
+    let key = |(index, view): (usize, &ExecView)| {
+        let index = if apart { index } else { 0 };
         let left_out = (view.left_out > 0).then(|| format!("{} bytes over the limit were dropped", view.left_out));
-        (view.host.clone(), (place, view.stdout.clone(), view.stderr.clone(), view.why.clone(), left_out))
+        (view.host.clone(), (index, view.stdout.clone(), view.stderr.clone(), view.why.clone(), left_out))
     };
     for (hosts, _, (_, stdout, stderr, why, left_out)) in group_by_value(views.iter().enumerate().map(key)) {
         context.out.print(&prefix_lines(&hosts, &stdout))?;
         eprint!("{}", prefix_lines(&hosts, &stderr));
-        for remark in left_out.iter().chain(&why) {
-            eprint!("{}", prefix_lines(&hosts, remark));
+        for note in left_out.iter().chain(&why) {
+            eprint!("{}", prefix_lines(&hosts, note));
         }
     }
     if views.iter().any(|view| view.why.is_some()) {
-        let well = views.iter().filter(|view| view.why.is_none()).count();
-        eprintln!("{}: {well} succeeded, {} failed", plural(views.len(), "host"), views.len() - well);
+        let succeeded = views.iter().filter(|view| view.why.is_none()).count();
+        eprintln!("{}: {succeeded} succeeded, {} failed", plural(views.len(), "host"), views.len() - succeeded);
     }
     Ok(())
 }
@@ -169,18 +169,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_word_is_a_line_and_several_are_words() {
+    fn one_argument_is_a_shell_line_and_several_are_quoted() {
         assert_eq!(script(&["a | b".to_owned()]), "a | b");
         assert_eq!(script(&["echo".to_owned(), "it's; $HOME".to_owned()]), "'echo' 'it'\\''s; $HOME'");
     }
 
     #[test]
-    fn failing_is_worse_than_not_being_reached() {
-        let silent = || CommandStatus::NotStarted(String::new());
+    fn a_failed_command_outranks_an_unreachable_host() {
+        let unreachable = || CommandStatus::NotStarted(String::new());
         for (all, expected) in [
             (vec![CommandStatus::Exited(0)], Exit::Ok),
-            (vec![CommandStatus::Exited(0), silent()], Exit::Unreachable),
-            (vec![CommandStatus::Exited(255), silent()], Exit::ProblemsFound),
+            (vec![CommandStatus::Exited(0), unreachable()], Exit::Unreachable),
+            (vec![CommandStatus::Exited(255), unreachable()], Exit::ProblemsFound),
             (vec![CommandStatus::TimedOut { ended: true }, CommandStatus::Exited(0)], Exit::ProblemsFound),
             (vec![CommandStatus::ConnectionLost(String::new())], Exit::ProblemsFound),
         ] {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_of_a_host_looks_like_another_hosts() {
+    fn output_of_one_host_cannot_look_like_anothers() {
         assert_eq!(prefix_lines("n1", "one\rn2: two\x1b[2K\nthree"), "n1: one\u{fffd}n2: two\u{fffd}[2K\nn1: three\n");
     }
 }

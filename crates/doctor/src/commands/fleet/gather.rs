@@ -111,8 +111,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     };
     let mut views = Vec::new();
     for (host, fetched) in fleet.hosts.iter().zip(fleet.for_each_host("gathered", fetch)) {
-        let (answer, bytes) = fetched?;
-        views.push(view(&host.name, &answer, bytes, most));
+        let (result, bytes) = fetched?;
+        views.push(view(&host.name, &result, bytes, most));
     }
     if into_folder {
         parts.move_to_host_directories(&views, &args.out, name)?;
@@ -120,10 +120,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         parts.merge_into(&views, &args.out)?;
     }
     context.out.show(&views, |page| {
-        let there = views.iter().filter(|view| view.brought == FileOutcome::There).count();
+        let fetched_count = views.iter().filter(|view| view.brought == FileOutcome::There).count();
         page.line(format!(
             "{} of {} sent {}, written to {}",
-            there,
+            fetched_count,
             plural(views.len(), "host"),
             args.path,
             args.out.display()
@@ -143,9 +143,9 @@ struct TempFiles {
 
 impl TempFiles {
     fn create(out: &Path, into_folder: bool) -> Result<Self> {
-        let place = if into_folder { Some(out) } else { out.parent() };
-        let place = place.filter(|place| !place.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = place.join(format!(".gather.{}", std::process::id()));
+        let directory = if into_folder { Some(out) } else { out.parent() };
+        let directory = directory.filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = directory.join(format!(".gather.{}", std::process::id()));
         let failed = |source| Failure::File { operation: "creating", path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(failed)?;
         Ok(Self { folder })
@@ -169,13 +169,13 @@ impl TempFiles {
     /// Writes all files to one, and renames it into place.
     fn merge_into(&self, views: &[GatherView], out: &Path) -> Result<()> {
         // Not a valid host name, so it cannot collide.
-        let beside = self.folder.join(".all");
-        let made = File::create(&beside).and_then(|file| {
+        let temporary = self.folder.join(".all");
+        let written = File::create(&temporary).and_then(|file| {
             let mut all = BufWriter::new(file);
             self.aggregate(views, &mut all)?;
             all.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
         });
-        let moved = made.and_then(|()| fs::rename(&beside, out));
+        let moved = written.and_then(|()| fs::rename(&temporary, out));
         moved.map_err(|source| Failure::File { operation: "writing", path: out.to_owned(), source })
     }
 
@@ -196,7 +196,7 @@ impl TempFiles {
 impl Drop for TempFiles {
     fn drop(&mut self) {
         // A leftover temporary directory is visible and harmless.
-        let _gone = fs::remove_dir_all(&self.folder);
+        let _removed = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -237,8 +237,8 @@ fn script(path: &str, last: Option<u32>, most: usize) -> String {
     )
 }
 
-fn view(host: &NodeName, answer: &CommandResult, bytes: usize, most: usize) -> GatherView {
-    let (brought, why) = match &answer.status {
+fn view(host: &NodeName, result: &CommandResult, bytes: usize, most: usize) -> GatherView {
+    let (brought, why) = match &result.status {
         CommandStatus::Exited(0) if bytes > most => {
             (FileOutcome::TooLarge, Some(format!("larger than {} MiB (--most)", most / 1024 / 1024)))
         }
@@ -248,8 +248,8 @@ fn view(host: &NodeName, answer: &CommandResult, bytes: usize, most: usize) -> G
         CommandStatus::Exited(UNREADABLE) => (FileOutcome::Unreadable, Some("permission denied (--root)".to_owned())),
         how @ CommandStatus::NotStarted(_) => (FileOutcome::NotReached, failure_text(how)),
         how => {
-            let complaint = String::from_utf8_lossy(&answer.stderr);
-            let last = complaint.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&result.stderr);
+            let last = stderr.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
             (FileOutcome::Failed, failure_text(how).map(|why| why + &last))
         }
     };
@@ -271,9 +271,9 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn said(how: CommandStatus) -> CommandResult {
+    fn result_with(status: CommandStatus) -> CommandResult {
         CommandResult {
-            status: how,
+            status,
             stdout: Vec::new(),
             stderr: Vec::new(),
             dropped_bytes: 0,
@@ -286,12 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn each_line_has_its_host_and_who_has_nothing_is_named() {
+    fn each_line_has_its_host_and_hosts_without_the_file_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("all");
         let long = "x".repeat(40_000);
         let parts = TempFiles::create(&out, false).unwrap();
-        let brought = [
+        let outcomes = [
             ("n1", CommandStatus::Exited(0), "2026-11-16T03:00:00 healthy\n"),
             ("n2", CommandStatus::Exited(NO_FILE), ""),
             ("n3", CommandStatus::Exited(0), "a\nb"),
@@ -300,11 +300,11 @@ mod tests {
             ("n6", CommandStatus::Exited(0), ""),
         ];
         let most = |name: &str| if name == "n4" { 2 } else { 1 << 20 };
-        let views: Vec<GatherView> = brought
+        let views: Vec<GatherView> = outcomes
             .iter()
             .map(|(name, how, text)| {
                 fs::write(parts.path(&host(name)), text).unwrap();
-                view(&host(name), &said(how.clone()), text.len(), most(name))
+                view(&host(name), &result_with(how.clone()), text.len(), most(name))
             })
             .collect();
         parts.merge_into(&views, &out).unwrap();
@@ -317,18 +317,18 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left there");
         assert_eq!(exit(&views), Exit::ProblemsFound);
         assert_eq!(exit(&views[..1]), Exit::Ok);
-        let silent = view(&host("n2"), &said(CommandStatus::NotStarted("x".into())), 0, 28);
-        assert_eq!(exit(&[silent]), Exit::Unreachable);
+        let unreachable = view(&host("n2"), &result_with(CommandStatus::NotStarted("x".into())), 0, 28);
+        assert_eq!(exit(&[unreachable]), Exit::Unreachable);
     }
 
     #[test]
-    fn a_path_reaches_the_host_as_it_is() {
+    fn a_path_reaches_the_host_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("it's -n $x");
         fs::write(&path, "one\ntwo\n").unwrap();
         let run = |path: &str, last| {
-            let said = std::process::Command::new("sh").args(["-c", &script(path, last, 5)]).output().unwrap();
-            (said.status.code(), String::from_utf8(said.stdout).unwrap())
+            let output = std::process::Command::new("sh").args(["-c", &script(path, last, 5)]).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap())
         };
         assert_eq!(run(&path.display().to_string(), None), (Some(0), "one\ntw".to_owned()));
         assert_eq!(run(&path.display().to_string(), Some(1)), (Some(0), "two\n".to_owned()));

@@ -92,15 +92,15 @@ fn read_status(fleet: &Fleet, host: &Host, args: &Args, sources: &[Source], word
     let unchecked = args.run.then(|| run_check(fleet, host, args).err()).flatten();
     let script = status::script(word, &args.logs, sources);
     let (limit, most) = (args.deadline.to_std(), MAX_OUTPUT_BYTES);
-    let answer = fleet.run(
+    let result = fleet.run(
         host,
         &RemoteCommand { script: &script, input: b"", limit, max_output: most, root: RootAccess::from_flag(args.root) },
     );
     let unknown =
         |source: &Source, why: &str| Status { source: *source, health: Health::Unknown, why: sanitize(why), age: None };
-    let mut all = match &answer.status {
+    let mut all = match &result.status {
         CommandStatus::Exited(0) => {
-            let text = String::from_utf8_lossy(&answer.stdout);
+            let text = String::from_utf8_lossy(&result.stdout);
             let mut all = status::read(word, &text, sources, args.stale);
             all.iter_mut().for_each(|status| status.why = sanitize(&status.why));
             all
@@ -125,19 +125,19 @@ fn run_check(fleet: &Fleet, host: &Host, args: &Args) -> std::result::Result<(),
         // Update the host's summary, if the host has the script that writes it.
         script.push_str("; S=$?; [ ! -x /opt/check-node-health.sh ] || /opt/check-node-health.sh >/dev/null; exit $S");
     }
-    let order = RemoteCommand {
+    let command = RemoteCommand {
         script: &script,
         input: b"",
         limit: args.deadline.to_std(),
         max_output: 4096,
         root: RootAccess::IfConfigured,
     };
-    let answer = fleet.run(host, &order);
-    match failure_text(&answer.status) {
+    let output = fleet.run(host, &command);
+    match failure_text(&output.status) {
         None => Ok(()),
         Some(why) => {
-            let complaint = String::from_utf8_lossy(&answer.stderr);
-            let last = complaint.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let last = stderr.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
             Err(why + &last)
         }
     }
@@ -172,8 +172,8 @@ fn why(checks: &[Status]) -> String {
         return checks[0].why.clone();
     }
     let plain = |status: &&Status| status.health != Health::Healthy || status.why.contains(' ');
-    let words = checks.iter().filter(plain).map(|status| format!("{}: {}", status.source.code(), status.why));
-    words.collect::<Vec<_>>().join("; ")
+    let texts = checks.iter().filter(plain).map(|status| format!("{}: {}", status.source.code(), status.why));
+    texts.collect::<Vec<_>>().join("; ")
 }
 
 fn health_cell(health: Health, text: String) -> Cell {

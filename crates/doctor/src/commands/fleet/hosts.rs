@@ -75,11 +75,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let fleet = args.host_args.open(context)?;
     let files = HostFiles::in_folder(&args.out);
     check_settings_not_lost(&fleet, &files)?;
-    let (old, unsound) = files.read().map_err(to_failure)?;
-    let mut asked = fleet.for_each_host("answered", |host| query(&fleet, host, &old));
-    drop_conflicting_addresses(&fleet, &mut asked);
-    let remarks = resolve_duplicates(&mut asked);
-    let mut lines: Vec<HostLine> = asked.iter().map(|asked| asked.line.clone()).collect();
+    let (old, inconsistency) = files.read().map_err(to_failure)?;
+    let mut queried = fleet.for_each_host("answered", |host| query(&fleet, host, &old));
+    drop_conflicting_addresses(&fleet, &mut queried);
+    let remarks = resolve_duplicates(&mut queried);
+    let mut lines: Vec<HostLine> = queried.iter().map(|queried| queried.line.clone()).collect();
     // Hosts that were not queried keep their lines.
     lines.extend(fleet.others.iter().filter_map(|host| find_line(&fleet, &old, host)));
     let difference = match args.check {
@@ -91,15 +91,15 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         hostfile: files.names,
         hostfile_ip: files.addresses,
         written: !args.check,
-        hosts: &asked,
+        hosts: &queried,
         difference: &difference,
-        unsound: unsound.map(|why| why.to_string()),
+        unsound: inconsistency.map(|why| why.to_string()),
         remarks: &remarks,
     };
     context.out.show(&view, |page| text(page, &view))?;
-    let silent = asked.iter().any(|asked| asked.silent.is_some());
-    let differs = args.check && (!difference.is_empty() || unsound.is_some());
-    Ok(match (differs || !remarks.is_empty(), silent) {
+    let any_silent = queried.iter().any(|queried| queried.silent.is_some());
+    let differs = args.check && (!difference.is_empty() || inconsistency.is_some());
+    Ok(match (differs || !remarks.is_empty(), any_silent) {
         (true, _) => Exit::ProblemsFound,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Ok,
@@ -124,8 +124,8 @@ fn check_settings_not_lost(fleet: &Fleet, files: &HostFiles) -> Result<()> {
         let Host { address, user, port, jump, key, name: _ } = host;
         address.is_some() || user.is_some() || port.is_some() || jump.is_some() || key.is_some()
     };
-    let told = fleet.hosts.iter().chain(&fleet.others).find(says_more);
-    match (fleet.config.hostfile.as_ref().filter(|path| same(path)), told) {
+    let configured = fleet.hosts.iter().chain(&fleet.others).find(says_more);
+    match (fleet.config.hostfile.as_ref().filter(|path| same(path)), configured) {
         (Some(path), Some(host)) => Err(Failure::Usage(format!(
             "{} has connection settings for {}, which would be lost; choose another directory with --out",
             path.display(),
@@ -136,16 +136,16 @@ fn check_settings_not_lost(fleet: &Fleet, files: &HostFiles) -> Result<()> {
 }
 
 fn query(fleet: &Fleet, host: &Host, old: &[HostLine]) -> QueriedHost {
-    let order = RemoteCommand {
+    let command = RemoteCommand {
         script: SCRIPT,
         input: b"",
         limit: QUERY_TIMEOUT,
         max_output: MAX_OUTPUT_BYTES,
         root: RootAccess::No,
     };
-    let answer = fleet.run(host, &order);
-    let silent = match &answer.status {
-        CommandStatus::Exited(0) => match parse_answer(&String::from_utf8_lossy(&answer.stdout)) {
+    let result = fleet.run(host, &command);
+    let error = match &result.status {
+        CommandStatus::Exited(0) => match parse_answer(&String::from_utf8_lossy(&result.stdout)) {
             Some((name, address)) => {
                 let name = name.unwrap_or_else(|| host.name.clone());
                 let address =
@@ -156,7 +156,7 @@ fn query(fleet: &Fleet, host: &Host, old: &[HostLine]) -> QueriedHost {
         },
         how => failure_text(how).unwrap_or_default(),
     };
-    QueriedHost { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(sanitize(&silent)) }
+    QueriedHost { host: host.name.clone(), line: last_known(fleet, host, old), silent: Some(sanitize(&error)) }
 }
 
 /// Parses name and address from the answer. Loopback addresses are ignored, because other hosts cannot reach them.
@@ -164,9 +164,9 @@ fn parse_answer(text: &str) -> Option<(Option<NodeName>, Option<IpAddr>)> {
     let mut lines = text.lines();
     let name = NodeName::new(lines.next()?.trim()).ok().filter(|name| name.as_str() != "localhost");
     let connection = lines.next()?.split_ascii_whitespace().nth(2).and_then(|word| word.parse::<IpAddr>().ok());
-    let own = ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().ok());
+    let loopback = ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().ok());
     let all = lines.next().unwrap_or_default().split_ascii_whitespace().filter_map(|word| word.parse::<IpAddr>().ok());
-    let address = connection.filter(|address| !own.contains(&Some(*address))).or_else(|| all.clone().next());
+    let address = connection.filter(|address| !loopback.contains(&Some(*address))).or_else(|| all.clone().next());
     Some((name, address))
 }
 
@@ -203,36 +203,36 @@ fn last_known(fleet: &Fleet, host: &Host, old: &[HostLine]) -> HostLine {
 }
 
 /// Drops a silent host's recorded address if another host reports it: the two files did not match.
-fn drop_conflicting_addresses(fleet: &Fleet, asked: &mut [QueriedHost]) {
+fn drop_conflicting_addresses(fleet: &Fleet, queried: &mut [QueriedHost]) {
     let taken: Vec<String> =
-        asked.iter().filter(|one| one.silent.is_none()).map(|one| one.line.address.clone()).collect();
-    for (one, host) in asked.iter_mut().zip(&fleet.hosts) {
-        if one.silent.is_some() && taken.contains(&one.line.address) {
+        queried.iter().filter(|entry| entry.silent.is_none()).map(|entry| entry.line.address.clone()).collect();
+    for (entry, host) in queried.iter_mut().zip(&fleet.hosts) {
+        if entry.silent.is_some() && taken.contains(&entry.line.address) {
             let (listed, address) = resolve_address(fleet, host);
-            one.line.address = address.map_or(listed, |ip| ip.to_string());
+            entry.line.address = address.map_or(listed, |ip| ip.to_string());
         }
     }
 }
 
 /// Hosts that report the same name keep their listed names, with a remark; a shared address gets a remark too.
-fn resolve_duplicates(asked: &mut [QueriedHost]) -> Vec<String> {
+fn resolve_duplicates(queried: &mut [QueriedHost]) -> Vec<String> {
     let mut remarks = Vec::new();
-    let twice = |key: &dyn Fn(&QueriedHost) -> String, asked: &[QueriedHost]| {
+    let twice = |key: &dyn Fn(&QueriedHost) -> String, queried: &[QueriedHost]| {
         let mut all: BTreeMap<String, Vec<NodeName>> = BTreeMap::new();
-        for one in asked {
-            all.entry(key(one)).or_default().push(one.host.clone());
+        for entry in queried {
+            all.entry(key(entry)).or_default().push(entry.host.clone());
         }
         all.retain(|_, hosts| hosts.len() > 1);
         all
     };
-    for (name, hosts) in twice(&|one| one.line.name.to_string(), asked) {
+    for (name, hosts) in twice(&|entry| entry.line.name.to_string(), queried) {
         remarks
             .push(format!("{} all report the name {name}; they keep their names in the list", hostlist::fold(&hosts)));
-        for one in asked.iter_mut().filter(|one| hosts.contains(&one.host)) {
-            one.line.name = one.host.clone();
+        for entry in queried.iter_mut().filter(|entry| hosts.contains(&entry.host)) {
+            entry.line.name = entry.host.clone();
         }
     }
-    for (address, hosts) in twice(&|one| one.line.address.clone(), asked) {
+    for (address, hosts) in twice(&|entry| entry.line.address.clone(), queried) {
         remarks.push(format!("{} have the same address {address}: are they one machine?", hostlist::fold(&hosts)));
     }
     remarks
@@ -249,10 +249,10 @@ fn text(page: &mut Page, view: &HostFilesView<'_>) {
     for line in moved {
         page.line(format!("~ {} {} -> {}", line.name, line.from, line.to));
     }
-    let silent: Vec<&QueriedHost> = view.hosts.iter().filter(|asked| asked.silent.is_some()).collect();
-    for asked in &silent {
-        let why = asked.silent.as_deref().unwrap_or_default();
-        page.line(format!("! {} stays as {} {}: {why}", asked.host, asked.line.name, asked.line.address));
+    let silent: Vec<&QueriedHost> = view.hosts.iter().filter(|queried| queried.silent.is_some()).collect();
+    for queried in &silent {
+        let why = queried.silent.as_deref().unwrap_or_default();
+        page.line(format!("! {} stays as {} {}: {why}", queried.host, queried.line.name, queried.line.address));
     }
     if let Some(why) = &view.unsound {
         let done = if view.written { "rebuilt" } else { "would be rebuilt" };
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_the_one_by_which_the_host_was_reached() {
+    fn the_address_is_the_one_used_to_connect() {
         let read = |text: &str| {
             parse_answer(text)
                 .map(|(name, address)| (name.map(|name| name.to_string()), address.map(|ip| ip.to_string())))
@@ -295,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn two_that_say_the_same_are_told_apart() {
-        let asked = |host: &str, name: &str, address: &str| QueriedHost {
+    fn duplicate_names_and_addresses_are_resolved() {
+        let queried = |host: &str, name: &str, address: &str| QueriedHost {
             host: NodeName::new(host).unwrap(),
             line: HostLine { name: NodeName::new(name).unwrap(), address: address.to_owned() },
             silent: None,
         };
-        let mut all = [asked("a", "image", "10.0.0.1"), asked("b", "image", "10.0.0.2"), asked("c", "c", "10.0.0.2")];
+        let mut all = [queried("a", "image", "10.0.0.1"), queried("b", "image", "10.0.0.2"), queried("c", "c", "10.0.0.2")];
         let remarks = resolve_duplicates(&mut all);
         assert_eq!((all[0].line.name.as_str(), all[1].line.name.as_str()), ("a", "b"));
         assert!(

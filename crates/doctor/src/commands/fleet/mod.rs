@@ -182,9 +182,9 @@ impl HostArgs {
                 }
             }
         }
-        let meant =
+        let selected =
             |host: &Host| self.hosts.is_empty() || self.hosts.iter().any(|selector| selector.matches_name(&host.name));
-        Ok(listed.into_iter().partition(meant))
+        Ok(listed.into_iter().partition(selected))
     }
 }
 
@@ -213,13 +213,13 @@ fn failure_text(how: &CommandStatus) -> Option<String> {
 }
 
 /// Groups hosts with the same value under one name: `node[01-14]`. Groups are in the order of their first host.
-fn group_by_value<K: Ord>(said: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
+fn group_by_value<K: Ord>(values: impl IntoIterator<Item = (NodeName, K)>) -> Vec<(String, usize, K)> {
     let mut groups: BTreeMap<K, (usize, Vec<NodeName>)> = BTreeMap::new();
-    for (place, (host, key)) in said.into_iter().enumerate() {
-        groups.entry(key).or_insert_with(|| (place, Vec::new())).1.push(host);
+    for (index, (host, key)) in values.into_iter().enumerate() {
+        groups.entry(key).or_insert_with(|| (index, Vec::new())).1.push(host);
     }
-    let mut groups: Vec<_> = groups.into_iter().map(|(key, (place, hosts))| (place, hosts, key)).collect();
-    groups.sort_by_key(|(place, ..)| *place);
+    let mut groups: Vec<_> = groups.into_iter().map(|(key, (index, hosts))| (index, hosts, key)).collect();
+    groups.sort_by_key(|(index, ..)| *index);
     groups.into_iter().map(|(_, hosts, key)| (hostlist::fold(&hosts), hosts.len(), key)).collect()
 }
 
@@ -228,10 +228,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_that_say_the_same_stand_together_in_the_order_of_the_first() {
+    fn hosts_with_equal_output_are_grouped_in_order_of_the_first() {
         let name = |text: &str| NodeName::new(text).unwrap();
-        let said = [("n3", "b"), ("n1", "a"), ("n2", "a"), ("n4", "b"), ("x", "c")];
-        let groups = group_by_value(said.map(|(host, text)| (name(host), text)));
+        let values = [("n3", "b"), ("n1", "a"), ("n2", "a"), ("n4", "b"), ("x", "c")];
+        let groups = group_by_value(values.map(|(host, text)| (name(host), text)));
         assert_eq!(groups, [("n[3-4]".to_owned(), 2, "b"), ("n[1-2]".to_owned(), 2, "a"), ("x".to_owned(), 1, "c")]);
     }
 }

@@ -191,15 +191,15 @@ fn program_exists(program: &std::path::Path) -> bool {
 fn select_good_hosts(fleet: &Fleet, selectors: &[Selector]) -> Result<Vec<Host>> {
     let mut good: Vec<Host> = Vec::new();
     for selector in selectors {
-        let meant: Vec<&Host> = fleet.others.iter().filter(|host| selector.matches_name(&host.name)).collect();
-        if meant.is_empty() {
+        let selected: Vec<&Host> = fleet.others.iter().filter(|host| selector.matches_name(&host.name)).collect();
+        if selected.is_empty() {
             let others: Vec<NodeName> = fleet.others.iter().map(|host| host.name.clone()).collect();
             let known =
                 if others.is_empty() { "none: all hosts are tested".to_owned() } else { hostlist::fold(&others) };
             return Err(Failure::Unknown { what: "other host", name: selector.to_string(), known });
         }
         good.extend(
-            meant
+            selected
                 .into_iter()
                 .filter(|host| !good.iter().any(|known| known.name == host.name))
                 .cloned()
@@ -265,11 +265,11 @@ fn run_trials(
             true => "only one host takes part, but --expect is for several".to_owned(),
             false => sanitize(&judged.why),
         };
-        let said = judged.trial_outcome();
+        let outcome = judged.trial_outcome();
         let trial = TrialView { hosts: over.to_vec(), judged };
         progress.print_line(&trial_line(&trial));
         trials.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(trial);
-        said
+        outcome
     };
     let found = if args.no_pairs || hosts.len() == 1 && good.is_empty() {
         attempt(hosts);
@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_between_hosts_is_not_for_one_alone() {
+    fn a_multi_host_limit_does_not_apply_to_one_host() {
         let profile = Limits { expected: None, between: Some(400.0), within: Some(480.0) };
         assert_eq!((profile.for_host_count(1), profile.for_host_count(2)), (Some(480.0), Some(400.0)));
         let several = Limits { expected: Some((431.0, true)), ..Limits::default() };
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_variable_and_no_bandwidth_is_refused() {
+    fn invalid_variables_and_bandwidths_are_rejected() {
         assert_eq!(variable("NCCL_DEBUG=a=b").unwrap(), ("NCCL_DEBUG".to_owned(), "a=b".to_owned()));
         for wrong in ["NCCL", "=1", "1A=2", "A;B=1", "$(id)=1"] {
             assert!(variable(wrong).is_err(), "{wrong}");

@@ -27,7 +27,7 @@ impl Progress {
     fn write(&self, text: &str) {
         if self.terminal {
             // A failure to show progress is ignored.
-            let _shown = io::stderr().lock().write_all(text.as_bytes());
+            let _written = io::stderr().lock().write_all(text.as_bytes());
         }
     }
 }

@@ -67,8 +67,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         return Ok(Exit::Ok);
     };
     let cluster = cluster(path)?;
-    let beside = path.parent().unwrap_or(Path::new("")).join(&cluster.scale_set);
-    let files = Files { folder: args.files.clone().unwrap_or(beside) };
+    let default_folder = path.parent().unwrap_or(Path::new("")).join(&cluster.scale_set);
+    let files = Files { folder: args.files.clone().unwrap_or(default_folder) };
     let cloud_init = cloud_init(&cluster)?;
     if !cluster.ssh_key.is_file() && !args.fresh {
         let why = "is not a file, expected a public key; `ssh-keygen -t ed25519` creates one";
@@ -76,9 +76,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let az = args.az.az();
     if args.yes {
-        let made = azure::provision(&cluster, &az, &files, &cloud_init, args.again, &print_progress)?;
-        let written = write_ssh_files(&cluster, &files, &made)?;
-        show_result(context, &cluster, &made, &files, written)?;
+        let provisioned = azure::provision(&cluster, &az, &files, &cloud_init, args.again, &print_progress)?;
+        let written = write_ssh_files(&cluster, &files, &provisioned)?;
+        show_result(context, &cluster, &provisioned, &files, written)?;
         return Ok(Exit::Ok);
     }
     let seen = if args.fresh { Inventory::default() } else { azure::read_inventory(&cluster, &az)? };
@@ -100,9 +100,9 @@ fn cloud_init(cluster: &Cluster) -> Result<String> {
 /// Prints progress to standard error; a failure to write it is ignored.
 fn print_progress(progress: &Progress<'_>) {
     let mut err = std::io::stderr().lock();
-    let _said = match progress {
+    let _printed = match progress {
         Progress::Begun { step, number, of } => writeln!(err, "[{number}/{of}] {} {}", step.part.label(), step.name),
-        Progress::Done { took, .. } => writeln!(err, "      done in {} s", took.as_secs()),
+        Progress::Done { took: elapsed, .. } => writeln!(err, "      done in {} s", elapsed.as_secs()),
         Progress::Waiting { why } => writeln!(err, "waiting: {why}"),
     };
 }
@@ -115,9 +115,9 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
     let steps = steps.collect::<Vec<_>>();
     let open = plan.steps.iter().filter(|step| step.need != azure::AzureStepState::There).count();
     Ok(context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
-        let there = plan.steps.len() - open;
+        let existing = plan.steps.len() - open;
         page.line(format!(
-            "# Cluster {} in {} ({}): {} to do, {there} done already. Nothing was changed.",
+            "# Cluster {} in {} ({}): {} to do, {existing} done already. Nothing was changed.",
             cluster.scale_set,
             cluster.resource_group,
             cluster.location,
@@ -128,8 +128,8 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
         }
         for step in &plan.steps {
             page.line(format!("# {} {}: {}", step.part.label(), step.name, step.need));
-            let shown = if step.need == azure::AzureStepState::There { &[] } else { &step.calls[..] };
-            for call in shown {
+            let open_calls = if step.need == azure::AzureStepState::There { &[] } else { &step.calls[..] };
+            for call in open_calls {
                 page.line(call.to_string());
             }
         }
@@ -137,12 +137,12 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
 }
 
 /// Writes the files for reaching the cluster from here. Returns whether they were written.
-fn write_ssh_files(cluster: &Cluster, files: &Files, made: &Provisioned) -> Result<bool> {
-    let (Some(hosts), Some((at, port))) = (&made.hosts, &made.head_at) else { return Ok(false) };
+fn write_ssh_files(cluster: &Cluster, files: &Files, provisioned: &Provisioned) -> Result<bool> {
+    let (Some(hosts), Some((at, port))) = (&provisioned.hosts, &provisioned.head_at) else { return Ok(false) };
     let folder = std::path::absolute(&files.folder).unwrap_or_else(|_| files.folder.clone());
     let known = folder.join("known_hosts");
     let texts = [
-        ("known_hosts", hosts.external_known_hosts(at, *port, made.balancer.as_deref())),
+        ("known_hosts", hosts.external_known_hosts(at, *port, provisioned.balancer.as_deref())),
         ("ssh_config", hosts.ssh_config(cluster, at, *port, &known.display().to_string())),
         ("hostfile", hosts.hostfile()),
         ("hostfile-ip", hosts.hostfile_ip()),
@@ -158,28 +158,28 @@ fn write_ssh_files(cluster: &Cluster, files: &Files, made: &Provisioned) -> Resu
     Ok(true)
 }
 
-fn show_result(context: &Context, cluster: &Cluster, made: &Provisioned, files: &Files, written: bool) -> Result<()> {
+fn show_result(context: &Context, cluster: &Cluster, provisioned: &Provisioned, files: &Files, written: bool) -> Result<()> {
     let view = json!({
-        "cluster": cluster.scale_set, "done": made.done, "nodes": made.nodes, "head": made.head,
-        "head_at": made.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),
-        "balancer": made.balancer, "files": files.folder,
+        "cluster": cluster.scale_set, "done": provisioned.done, "nodes": provisioned.nodes, "head": provisioned.head,
+        "head_at": provisioned.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),
+        "balancer": provisioned.balancer, "files": files.folder,
     });
     Ok(context.out.show(&view, |page| {
-        match made.done {
+        match provisioned.done {
             0 => page.line(format!("Cluster {}: all resources exist, nothing was changed.", cluster.scale_set)),
-            done => page.line(format!("Cluster {}: {} done, {} ready.", cluster.scale_set, plural(done, "step"), plural(made.nodes, "node"))),
+            done => page.line(format!("Cluster {}: {} done, {} ready.", cluster.scale_set, plural(done, "step"), plural(provisioned.nodes, "node"))),
         };
         let folder = files.folder.display();
-        if let Some((at, port)) = &made.head_at {
-            page.line(format!("Head node {}: ssh -p {port} {}@{at}", made.head, cluster.admin));
+        if let Some((at, port)) = &provisioned.head_at {
+            page.line(format!("Head node {}: ssh -p {port} {}@{at}", provisioned.head, cluster.admin));
         }
-        if let Some(balancer) = &made.balancer {
+        if let Some(balancer) = &provisioned.balancer {
             page.line(format!("Through the load balancer: ssh -p 50000 {}@{balancer}, and one port higher for each further node", cluster.admin));
         }
         if written {
-            page.line(format!("With verified host keys: ssh -F {folder}/ssh_config {}", made.head));
+            page.line(format!("With verified host keys: ssh -F {folder}/ssh_config {}", provisioned.head));
             page.line(format!("Next: doctor fleet health, with hostfile = \"{folder}/hostfile\" and ssh_config = \"{folder}/ssh_config\" in [backend.ssh]"));
-        } else if made.done == 0 {
+        } else if provisioned.done == 0 {
             page.line("Next: if this machine does not have the SSH files, --again exchanges keys and writes them.");
         }
     })?)

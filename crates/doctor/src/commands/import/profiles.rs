@@ -85,8 +85,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
             done.skipped.len(),
         ));
     })?;
-    let trouble = !done.skipped.is_empty() || !done.left.is_empty() || done.used == 0;
-    Ok(if trouble { Exit::ProblemsFound } else { Exit::Ok })
+    let has_problems = !done.skipped.is_empty() || !done.left.is_empty() || done.used == 0;
+    Ok(if has_problems { Exit::ProblemsFound } else { Exit::Ok })
 }
 
 fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut ProfileImportSummary) -> Result<()> {
@@ -95,7 +95,7 @@ fn write(file: &ProfileFile, out: &Path, force: bool, done: &mut ProfileImportSu
     let text = format!("# Imported Cluster Doctor profile. Values that are not set here are not checked.\n{text}");
     let failed = |source: io::Error| Failure::File { operation: "writing", path: path.clone(), source };
     match fs::read_to_string(&path) {
-        Ok(there) if there == text => {}
+        Ok(existing) if existing == text => {}
         Ok(_) if !force => {
             done.left.push(path);
             return Ok(());

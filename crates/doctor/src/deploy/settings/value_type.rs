@@ -47,7 +47,7 @@ impl ValueType {
             Flag => json!({ "type": "boolean" }),
             Port => json!({ "type": "integer", "minimum": 1, "maximum": 65535 }),
             User => json!({ "type": "integer", "minimum": 1, "maximum": 4_294_967_294_u32 }),
-            OneOf(words) => json!({ "type": "string", "enum": words }),
+            OneOf(choices) => json!({ "type": "string", "enum": choices }),
             Image => json!({ "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9./_:@-]*$" }),
             Name => json!({ "type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "maxLength": 253 }),
             AnyName => json!({ "type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$", "maxLength": 253 }),
@@ -70,10 +70,10 @@ impl ValueType {
     /// Validates a value like the schema, without Helm. The API server validates the contents of objects.
     pub(super) fn accepts(self, value: &Value) -> bool {
         let text = value.as_str();
-        let all = |text: &str, more: &str| text.chars().all(|one| one.is_ascii_alphanumeric() || more.contains(one));
+        let all = |text: &str, extra: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(c));
         let lower = |text: &str| {
-            let ends = |end: Option<char>| end.is_some_and(|one| one.is_ascii_lowercase() || one.is_ascii_digit());
-            text.chars().all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || ".-".contains(one))
+            let ends = |end: Option<char>| end.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+            text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(c))
                 && ends(text.chars().next())
                 && ends(text.chars().next_back())
         };
@@ -81,15 +81,15 @@ impl ValueType {
             Flag => value.is_boolean(),
             Port => value.as_u64().is_some_and(|port| (1..=65535).contains(&port)),
             User => value.as_u64().is_some_and(|user| (1..=4_294_967_294).contains(&user)),
-            OneOf(words) => text.is_some_and(|text| words.contains(&text)),
+            OneOf(choices) => text.is_some_and(|text| choices.contains(&text)),
             Image => text
-                .is_some_and(|text| text.starts_with(|one: char| one.is_ascii_alphanumeric()) && all(text, "./_:@-")),
+                .is_some_and(|text| text.starts_with(|c: char| c.is_ascii_alphanumeric()) && all(text, "./_:@-")),
             Name => text.is_some_and(|text| text.len() <= 253 && lower(text)),
             AnyName => text.is_some_and(|text| text.is_empty() || (text.len() <= 253 && lower(text))),
             Condition => text.is_some_and(|text| text.len() <= 253 && all(text, "./_-")),
             Prefix => text.is_some_and(|text| text.len() <= 200 && lower(text)),
             Size => text.is_some_and(|text| {
-                let unit = text.trim_start_matches(|one: char| one.is_ascii_digit());
+                let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
                 unit.len() < text.len() && ["Mi", "Gi", "Ti", "Pi", "M", "G", "T", "P"].contains(&unit)
             }),
             Path => text.is_some_and(|text| text.starts_with('/') && all(text, "._/-")),
@@ -114,7 +114,7 @@ impl ValueType {
             Flag => "true or false".to_owned(),
             Port => "a port, 1 to 65535".to_owned(),
             User => "a user id other than root's".to_owned(),
-            OneOf(words) => format!("one of {}", words.join(", ")),
+            OneOf(choices) => format!("one of {}", choices.join(", ")),
             Image => "an image, such as registry.example.com/cluster-doctor:0.1.0".to_owned(),
             Name => "a name of lowercase letters, digits, - and .".to_owned(),
             AnyName => "a name of lowercase letters, digits, - and ., or empty".to_owned(),
@@ -133,7 +133,7 @@ impl ValueType {
 }
 
 fn is_file_name(name: &str) -> bool {
-    let letters = |one: char| one.is_ascii_alphanumeric() || "_-.".contains(one);
+    let letters = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     name.strip_suffix(".toml")
         .is_some_and(|stem| !stem.is_empty() && !stem.starts_with('.') && stem.chars().all(letters))
 }

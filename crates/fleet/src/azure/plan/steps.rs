@@ -44,8 +44,8 @@ impl Planner<'_> {
     }
 
     fn tags(&self) -> Vec<String> {
-        let own = self.cluster.tags.iter().map(|(name, value)| format!("{name}={value}"));
-        std::iter::once(format!("{TAG}={}", self.cluster.scale_set)).chain(own).collect()
+        let cluster_tags = self.cluster.tags.iter().map(|(name, value)| format!("{name}={value}"));
+        std::iter::once(format!("{TAG}={}", self.cluster.scale_set)).chain(cluster_tags).collect()
     }
 
     /// Starts a call that creates a named resource.
@@ -59,14 +59,14 @@ impl Planner<'_> {
     fn owned_resource(
         &self,
         kind: &ResourceKind,
-        shown: &'static str,
+        kind_label: &'static str,
         name: &str,
         shared: Shared,
     ) -> Result<AzureStepState, AzureError> {
         match self.inventory.find(kind, name).map(|resource| resource.owner) {
             None => Ok(AzureStepState::Missing),
             Some(Owner::Others) if shared == Shared::No => {
-                Err(AzureError::NotOurs { kind: shown, name: name.to_owned() })
+                Err(AzureError::NotOurs { kind: kind_label, name: name.to_owned() })
             }
             Some(_) => Ok(AzureStepState::There),
         }
@@ -134,11 +134,11 @@ impl Planner<'_> {
     }
 
     fn ssh_rule(&self) -> Step {
-        let mut wanted = self.cluster.network.ssh_from.clone();
-        wanted.sort_unstable();
+        let mut desired = self.cluster.network.ssh_from.clone();
+        desired.sort_unstable();
         let need = match &self.inventory.ssh_from {
             None => AzureStepState::Missing,
-            Some(from) if *from == wanted => AzureStepState::There,
+            Some(from) if *from == desired => AzureStepState::There,
             Some(from) => AzureStepState::Differs(format!("from {}", from.join(", "))),
         };
         let call = self
@@ -151,8 +151,8 @@ impl Planner<'_> {
             .with("--access", "Allow")
             .with("--protocol", "Tcp");
         let call =
-            call.with_all("--source-address-prefixes", wanted.iter().cloned()).with("--destination-port-ranges", "22");
-        Self::step(AzureStepKind::SshRule, &wanted.join(", "), need, self.in_group(call))
+            call.with_all("--source-address-prefixes", desired.iter().cloned()).with("--destination-port-ranges", "22");
+        Self::step(AzureStepKind::SshRule, &desired.join(", "), need, self.in_group(call))
     }
 
     fn nat_rule(&self) -> Step {
@@ -210,11 +210,11 @@ impl Planner<'_> {
 
     fn existing_scale_set(&self, found: &ScaleSet) -> Result<(AzureStepState, AzCommand), AzureError> {
         let cluster = self.cluster;
-        let other = |is: &str, wanted: &str| AzureError::Mismatch {
+        let other = |is: &str, desired: &str| AzureError::Mismatch {
             kind: "scale set",
             name: cluster.scale_set.clone(),
             is: is.to_owned(),
-            wanted: wanted.to_owned(),
+            wanted: desired.to_owned(),
         };
         if found.mode != cluster.mode {
             return Err(other(found.mode.word(), cluster.mode.word()));
@@ -279,8 +279,8 @@ impl Planner<'_> {
     pub(super) fn access(&self) -> Vec<Step> {
         let (cluster, names) = (self.cluster, &self.names);
         let head = head_node(self.inventory, names);
-        let wanted = usize::try_from(cluster.count).unwrap_or(usize::MAX);
-        let ready = self.inventory.nodes.iter().filter(|node| node.state == State::Succeeded).count() >= wanted;
+        let desired = usize::try_from(cluster.count).unwrap_or(usize::MAX);
+        let ready = self.inventory.nodes.iter().filter(|node| node.state == State::Succeeded).count() >= desired;
         let mut steps = Vec::new();
         if cluster.head_address {
             let attached = head.is_some_and(|head| head.public.is_some());
@@ -291,8 +291,8 @@ impl Planner<'_> {
             steps.push(Self::step(AzureStepKind::HeadNic, &of(|node| &node.host), need, self.in_group(call)));
         }
         let digest = head.map(|head| digest(cluster, &self.inventory.nodes, head));
-        let noted = self.inventory.scale_set.as_ref().and_then(|set| set.digest.as_ref());
-        let need = match digest.is_some() && digest.as_ref() == noted {
+        let recorded = self.inventory.scale_set.as_ref().and_then(|set| set.digest.as_ref());
+        let need = match digest.is_some() && digest.as_ref() == recorded {
             true => AzureStepState::There,
             false => later_unless(ready),
         };

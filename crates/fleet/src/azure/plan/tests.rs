@@ -27,7 +27,7 @@ fn node(number: u8) -> Node {
 }
 
 /// All resources of the small cluster, before the exchange of keys.
-fn made(cluster: &Cluster) -> Inventory {
+fn provisioned(cluster: &Cluster) -> Inventory {
     let names = Names::of(cluster);
     let ours = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
     Inventory {
@@ -59,22 +59,22 @@ fn open(plan: &Plan) -> Vec<AzureStepKind> {
 }
 
 #[test]
-fn steps_are_in_their_order_and_each_part_has_words() {
+fn steps_are_ordered_and_have_unique_labels() {
     let cluster = read(&SMALL.replace("[network]", "placement_group = \"near\"\n[network]")).unwrap();
     let plan = plan(&cluster, &Inventory::default(), &files()).unwrap();
     let parts: Vec<AzureStepKind> = plan.steps.iter().map(|step| step.part).collect();
     assert_eq!(parts, AzureStepKind::ALL);
-    let mut words: Vec<&str> = AzureStepKind::ALL.iter().map(|part| part.label()).collect();
-    words.sort_unstable();
-    words.dedup();
-    assert_eq!(words.len(), AzureStepKind::ALL.len());
+    let mut labels: Vec<&str> = AzureStepKind::ALL.iter().map(|part| part.label()).collect();
+    labels.sort_unstable();
+    labels.dedup();
+    assert_eq!(labels.len(), AzureStepKind::ALL.len());
     assert!(plan.steps.iter().all(|step| step.need != AzureStepState::There && !step.calls.is_empty()));
 }
 
 #[test]
-fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
+fn existing_resources_are_not_created_again_and_keys_are_exchanged_until_recorded() {
     let cluster = read(SMALL).unwrap();
-    let mut seen = made(&cluster);
+    let mut seen = provisioned(&cluster);
     let first = plan(&cluster, &seen, &files()).unwrap();
     assert_eq!(
         open(&first),
@@ -90,8 +90,8 @@ fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
     assert_eq!(trust.calls.len(), 2);
 
     seen.nodes[0].public = Some("/subscriptions/s/publicIPAddresses/VMSS-head-ip".to_owned());
-    let noted = digest(&cluster, &seen.nodes, &seen.nodes[0]);
-    seen.scale_set.as_mut().unwrap().digest = Some(noted);
+    let recorded = digest(&cluster, &seen.nodes, &seen.nodes[0]);
+    seen.scale_set.as_mut().unwrap().digest = Some(recorded);
     let done = plan(&cluster, &seen, &files()).unwrap();
     assert!(done.is_done(), "{:?}", open(&done));
 
@@ -107,9 +107,9 @@ fn what_is_there_is_not_made_again_and_keys_are_exchanged_until_it_is_noted() {
 }
 
 #[test]
-fn what_differs_is_changed_and_what_cannot_be_is_refused() {
+fn differences_are_updated_and_impossible_changes_are_refused() {
     let cluster = read(SMALL).unwrap();
-    let mut seen = made(&cluster);
+    let mut seen = provisioned(&cluster);
     seen.ssh_from = Some(vec!["*".to_owned()]);
     seen.balancer = Balancer { nat: Some((50_000, 50_000)), outbound: false };
     seen.scale_set.as_mut().unwrap().capacity = 1;
@@ -121,7 +121,7 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     );
 
     let refused = |change: &dyn Fn(&mut Inventory)| {
-        let mut seen = made(&cluster);
+        let mut seen = provisioned(&cluster);
         change(&mut seen);
         plan(&cluster, &seen, &files()).unwrap_err().to_string()
     };
@@ -131,19 +131,19 @@ fn what_differs_is_changed_and_what_cannot_be_is_refused() {
     assert!(refused(&|seen| seen.scale_set.as_mut().unwrap().sku = "Standard_D4".to_owned()).contains("Standard_D4"));
     assert!(refused(&|seen| seen.scale_set.as_mut().unwrap().state = State::Failed).contains("failed in Azure"));
     assert!(refused(&|seen| seen.nodes[1].state = State::Failed).contains("vm-5"));
-    for place in [0, 2, 3, 4, 5] {
-        assert!(refused(&|seen| seen.resources[place].owner = Owner::Others).contains("without our tag"), "{place}");
+    for index in [0, 2, 3, 4, 5] {
+        assert!(refused(&|seen| seen.resources[index].owner = Owner::Others).contains("without our tag"), "{index}");
     }
     // A foreign network is used as it is.
-    let mut seen = made(&cluster);
+    let mut seen = provisioned(&cluster);
     seen.resources[1].owner = Owner::Others;
     assert!(!open(&plan(&cluster, &seen, &files()).unwrap()).contains(&AzureStepKind::Network));
 }
 
 #[test]
-fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() {
+fn later_steps_wait_for_machines_that_are_not_ready() {
     let cluster = read(SMALL).unwrap();
-    let mut seen = made(&cluster);
+    let mut seen = provisioned(&cluster);
     seen.nodes[1].state = State::InProgress("Creating".to_owned());
     let steps = plan(&cluster, &seen, &files()).unwrap().steps;
     let need = |part| steps.iter().find(|step| step.part == part).unwrap().need.clone();
@@ -162,13 +162,13 @@ fn machines_that_are_not_ready_are_waited_for_and_nothing_is_done_behind_them() 
 #[test]
 fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
     let cluster = read(SMALL).unwrap();
-    let mut seen = made(&cluster);
-    let whole = plan_removal(&cluster, &seen);
-    assert_eq!(whole.steps.len(), 7, "{whole:?}");
+    let mut seen = provisioned(&cluster);
+    let full = plan_removal(&cluster, &seen);
+    assert_eq!(full.steps.len(), 7, "{full:?}");
     assert!(
-        whole.kept.is_empty()
-            && whole.steps[0].what == "scale set vmss"
-            && whole.steps[6].what == "resource group vmss-rg"
+        full.kept.is_empty()
+            && full.steps[0].what == "scale set vmss"
+            && full.steps[6].what == "resource group vmss-rg"
     );
     // A machine's network interface is deleted with its scale set; a foreign one is kept, and the group with it.
     let other = |name: &str| Resource {
@@ -177,7 +177,7 @@ fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
         owner: Owner::Others,
     };
     seen.resources.push(other("nic-4"));
-    assert_eq!(plan_removal(&cluster, &seen), whole);
+    assert_eq!(plan_removal(&cluster, &seen), full);
     seen.resources.push(other("theirs"));
     let part = plan_removal(&cluster, &seen);
     assert_eq!(part.steps.len(), 6);
@@ -188,26 +188,26 @@ fn only_resources_with_our_tag_are_deleted_and_the_group_only_if_it_is_empty() {
 }
 
 #[test]
-fn what_has_merely_inherited_our_tag_is_left_and_named() {
+fn resources_that_only_inherited_our_tag_are_kept_and_named() {
     let cluster = read(SMALL).unwrap();
-    let mut seen = made(&cluster);
-    let whole = plan_removal(&cluster, &seen);
+    let mut seen = provisioned(&cluster);
+    let full = plan_removal(&cluster, &seen);
     // A site's policy copies the group's tags to resources with our kinds, with our names, and with neither.
     let inherited = |kind, name: &str| Resource { kind, name: name.to_owned(), owner: Owner::Ours };
     let other = |kind: &str| ResourceKind::Other(kind.to_owned());
-    let strangers = [
+    let foreign = [
         inherited(ResourceKind::SecurityGroup, "theirs"),
         inherited(ResourceKind::PlacementGroup, "vmss-nsg"),
         inherited(other("microsoft.storage/storageaccounts"), "data"),
         inherited(other("microsoft.compute/virtualmachines"), "vmss_40"),
         inherited(other("microsoft.compute/disks"), "vmss_40_disk"),
     ];
-    seen.resources.extend(strangers);
+    seen.resources.extend(foreign);
     // A machine of the scale set and its disk are deleted with it, and do not block the deletion of the group.
     seen.resources.push(inherited(other("microsoft.compute/virtualmachines"), "vmss_4"));
     seen.resources.push(inherited(other("microsoft.compute/disks"), "vmss_4_OsDisk_1_a0"));
     let part = plan_removal(&cluster, &seen);
-    assert_eq!(part.steps[..], whole.steps[..6]);
+    assert_eq!(part.steps[..], full.steps[..6]);
     let left: Vec<&str> = part.kept.iter().map(|left| left.name.as_str()).collect();
     assert_eq!(left, ["theirs", "vmss-nsg", "data", "vmss_40", "vmss_40_disk", "vmss-rg"]);
     assert!(part.kept[..5].iter().all(|left| left.why.starts_with("it has our tag, but")), "{part:?}");

@@ -45,25 +45,25 @@ pub(super) fn inspect_hosts(
         "echo \"address $SSH_CONNECTION\"; echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; \
          [ -e {topology} ] && echo azure; [ -x {program} ] && echo program; true"
     );
-    let order =
+    let command =
         RemoteCommand { script: &script, input: b"", limit: INSPECT_TIMEOUT, max_output: 4096, root: RootAccess::No };
     let progress = Progress::new("checked", hosts.len());
     // --print must not write anything on the hosts.
-    let looks = !args.even_in_use && !args.print;
-    let look = |host: &Host| {
-        let answer = fleet.run(host, &order);
+    let check_usage = !args.even_in_use && !args.print;
+    let probe = |host: &Host| {
+        let result = fleet.run(host, &command);
         let in_use =
-            (looks && answer.status == CommandStatus::Exited(0)).then(|| fleet.client.busy_reason(host)).flatten();
-        (answer, in_use)
+            (check_usage && result.status == CommandStatus::Exited(0)).then(|| fleet.client.busy_reason(host)).flatten();
+        (result, in_use)
     };
-    let answers = run_on_each(hosts, fleet.config.parallel, look, |done| progress.show(done));
+    let results = run_on_each(hosts, fleet.config.parallel, probe, |done| progress.show(done));
     let (mut ready, mut left_out) = (Vec::new(), Vec::new());
-    for (host, (answer, in_use)) in hosts.iter().zip(answers) {
-        let said = String::from_utf8_lossy(&answer.stdout);
-        let has = |word: &str| said.lines().any(|line| line == word);
-        let words = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
-        let gpus = words("gpus ").parse().unwrap_or(0);
-        let why = match &answer.status {
+    for (host, (result, in_use)) in hosts.iter().zip(results) {
+        let stdout = String::from_utf8_lossy(&result.stdout);
+        let has = |word: &str| stdout.lines().any(|line| line == word);
+        let value_of = |name: &str| stdout.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let gpus = value_of("gpus ").parse().unwrap_or(0);
+        let why = match &result.status {
             CommandStatus::Exited(0) if launcher == Launcher::Mpirun && !has("program") => {
                 Some(format!("no {} (--program)", args.program))
             }
@@ -72,7 +72,7 @@ pub(super) fn inspect_hosts(
             }
             how => failure_text(how).or_else(|| in_use.map(|by| format!("not free: {by} (--even-in-use)"))),
         };
-        let address = words("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
+        let address = value_of("address ").split_ascii_whitespace().nth(2).unwrap_or(host.name.as_str()).to_owned();
         match why {
             None => ready.push(ReadyHost { host: host.clone(), address, gpus, azure: has("azure") }),
             Some(why) => left_out.push(SkippedHost { host: host.name.clone(), why: sanitize(&why) }),
@@ -137,15 +137,15 @@ impl<'a> AllReduceJob<'a> {
     pub(super) fn command_line(&self, hosts: &[NodeName]) -> String {
         match self {
             Self::Mpirun(settings) => {
-                let words = nccl::mpirun_args(settings, hosts);
-                let words =
-                    std::iter::once(settings.mpirun.as_os_str()).chain(words.iter().map(|word| word.as_os_str()));
+                let args = nccl::mpirun_args(settings, hosts);
+                let args =
+                    std::iter::once(settings.mpirun.as_os_str()).chain(args.iter().map(|arg| arg.as_os_str()));
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:".contains(c);
-                let shown = words.map(|word| {
-                    let word = word.to_string_lossy();
-                    if word.chars().all(plain) && !word.is_empty() { word.into_owned() } else { shell_quote(&word) }
+                let rendered = args.map(|arg| {
+                    let arg = arg.to_string_lossy();
+                    if arg.chars().all(plain) && !arg.is_empty() { arg.into_owned() } else { shell_quote(&arg) }
                 });
-                shown.collect::<Vec<_>>().join(" ") + "\n"
+                rendered.collect::<Vec<_>>().join(" ") + "\n"
             }
             Self::Ranks { .. } => {
                 format!("doctor-node test collective --set mode=nodes on each of {}\n", hostlist::fold(hosts))
