@@ -425,10 +425,10 @@ fn start_test_with(params: &str, state: &Path, path: &Path) -> Node {
 impl Node {
     /// Returns its output.
     fn wait_for_output(&mut self) -> String {
-        let lines! = BufReader::new(self.child.stdout.take().unwrap());
-        let lines!: Vec<_> = lines!.lines().map(Result::unwrap).collect();
+        let lines = BufReader::new(self.child.stdout.take().unwrap());
+        let lines: Vec<_> = lines!.lines().map(Result::unwrap).collect();
         self.child.wait().unwrap();
-        lines!.join("\n")
+        lines.join("\n")
     }
 
     /// Returns the pid of the test's own process.
