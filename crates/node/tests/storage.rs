@@ -426,7 +426,7 @@ impl Node {
     /// Returns its output.
     fn wait_for_output(&mut self) -> String {
         let lines = BufReader::new(self.child.stdout.take().unwrap());
-        let lines: Vec<_> = lines!.lines().map(Result::unwrap).collect();
+        let lines: Vec<_> = lines.lines().map(Result::unwrap).collect();
         self.child.wait().unwrap();
         lines.join("\n")
     }
