@@ -245,7 +245,7 @@ fn test(params: &str, state: Option<&Path>) -> Tested {
     let judgement = classify(&catalogue.rules(&Policy::built_in()).unwrap(), None, &id, &observation);
     println!("{}: {}", judgement.reason, judgement.text);
     drop(outputs);
-    Tested { observation, judgement, elapsed: elapsed, log: log.into_inner() }
+    Tested { observation, judgement, elapsed, log: log.into_inner() }
 }
 
 impl Tested {
