@@ -49,7 +49,7 @@ pub(super) fn repair(state: &Path, runs: &Jobs, request: &RepairRequest) -> io::
     let intent_file = repairs.run_directory(id).join("asked.json");
     let boot = process::boot_id();
     let intent = files::read::<RepairIntent>(&intent_file)?;
-    if request.what == RepairKind::Reboot && intent.as_ref().is_some_and(|intent_file| intent_file.boot != boot) {
+    if request.what == RepairKind::Reboot && intent.as_ref().is_some_and(|intent| intent.boot != boot) {
         return Ok(RepairProgress::Done);
     }
     let observed = repairs.state(id, now())?;

@@ -33,10 +33,10 @@ struct ReplyLimits {
 
 pub(super) fn collect_status(state: &Path, jobs: &Jobs, query: &StatusQuery) -> io::Result<HostStatus> {
     // First, so that jobs that end meanwhile still count as ours.
-    let mut own_pids = jobs.running()?;
-    own_pids.extend(state_files::repairs(state)?.running()?);
-    own_pids.extend(state_files::reports(state)?.running()?);
-    let own_pids: Vec<u32> = own_pids.iter().map(|job| job.pid).collect();
+    let mut own_jobs = jobs.running()?;
+    own_jobs.extend(state_files::repairs(state)?.running()?);
+    own_jobs.extend(state_files::reports(state)?.running()?);
+    let own_pids: Vec<u32> = own_jobs.iter().map(|job| job.pid).collect();
     let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
     let load = loadavg.and_then(|text| {
         parse_load_average(&text).ok_or_else(|| "/proc/loadavg does not start with a load average".to_owned())

@@ -169,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// Ends our engine, and waits for that no longer than `patience`.
+    /// Ends our engine, and waits for that no longer than `timeout`.
     pub(super) fn end(self, timeout: Duration) {
         if let Self::Started(keeper) = self {
             keeper.end(timeout);
