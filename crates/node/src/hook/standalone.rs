@@ -113,16 +113,16 @@ impl DrainInput<'_> {
         let total = self.nodes.iter().filter(peer).filter(|node| node.exists() || node.is_drained_by_hook()).count();
         let out = taken.iter().copied().filter(peer).count();
         let max_out = self.limits.max_out(u32::try_from(total).unwrap_or(u32::MAX));
-        let over = |count: usize, max_out: u32| u32::try_from(count).unwrap_or(u32::MAX) >= max_out;
+        let over = |count: usize, limit: u32| u32::try_from(count).unwrap_or(u32::MAX) >= limit;
         if over(out, max_out) {
             return Some(HookSkipReason::DrainShare { out, total, most: max_out });
         }
         let hour_ago = at.minus(Span::hours(1));
         // A reason without a time may be from this hour.
         let is_recent = |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
-        let is_recent = taken.iter().filter(is_recent).count();
+        let recent = taken.iter().filter(is_recent).count();
         let per_hour = self.limits.nodes_per_hour;
-        over(is_recent, per_hour).then_some(HookSkipReason::DrainRate(is_recent, per_hour))
+        over(recent, per_hour).then_some(HookSkipReason::DrainRate(recent, per_hour))
     }
 
     /// Returns why our visible drain must be undone, if enough other nodes were drained before it.
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(decide(&nodes, &Verdicts::none(), true, true), Decision::Skip(HookSkipReason::Healthy));
         let busy = cluster(node("n1", "ALLOCATED", None), Vec::new(), 20);
         assert!(matches!(decide(&busy, &failing_verdicts(), false, false), Decision::Drain(_)), "its jobs run on");
-        let decision = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
-        assert!(matches!(decide(&decision, &failing_verdicts(), false, false), Decision::Drain(_)), "an operator ended its old drain");
+        let resumed = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
+        assert!(matches!(decide(&resumed, &failing_verdicts(), false, false), Decision::Drain(_)), "an operator ended its old drain");
         let missing = cluster(node("n2", "IDLE", None), Vec::new(), 2);
         assert!(matches!(decide(&missing, &failing_verdicts(), false, false), Decision::Skip(HookSkipReason::UnknownNode(_))));
     }
