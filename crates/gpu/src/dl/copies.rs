@@ -51,7 +51,7 @@ fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) 
     Ok(CopyResult { rate, wrong: host.iter().enumerate().filter(|word| !right(*word)).count() as u64 })
 }
 
-/// Copies within the device. The expected value of a word depends on its address, so the data is copied copy and back.
+/// Copies within the device. The expected value of a word depends on its address, so the data is copied there and back.
 fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<CopyResult, CudaError> {
     // Well beyond the cache.
     let bytes = 16 * BYTES;
