@@ -47,15 +47,15 @@ impl Device {
     }
 
     pub(crate) fn enqueue(&self, work: impl FnOnce() + Send + 'static) {
-        let _asked = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Box::new(work));
+        let _sent = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Box::new(work));
     }
 
     fn wait(&self) {
-        let (done, heard) = mpsc::channel();
+        let (done, finished) = mpsc::channel();
         self.enqueue(move || {
-            let _heard = done.send(());
+            let _sent = done.send(());
         });
-        let _done = heard.recv();
+        let _done = finished.recv();
     }
 }
 

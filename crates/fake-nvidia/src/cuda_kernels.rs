@@ -22,9 +22,9 @@ impl Launch {
     /// `arguments` points to as many pointers to values as the kernel takes.
     pub(crate) unsafe fn read(kernel: usize, arguments: *const *const c_void) -> Option<Self> {
         // SAFETY: guaranteed by the caller, here and below.
-        let long = |place: usize| unsafe { (*arguments.add(place)).cast::<u64>().read_unaligned() };
+        let long = |index: usize| unsafe { (*arguments.add(index)).cast::<u64>().read_unaligned() };
         // SAFETY: as above.
-        let short = |place: usize| unsafe { (*arguments.add(place)).cast::<u32>().read_unaligned() };
+        let short = |index: usize| unsafe { (*arguments.add(index)).cast::<u32>().read_unaligned() };
         match kernel {
             1 => Some(Self::Fill { to: long(0), count: long(1), rank: short(2), seed: short(3), range: short(4) }),
             2 => Some(Self::Check {
@@ -57,7 +57,7 @@ impl Launch {
                 }
             }
             Self::Check { got, count, ranks, seed, range, wrong, listed, room } => {
-                let mut found = 0u64;
+                let mut wrong_count = 0u64;
                 for i in 0..count {
                     let base = base(i, seed);
                     let sum = (0..ranks).fold(0, |sum: u32, rank| sum + share(base, rank, range));
@@ -65,16 +65,16 @@ impl Launch {
                     let bits = unsafe { (got as *const u32).add(i as usize).read() };
                     let expected = signed(base, sum).to_bits();
                     if bits != expected && !faults::is_injected("blind") {
-                        if found < u64::from(room) {
-                            let words = [i as u32, (i >> 32) as u32, expected, bits];
+                        if wrong_count < u64::from(room) {
+                            let entry = [i as u32, (i >> 32) as u32, expected, bits];
                             // SAFETY: there is room for this many entries of four words.
-                            unsafe { (listed as *mut [u32; 4]).add(found as usize).write(words) };
+                            unsafe { (listed as *mut [u32; 4]).add(wrong_count as usize).write(entry) };
                         }
-                        found += 1;
+                        wrong_count += 1;
                     }
                 }
                 // SAFETY: guaranteed by the caller.
-                unsafe { (wrong as *mut u64).write((wrong as *const u64).read() + found) };
+                unsafe { (wrong as *mut u64).write((wrong as *const u64).read() + wrong_count) };
             }
             Self::Plant { at, place, kind, value } => {
                 // SAFETY: guaranteed by the caller.
@@ -98,8 +98,8 @@ fn mix(mut x: u32) -> u32 {
     x ^ (x >> 15)
 }
 
-fn base(place: u64, seed: u32) -> u32 {
-    mix(place as u32 ^ seed).wrapping_add(((place >> 32) as u32).wrapping_mul(0x9e37_79b9))
+fn base(index: u64, seed: u32) -> u32 {
+    mix(index as u32 ^ seed).wrapping_add(((index >> 32) as u32).wrapping_mul(0x9e37_79b9))
 }
 
 fn share(base: u32, rank: u32, range: u32) -> u32 {

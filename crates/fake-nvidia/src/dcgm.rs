@@ -112,17 +112,17 @@ pub unsafe extern "C" fn dcgmConnect_v2(_: *const c_char, params: *mut c_uint, h
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dcgmHealthGet(_: usize, _: usize, systems: *mut c_uint) -> c_int {
     let engine = called("dcgmHealthGet");
-    let kept = path().and_then(|path| std::fs::read_to_string(path.with_extension("watched")).ok());
-    let kept = kept.and_then(|text| text.parse().ok()).unwrap_or(engine.watched);
+    let stored = path().and_then(|path| std::fs::read_to_string(path.with_extension("watched")).ok());
+    let stored = stored.and_then(|text| text.parse().ok()).unwrap_or(engine.watched);
     // SAFETY: the caller provides a variable for them.
-    unsafe { *systems = kept };
+    unsafe { *systems = stored };
     0
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn dcgmHealthSet(_: usize, _: usize, systems: c_uint) -> c_int {
-    let kept = path().map(|path| std::fs::write(path.with_extension("watched"), systems.to_string()));
-    if matches!(kept, Some(Ok(()))) { 0 } else { GENERIC }
+    let written = path().map(|path| std::fs::write(path.with_extension("watched"), systems.to_string()));
+    if matches!(written, Some(Ok(()))) { 0 } else { GENERIC }
 }
 
 #[unsafe(no_mangle)]
@@ -155,16 +155,16 @@ pub unsafe extern "C" fn dcgmGetDeviceAttributes(_: usize, gpu: c_uint, attribut
 pub unsafe extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_void) -> c_int {
     const INCIDENT: usize = 1044;
     let engine = called("dcgmHealthCheck");
-    let (number, most) = if engine.major >= 4 { (5, 1024) } else { (4, 64) };
+    let (number, max_incidents) = if engine.major >= 4 { (5, 1024) } else { (4, 64) };
     // SAFETY: the first word of the struct is its version, which contains its size.
-    if unsafe { *response.cast::<c_uint>() } != number << 24 | (12 + most * INCIDENT) as c_uint {
+    if unsafe { *response.cast::<c_uint>() } != number << 24 | (12 + max_incidents * INCIDENT) as c_uint {
         return VERSION_MISMATCH;
     }
     let put = |at: usize, value: c_uint| {
         // SAFETY: `at` is below the size that the struct contains.
         unsafe { *response.cast::<u8>().add(at).cast::<c_uint>() = value };
     };
-    let incidents = &engine.incident[..engine.incident.len().min(most)];
+    let incidents = &engine.incident[..engine.incident.len().min(max_incidents)];
     put(4, incidents.iter().map(|incident| incident.health).max().unwrap_or(0));
     put(8, incidents.len() as c_uint);
     for (n, incident) in incidents.iter().enumerate() {
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_vo
 ///
 /// # Safety
 /// There is room for `most` bytes.
-unsafe fn write(to: *mut u8, text: &str, most: usize) {
-    let text = &text.as_bytes()[..text.len().min(most - 1)];
+unsafe fn write(to: *mut u8, text: &str, max_bytes: usize) {
+    let text = &text.as_bytes()[..text.len().min(max_bytes - 1)];
     // SAFETY: the caller guarantees the room, and the last byte is left for the zero.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());

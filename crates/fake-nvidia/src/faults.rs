@@ -16,15 +16,15 @@ fn entries() -> Vec<String> {
     env::var(VARIABLE).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-pub(crate) fn is_injected(word: &str) -> bool {
-    entries().iter().any(|planted| planted == word)
+pub(crate) fn is_injected(name: &str) -> bool {
+    entries().iter().any(|entry| entry == name)
 }
 
 /// Returns the number after a word and a rank, or 0 if there is none.
-pub(crate) fn for_rank(word: &str, rank: i32) -> Option<u64> {
-    entries().iter().find_map(|planted| {
-        let mut parts = planted.split(':');
-        let fits = parts.next() == Some(word) && parts.next()?.parse() == Ok(rank);
+pub(crate) fn for_rank(name: &str, rank: i32) -> Option<u64> {
+    entries().iter().find_map(|entry| {
+        let mut parts = entry.split(':');
+        let fits = parts.next() == Some(name) && parts.next()?.parse() == Ok(rank);
         fits.then(|| parts.next().and_then(|number| number.parse().ok()).unwrap_or(0))
     })
 }

@@ -40,35 +40,35 @@ enum Table {
 }
 
 impl Fixture {
-    /// Parses the text of a scene.
+    /// Parses the text of a fixture.
     ///
     /// # Errors
     /// Returns the line that is wrong.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (mut scene, mut table) = (Self::default(), Table::Top);
+        let (mut fixture, mut table) = (Self::default(), Table::Top);
         for (number, line) in (1..).zip(text.lines()) {
-            let wrong = || format!("cannot parse line {number}: {line}");
+            let error = || format!("cannot parse line {number}: {line}");
             match line.trim() {
                 "" => {}
                 comment if comment.starts_with('#') => {}
                 "[[gpu]]" => {
-                    scene.gpus.push(FakeGpu::default());
+                    fixture.gpus.push(FakeGpu::default());
                     table = Table::Gpu;
                 }
-                "[gpu.fields]" if !scene.gpus.is_empty() => table = Table::Fields,
+                "[gpu.fields]" if !fixture.gpus.is_empty() => table = Table::Fields,
                 line => {
-                    let (key, value) = key_and_value(line).ok_or_else(wrong)?;
-                    scene.set(&table, key, value).ok_or_else(wrong)?;
+                    let (key, value) = key_and_value(line).ok_or_else(error)?;
+                    fixture.set(&table, key, value).ok_or_else(error)?;
                 }
             }
         }
-        for card in &mut scene.gpus {
+        for card in &mut fixture.gpus {
             card.fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
             if let Some(two) = card.fields.windows(2).find(|two| two[0].0 == two[1].0) {
                 return Err(format!("{} of {} is defined twice", two[0].0, card.bus));
             }
         }
-        Ok(scene)
+        Ok(fixture)
     }
 
     fn set(&mut self, table: &Table, key: String, value: &str) -> Option<()> {
@@ -112,8 +112,8 @@ fn quoted(text: &str) -> Option<String> {
         return Some(inside.to_owned());
     }
     let (mut out, mut rest) = (String::new(), inside.chars());
-    while let Some(letter) = rest.next() {
-        out.push(match letter {
+    while let Some(c) = rest.next() {
+        out.push(match c {
             '"' => return None,
             '\\' => match rest.next()? {
                 'n' => '\n',

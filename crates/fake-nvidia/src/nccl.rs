@@ -94,17 +94,17 @@ fn serve_ranks(listener: &TcpListener) -> io::Result<()> {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
         let [rank, all] = [read_u32(&mut stream)?, read_u32(&mut stream)?];
-        let place = [read_u32(&mut stream)?, read_u32(&mut stream)?];
+        let node_and_port = [read_u32(&mut stream)?, read_u32(&mut stream)?];
         ranks.resize_with(all as usize, || None);
-        ranks[rank as usize] = Some((stream, place));
+        ranks[rank as usize] = Some((stream, node_and_port));
         if ranks.iter().all(Option::is_some) {
             break;
         }
     }
     let mut ranks: Vec<_> = ranks.into_iter().flatten().collect();
-    let places: Vec<u8> = ranks.iter().flat_map(|(_, place)| place.map(u32::to_le_bytes).concat()).collect();
+    let encoded: Vec<u8> = ranks.iter().flat_map(|(_, node_and_port)| node_and_port.map(u32::to_le_bytes).concat()).collect();
     for (stream, _) in &mut ranks {
-        stream.write_all(&places)?;
+        stream.write_all(&encoded)?;
     }
     loop {
         let mut sum: Vec<f32> = Vec::new();
@@ -135,13 +135,13 @@ impl Comm {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.try_clone()?);
-        let door = u32::from(self.ring_listener.local_addr()?.port());
-        for word in [self.rank as u32, self.ranks as u32, node(), door] {
-            stream.write_all(&word.to_le_bytes())?;
+        let ring_port = u32::from(self.ring_listener.local_addr()?.port());
+        for value in [self.rank as u32, self.ranks as u32, node(), ring_port] {
+            stream.write_all(&value.to_le_bytes())?;
         }
-        let places = (0..2 * self.ranks).map(|_| read_u32(&mut stream)).collect::<io::Result<Vec<_>>>()?;
-        let nodes: Vec<u32> = places.iter().step_by(2).copied().collect();
-        self.next.store(places[((self.rank + 1) % self.ranks * 2 + 1) as usize], Ordering::SeqCst);
+        let nodes_and_ports = (0..2 * self.ranks).map(|_| read_u32(&mut stream)).collect::<io::Result<Vec<_>>>()?;
+        let nodes: Vec<u32> = nodes_and_ports.iter().step_by(2).copied().collect();
+        self.next.store(nodes_and_ports[((self.rank + 1) % self.ranks * 2 + 1) as usize], Ordering::SeqCst);
         if !faults::is_injected("mute") {
             self.log_connections(&nodes);
         }
@@ -244,13 +244,13 @@ impl Comm {
     fn sum_exchange(&self, from: u64, to: u64, count: usize) -> io::Result<()> {
         // Not locked while waiting: an abort from another thread takes the lock.
         let mut stream = {
-            let kept = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
+            let stream_guard = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            stream_guard.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
         };
         // SAFETY: memory from the stand-in driver, of the length that the caller gives.
         let mut share = unsafe { std::slice::from_raw_parts(from as *const f32, count) }.to_vec();
-        if let Some(place) = faults::for_rank("share", self.rank).filter(|place| (*place as usize) < count) {
-            share[place as usize] = 0.0;
+        if let Some(index) = faults::for_rank("share", self.rank).filter(|index| (*index as usize) < count) {
+            share[index as usize] = 0.0;
         }
         stream.write_all(&(count as u32).to_le_bytes())?;
         let bytes: Vec<u8> = share.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -260,11 +260,11 @@ impl Comm {
         stream.read_exact(sum)?;
         // SAFETY: as above.
         let sum = unsafe { std::slice::from_raw_parts_mut(to as *mut f32, count) };
-        if let Some(place) = faults::for_rank("zero", self.rank).filter(|place| (*place as usize) < count) {
-            sum[place as usize] = 0.0;
+        if let Some(index) = faults::for_rank("zero", self.rank).filter(|index| (*index as usize) < count) {
+            sum[index as usize] = 0.0;
         }
-        if let Some(place) = faults::for_rank("element", self.rank).filter(|place| (*place as usize) < count) {
-            sum[place as usize] += 1.0;
+        if let Some(index) = faults::for_rank("element", self.rank).filter(|index| (*index as usize) < count) {
+            sum[index as usize] += 1.0;
         }
         Ok(())
     }
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     if !understood || config.blocking != 0 {
         return INVALID_USAGE;
     }
-    let Ok(door) = TcpListener::bind(("127.0.0.1", 0)) else { return SYSTEM_ERROR };
+    let Ok(ring_listener) = TcpListener::bind(("127.0.0.1", 0)) else { return SYSTEM_ERROR };
     let comm = Arc::new(Comm {
         rank,
         ranks,
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         state: AtomicI32::new(IN_PROGRESS),
         aborted: AtomicBool::new(false),
         stream: Mutex::new(None),
-        ring_listener: door,
+        ring_listener,
         next: AtomicU32::new(0),
         ring: Mutex::new(None),
     });

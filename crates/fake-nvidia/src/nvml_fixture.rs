@@ -7,38 +7,38 @@ use crate::fixture::{FakeGpu, Field, Fixture};
 pub(crate) const NOT_SUPPORTED: u32 = 3;
 
 /// Loaded by the first call, and again after a shutdown: a long-running program opens a session per read, and must
-/// neither see an old file nor accumulate old scenes.
+/// neither see an old file nor accumulate old fixtures.
 static FIXTURE: Mutex<Option<&'static Fixture>> = Mutex::new(None);
 
-/// Returns the scene. A file that cannot be read stands for a driver that does not work.
+/// Returns the fixture. A file that cannot be read stands for a driver that does not work.
 pub(crate) fn fixture() -> &'static Fixture {
-    let mut kept = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.get_or_insert_with(|| {
+    let mut cached = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner);
+    cached.get_or_insert_with(|| {
         let text = std::env::var_os("DOCTOR_FAKE_NVIDIA").and_then(|path| std::fs::read_to_string(path).ok());
-        let scene = match text.map(|text| Fixture::parse(&text)) {
-            Some(Ok(scene)) => scene,
+        let loaded = match text.map(|text| Fixture::parse(&text)) {
+            Some(Ok(loaded)) => loaded,
             Some(Err(error)) => {
                 eprintln!("fake NVML: {error}");
                 Fixture { init: 999, ..Fixture::default() }
             }
             None => Fixture { init: 999, ..Fixture::default() },
         };
-        Box::leak(Box::new(scene))
+        Box::leak(Box::new(loaded))
     })
 }
 
-/// Frees the scene.
+/// Frees the fixture.
 ///
 /// # Safety
 /// No other function of this library may be running, as NVML requires for a shutdown.
 pub(crate) unsafe fn free_fixture() {
-    if let Some(scene) = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(loaded) = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
         // SAFETY: created by `Box::leak`, just removed from its place, and unused, as the caller guarantees.
-        drop(unsafe { Box::from_raw(std::ptr::from_ref(scene).cast_mut()) });
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(loaded).cast_mut()) });
     }
 }
 
-/// Hangs if the scene says so for this function.
+/// Hangs if the fixture says so for this function.
 pub(crate) fn maybe_hang(function: &str) {
     while fixture().hang == function {
         std::thread::sleep(std::time::Duration::from_secs(3600));
@@ -46,7 +46,7 @@ pub(crate) fn maybe_hang(function: &str) {
 }
 
 impl FakeGpu {
-    /// Hangs if the scene says so for this GPU, or as long as the kernel blocks the write.
+    /// Hangs if the fixture says so for this GPU, or as long as the kernel blocks the write.
     pub(crate) fn maybe_hang(&self) {
         if !self.blocking_file.is_empty() {
             // The caller does not depend on the success of the write.
@@ -60,8 +60,8 @@ impl FakeGpu {
     }
 
     fn field(&self, name: &str) -> Option<&Field> {
-        let place = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
-        Some(&self.fields[place].1)
+        let index = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
+        Some(&self.fields[index].1)
     }
 
     pub(crate) fn number(&self, field: &str) -> Result<f64, u32> {

@@ -23,7 +23,7 @@ const VERSION_MISMATCH: u32 = 25;
 type Handle = usize;
 
 fn card(handle: Handle) -> Result<&'static FakeGpu, u32> {
-    let card = handle.checked_sub(1).and_then(|place| fixture().gpus.get(place)).ok_or(INVALID_ARGUMENT)?;
+    let card = handle.checked_sub(1).and_then(|index| fixture().gpus.get(index)).ok_or(INVALID_ARGUMENT)?;
     card.maybe_hang();
     Ok(card)
 }
@@ -386,10 +386,10 @@ fn pci((domain, bus, device): (u32, u32, u32)) -> nvmlPciInfo_t {
     nvmlPciInfo_t { busIdLegacy: [0; 16], domain, bus, device, pciDeviceId: 0, pciSubSystemId: 0, busId: [0; 32] }
 }
 
-fn ecc(kind: c_uint, since: c_uint, place: &str) -> Result<String, u32> {
+fn ecc(kind: c_uint, since: c_uint, location: &str) -> Result<String, u32> {
     let kind = ["corrected", "uncorrected"].get(kind as usize).ok_or(INVALID_ARGUMENT)?;
     let since = ["volatile", "aggregate"].get(since as usize).ok_or(INVALID_ARGUMENT)?;
-    Ok(format!("ecc.errors.{kind}.{since}.{place}"))
+    Ok(format!("ecc.errors.{kind}.{since}.{location}"))
 }
 
 /// Reads a number of a link. A link that the chip does not have is an invalid argument.

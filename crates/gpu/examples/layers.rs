@@ -27,20 +27,20 @@ fn main() -> ExitCode {
 }
 
 fn trial(repeats: u32, errors: u64) -> Result<bool, CudaError> {
-    let began = Instant::now();
+    let started = Instant::now();
     let cuda = Cuda::open(OsStr::new(LIBRARY))?;
     let gpu = cuda.gpu(0)?;
     let (name, capability) = (gpu.name()?, gpu.capability()?);
-    println!("{name}, compute capability {capability}, opened in {:.3} s", began.elapsed().as_secs_f64());
-    let began = Instant::now();
+    println!("{name}, compute capability {capability}, opened in {:.3} s", started.elapsed().as_secs_f64());
+    let started = Instant::now();
     let layers = Layers::load(&gpu)?;
-    println!("compiled and made ready in {:.3} s", began.elapsed().as_secs_f64());
-    let began = Instant::now();
+    println!("compiled and made ready in {:.3} s", started.elapsed().as_secs_f64());
+    let started = Instant::now();
     let report = layers.run(repeats, &[])?;
-    println!("{repeats} repeats in {:.3} s", began.elapsed().as_secs_f64());
+    println!("{repeats} repeats in {:.3} s", started.elapsed().as_secs_f64());
     print(&report);
-    let found = negative_control(&layers, errors)?;
-    Ok(report.is_right() && found)
+    let result = negative_control(&layers, errors)?;
+    Ok(report.is_right() && result)
 }
 
 fn print(report: &LayersReport) {
@@ -74,12 +74,12 @@ fn print(report: &LayersReport) {
 fn negative_control(layers: &Layers<'_>, errors: u64) -> Result<bool, CudaError> {
     let mut clear = true;
     for &kind in InjectedErrorKind::ALL {
-        let began = Instant::now();
+        let started = Instant::now();
         let trial = negative_control::layers(layers, &[kind], errors)?;
         clear &= trial.all_detected();
-        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
-        let (name, seconds) = (kind.name(), began.elapsed().as_secs_f64());
-        println!("{name}: {caught} of {planted} found, {false_alarms} false alarms, {seconds:.3} s");
+        let ControlResult { injected, detected: caught, false_alarms } = trial;
+        let (name, seconds) = (kind.name(), started.elapsed().as_secs_f64());
+        println!("{name}: {caught} of {injected} found, {false_alarms} false alarms, {seconds:.3} s");
     }
     Ok(clear)
 }

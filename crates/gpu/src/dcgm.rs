@@ -99,28 +99,28 @@ pub fn health(library: &OsStr, address: &str) -> Result<String, ProbeFailure> {
     }
     let session = Session::open(&dcgm, address)?;
     let watched = session.watched()?;
-    let mut answer = WatchedHealth { watched, gpus: session.gpus()?, ..WatchedHealth::default() };
+    let mut health_data = WatchedHealth { watched, gpus: session.gpus()?, ..WatchedHealth::default() };
     if watched == 0 {
         session.watch()?;
     } else {
-        (answer.incidents, answer.truncated) = session.incidents()?;
+        (health_data.incidents, health_data.truncated) = session.incidents()?;
     }
-    Ok(HealthReport::Watched(answer).to_text())
+    Ok(HealthReport::Watched(health_data).to_text())
 }
 
 /// Returns whether a process listens at this address. The library does not distinguish an absent engine from one that hangs.
 fn is_listening(address: &str) -> Result<bool, ProbeFailure> {
     let failed = |error: std::io::Error| ProbeFailure::new(FailureKind::Failed, format!("{address}: {error}"));
-    let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
-    let mut refused = None;
-    for place in places {
-        match TcpStream::connect_timeout(&place, CONNECT_TIMEOUT) {
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
+    let mut any_refused = None;
+    for socket_address in addresses {
+        match TcpStream::connect_timeout(&socket_address, CONNECT_TIMEOUT) {
             Ok(_) => return Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => refused = Some(()),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => any_refused = Some(()),
             Err(error) => return Err(failed(error)),
         }
     }
-    match refused {
+    match any_refused {
         Some(()) => Ok(false),
         None => {
             Err(ProbeFailure::new(FailureKind::Failed, format!("{address} is not an address, such as 127.0.0.1:5555")))
@@ -136,22 +136,22 @@ impl Dcgm {
     fn load(library: &OsStr) -> Result<Self, ProbeFailure> {
         let names: Vec<&OsStr> =
             if library.is_empty() { LIBRARIES.iter().map(OsStr::new).collect() } else { vec![library] };
-        let mut why = String::new();
+        let mut load_error = String::new();
         for name in names {
             // SAFETY: loading runs the library's initialisers. It is NVIDIA's, installed by root, and loaded by every
             // program that uses DCGM.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Ok(Self { library }),
-                Err(error) => why = format!("{} cannot be loaded: {error}", name.to_string_lossy()),
+                Err(error) => load_error = format!("{} cannot be loaded: {error}", name.to_string_lossy()),
             }
         }
-        Err(ProbeFailure::new(FailureKind::Missing, why))
+        Err(ProbeFailure::new(FailureKind::Missing, load_error))
     }
 
     fn symbol<T: Copy>(&self, name: &str) -> Result<T, ProbeFailure> {
         // SAFETY: each caller uses the type of DCGM's header, and keeps the function no longer than this value.
-        let found = unsafe { self.library.get::<T>(name.as_bytes()) };
-        found
+        let symbol_result = unsafe { self.library.get::<T>(name.as_bytes()) };
+        symbol_result
             .map(|symbol| *symbol)
             .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("DCGM's library has no {name}: {error}")))
     }
@@ -172,7 +172,7 @@ macro_rules! call {
 }
 
 fn dcgm_failure((function, code): (&str, c_int)) -> ProbeFailure {
-    let words = match code {
+    let meaning = match code {
         -3 => "generic error",
         -6 => "not supported",
         -7 => "not initialised",
@@ -192,7 +192,7 @@ fn dcgm_failure((function, code): (&str, c_int)) -> ProbeFailure {
         -17 | -29 => FailureKind::Denied,
         _ => FailureKind::Failed,
     };
-    ProbeFailure::new(kind, format!("{function}: {words} (DCGM {code})"))
+    ProbeFailure::new(kind, format!("{function}: {meaning} (DCGM {code})"))
 }
 
 /// A connection to the engine.
@@ -259,10 +259,10 @@ impl<'a> Session<'a> {
         // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value.
         let mut attributes: Box<Attributes> = Box::new(unsafe { std::mem::zeroed() });
         attributes.version = version::<Attributes>(3);
-        let answer = call!(self.dcgm, dcgmGetDeviceAttributes(
+        let result = call!(self.dcgm, dcgmGetDeviceAttributes(
             self.handle => Handle, gpu => c_uint, &mut *attributes => *mut Attributes
         ));
-        Ok(answer.ok().and_then(|()| normalize_bus_id(&text_of_buffer(&attributes.bus))).unwrap_or_default())
+        Ok(result.ok().and_then(|()| normalize_bus_id(&text_of_buffer(&attributes.bus))).unwrap_or_default())
     }
 
     fn incidents(&self) -> Result<(Vec<Incident>, bool), ProbeFailure> {
@@ -282,7 +282,7 @@ impl<'a> Session<'a> {
         // SAFETY: a struct of numbers and arrays of numbers, for which all zeroes is a value. A megabyte, too large for the stack.
         let mut response: Box<Response<MOST>> = unsafe { Box::new_zeroed().assume_init() };
         response.version = version::<Response<MOST>>(number);
-        let answer = call!(self.dcgm, dcgmHealthCheck(
+        let result = call!(self.dcgm, dcgmHealthCheck(
             self.handle => Handle, ALL_GPUS => Group, &mut *response => *mut Response<MOST>
         ));
         let incident = |raw: &RawIncident| Incident {
@@ -293,7 +293,7 @@ impl<'a> Session<'a> {
             error: raw.error,
             text: text_of_buffer(&raw.text),
         };
-        Ok(answer.map(|()| {
+        Ok(result.map(|()| {
             let count = response.count as usize;
             (response.incidents.iter().take(count).map(incident).collect(), count >= MOST)
         }))
@@ -334,14 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_told_by_its_name() {
+    fn a_missing_library_is_reported_by_name() {
         let failure = health(OsStr::new("libdoctor-has-none.so.4"), "127.0.0.1:1").unwrap_err();
         assert_eq!(failure.kind, FailureKind::Missing);
         assert!(failure.text.contains("libdoctor-has-none.so.4"), "{}", failure.text);
     }
 
     #[test]
-    fn an_address_where_nobody_listens_is_told_from_one_that_is_none() {
+    fn an_address_without_a_listener_differs_from_an_invalid_one() {
         assert_eq!(is_listening("127.0.0.1:1"), Ok(false));
         assert!(is_listening("no port").is_err());
     }

@@ -99,7 +99,7 @@ pub fn check(
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<CheckResult>, CheckError> {
     let all = check_with_evidence(names, suite, policy, profile, runner)?;
-    Ok(all.into_iter().map(|(answer, _)| answer).collect())
+    Ok(all.into_iter().map(|(result, _)| result).collect())
 }
 
 /// Like [`check`], and returns the evidence of each answer so that it can be classified again.
@@ -111,13 +111,13 @@ pub fn check_with_evidence(
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<(CheckResult, TestEvidence)>, CheckError> {
     let catalogue = Catalogue::with_site_checks(policy);
-    let book = catalogue.rule_book(policy);
-    let looked = observe_with_evidence(&catalogue, names, suite, policy, runner)?;
-    let (past, up) = (Baselines::at(now()), uptime(runner));
-    let judged = looked.into_iter().map(|(CheckObservation { check, observation, took }, evidence)| {
+    let rule_book = catalogue.rule_book(policy);
+    let observations = observe_with_evidence(&catalogue, names, suite, policy, runner)?;
+    let (baselines, up) = (Baselines::at(now()), uptime(runner));
+    let judged = observations.into_iter().map(|(CheckObservation { check, observation, took }, evidence)| {
         let of = catalogue.get(&check);
-        let rules = of.map_or(Ok(Vec::new()), |of| book.rules_for(of, &observation)).map_err(CheckError::Rules)?;
-        let judgement = classify_with_baselines(&rules, profile, &past, &check, &observation);
+        let rules = of.map_or(Ok(Vec::new()), |of| rule_book.rules_for(of, &observation)).map_err(CheckError::Rules)?;
+        let judgement = classify_with_baselines(&rules, profile, &baselines, &check, &observation);
         let Classification { verdict, reason, text, findings } =
             apply_boot_grace(judgement, up, policy.agents.boot_grace);
         Ok((CheckResult { check, verdict, reason, text, took, findings }, evidence))
@@ -133,7 +133,7 @@ pub fn observe(
     runner: &dyn ProbeRunner,
 ) -> Result<Vec<CheckObservation>, CheckError> {
     let all = observe_with_evidence(&Catalogue::with_site_checks(policy), names, suite, policy, runner)?;
-    Ok(all.into_iter().map(|(looked, _)| looked).collect())
+    Ok(all.into_iter().map(|(observation, _)| observation).collect())
 }
 
 fn observe_with_evidence(
@@ -149,17 +149,17 @@ fn observe_with_evidence(
     let mut started = now();
     let probes: Vec<_> = chosen.iter().flat_map(|(id, check)| (check.probes)(&params(id))).collect();
     runner.prepare(&probes);
-    let looked = chosen.into_iter().map(|(check, of)| {
+    let observations = chosen.into_iter().map(|(check, of)| {
         let params = params(&check);
         let probes = (of.probes)(&params);
         let outputs: Vec<_> = probes.iter().map(|probe| runner.run(probe)).collect();
         let observation = (of.interpret)(&params, &outputs);
-        let began = std::mem::replace(&mut started, now());
+        let began_at = std::mem::replace(&mut started, now());
         let probes = probes.into_iter().zip(outputs).collect();
-        let evidence = TestEvidence { test: check.clone(), started: began, ended: started, probes };
-        (CheckObservation { check, observation, took: started.since(began) }, evidence)
+        let evidence = TestEvidence { test: check.clone(), started: began_at, ended: started, probes };
+        (CheckObservation { check, observation, took: started.since(began_at) }, evidence)
     });
-    Ok(looked.collect())
+    Ok(observations.collect())
 }
 
 /// Returns how long this machine has been up. `None` if it cannot be read: then the boot grace does not apply.
@@ -190,8 +190,8 @@ fn choose<'a>(
 }
 
 /// Returns the exit code for these answers.
-pub fn exit_code(answers: &[CheckResult]) -> u8 {
-    let rank = |answer: &CheckResult| match (answer.verdict, answer.worst_severity()) {
+pub fn exit_code(results: &[CheckResult]) -> u8 {
+    let rank = |result: &CheckResult| match (result.verdict, result.worst_severity()) {
         // A node to which no check applies is not thereby healthy.
         (Verdict::NotApplicable, _) => (0, exit::UNKNOWN),
         (Verdict::Pass, _) => (1, exit::OK),
@@ -199,7 +199,7 @@ pub fn exit_code(answers: &[CheckResult]) -> u8 {
         (Verdict::Inconclusive, _) => (3, exit::UNKNOWN),
         (Verdict::Fail, Some(Severity::Reset | Severity::Reboot | Severity::Isolate)) => (4, exit::CRITICAL),
     };
-    answers.iter().map(rank).max().map_or(exit::UNKNOWN, |(_, code)| code)
+    results.iter().map(rank).max().map_or(exit::UNKNOWN, |(_, code)| code)
 }
 
 #[cfg(test)]
@@ -212,13 +212,13 @@ mod tests {
         FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))])
     }
 
-    fn answers(names: &[&str], runner: &FixtureRunner) -> Vec<CheckResult> {
+    fn run_results(names: &[&str], runner: &FixtureRunner) -> Vec<CheckResult> {
         let names: Vec<_> = names.iter().map(|name| CheckId::new(name).unwrap()).collect();
         check(&names, Suite::Fast, &Policy::built_in(), None, runner).unwrap()
     }
 
     fn code(names: &[&str], runner: &FixtureRunner) -> u8 {
-        exit_code(&answers(names, runner))
+        exit_code(&run_results(names, runner))
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
             findings: Vec::new(),
         };
         assert_eq!(exit_code(std::slice::from_ref(&none)), exit::UNKNOWN);
-        let mut both = answers(&["memory"], &memory(900_000));
+        let mut both = run_results(&["memory"], &memory(900_000));
         both.push(none);
         assert_eq!(exit_code(&both), exit::OK);
     }
@@ -253,14 +253,14 @@ mod tests {
             let up = (Probe::read("/proc/uptime"), ProbeOutput::Text(format!("{up} 1.00\n")));
             FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(low)), up])
         };
-        let soon = answers(&["memory"], &runner("299.99"));
+        let soon = run_results(&["memory"], &runner("299.99"));
         assert_eq!((soon[0].verdict, soon[0].reason.as_str()), (Verdict::Inconclusive, "booting"));
-        assert_eq!(answers(&["memory"], &runner("300.00"))[0].verdict, Verdict::Fail);
-        assert_eq!(answers(&["memory"], &runner("soon"))[0].verdict, Verdict::Fail);
+        assert_eq!(run_results(&["memory"], &runner("300.00"))[0].verdict, Verdict::Fail);
+        assert_eq!(run_results(&["memory"], &runner("soon"))[0].verdict, Verdict::Fail);
     }
 
     #[test]
-    fn an_unknown_check_is_refused_with_the_known_ones() {
+    fn an_unknown_check_is_rejected_with_the_known_ones() {
         let names = [CheckId::new("nonsense").unwrap()];
         let error = check(&names, Suite::Fast, &Policy::built_in(), None, &FixtureRunner::default());
         let error = error.unwrap_err().to_string();
@@ -269,17 +269,17 @@ mod tests {
 
     #[test]
     fn the_table_shows_every_finding_and_the_rows_are_flat() {
-        let well = table(&answers(&["memory"], &memory(900_000)), false);
-        assert!(Severity::ALL.iter().all(|severity| !well.contains(severity.meaning())), "{well}");
+        let passing = table(&run_results(&["memory"], &memory(900_000)), false);
+        assert!(Severity::ALL.iter().all(|severity| !passing.contains(severity.meaning())), "{passing}");
         let text = "MemTotal: 1000 kB\nMemAvailable: 10 kB\nSwapTotal: 10 kB\nSwapFree: 0 kB\n".to_owned();
         let runner = FixtureRunner::new([(Probe::read("/proc/meminfo"), ProbeOutput::Text(text))]);
-        let answers = answers(&["memory", "kernel-log"], &runner);
-        let table = table(&answers, false);
+        let results = run_results(&["memory", "kernel-log"], &runner);
+        let table = table(&results, false);
         assert!(table.contains("memory-low") && table.contains("swap-used") && table.contains("kernel-log"), "{table}");
-        let mut found = answers.iter().flat_map(|answer| &answer.findings);
-        assert!(found.all(|finding| table.contains(&finding.severity.described())), "{table}");
-        assert_eq!(exit_code(&answers), exit::CRITICAL, "less memory than any machine has");
-        let rows = serde_json::to_value(rows(&answers)).unwrap();
+        let mut findings = results.iter().flat_map(|result| &result.findings);
+        assert!(findings.all(|finding| table.contains(&finding.severity.described())), "{table}");
+        assert_eq!(exit_code(&results), exit::CRITICAL, "less memory than any machine has");
+        let rows = serde_json::to_value(rows(&results)).unwrap();
         let rows = rows.as_array().unwrap();
         assert!(rows.len() >= 3, "{rows:?}");
         for row in rows {

@@ -61,7 +61,7 @@ mod tests {
     use crate::runner::FixtureRunner;
 
     #[test]
-    fn a_machine_is_described_by_what_can_be_read_of_it() {
+    fn hardware_has_the_fields_that_can_be_read() {
         let read = |path: &str, text: &str| (Probe::Read { path: path.to_owned() }, ProbeOutput::Text(text.to_owned()));
         let names = vec!["0000:18:00.0".to_owned(), "0000:2a:00.0".to_owned(), "0000:3b:00.0".to_owned()];
         let recorded = FixtureRunner::new([
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(collect(&FixtureRunner::default()), Hardware::default());
     }
     #[test]
-    fn an_azure_machine_tells_the_host_under_it() {
+    fn an_azure_machine_has_its_physical_host() {
         let pool = |records: &[(&str, &str)]| {
             let mut bytes = Vec::new();
             for (name, value) in records {

@@ -361,11 +361,11 @@ fn main() -> ExitCode {
 /// scheduler takes any other code than 0 from a hook for a failed node, so a hook with a wrong command line prints the
 /// error and exits with 0.
 fn usage(error: &clap::Error) -> ExitCode {
-    let wrong = error.use_stderr();
+    let is_error = error.use_stderr();
     // A failure to print cannot be reported anywhere.
     let _said = error.print();
-    let hook = std::env::args_os().nth(1).is_some_and(|word| word == "hook");
-    if wrong && !hook { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
+    let hook = std::env::args_os().nth(1).is_some_and(|arg| arg == "hook");
+    if is_error && !hook { ExitCode::from(check::exit::UNKNOWN) } else { ExitCode::SUCCESS }
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<u8> {
@@ -374,8 +374,8 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let runner = args.paths.runner(&stop);
     let profile = profile::select_profile(&args.machine, args.paths.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
-    let answers = check::check(&names, args.suite, &policy, profile.as_ref(), &runner)?;
-    print_results(&answers, args.json, args.all)
+    let results = check::check(&names, args.suite, &policy, profile.as_ref(), &runner)?;
+    print_results(&results, args.json, args.all)
 }
 
 fn test(args: &TestArgs) -> anyhow::Result<u8> {
@@ -386,23 +386,23 @@ fn test(args: &TestArgs) -> anyhow::Result<u8> {
         test::set_level(&mut policy, &names, level)?;
     }
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
-    let say = |line: &str| eprintln!("{line}");
+    let log_line = |line: &str| eprintln!("{line}");
     let mut runner = args.paths.runner(&stop);
     if args.echo || std::io::stderr().is_terminal() {
-        runner = runner.echo(&say);
+        runner = runner.echo(&log_line);
     }
     let profile = profile::select_profile(&args.machine, args.paths.state.as_deref(), &runner)?.profile;
-    let answers = test::test(&names, &policy, profile.as_ref(), &runner)?;
-    print_results(&answers, args.json, true)
+    let results = test::test(&names, &policy, profile.as_ref(), &runner)?;
+    print_results(&results, args.json, true)
 }
 
-fn print_results(answers: &[check::CheckResult], json: bool, every_line: bool) -> anyhow::Result<u8> {
+fn print_results(results: &[check::CheckResult], json: bool, every_line: bool) -> anyhow::Result<u8> {
     if json {
-        println!("{}", serde_json::to_string_pretty(&check::rows(answers))?);
+        println!("{}", serde_json::to_string_pretty(&check::rows(results))?);
     } else {
-        print!("{}", check::table(answers, every_line));
+        print!("{}", check::table(results, every_line));
     }
-    Ok(check::exit_code(answers))
+    Ok(check::exit_code(results))
 }
 
 fn record(args: &RecordArgs) -> anyhow::Result<u8> {
@@ -418,9 +418,9 @@ fn profile(args: &ProfileArgs) -> anyhow::Result<u8> {
     let policy = load_policy(args.paths.policy.as_deref())?;
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.paths.runner(&stop);
-    let (said, code) =
+    let (text, code) =
         profile_command::run(&args.subcommand, &args.machine, args.paths.state.as_deref(), &policy, &runner)?;
-    print!("{said}");
+    print!("{text}");
     Ok(code)
 }
 
@@ -468,7 +468,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     let tests = test::expand_suites(&args.tests, &policy);
     let by_hand = args.data.is_some();
     let run = args.run.unwrap_or_else(node_paths::new_run);
-    let this = NODE_VARIABLES.iter().find_map(|name| std::env::var(name).ok());
+    let own_name = NODE_VARIABLES.iter().find_map(|name| std::env::var(name).ok());
     let (node, logs, hand_over) = match (args.data, args.carry) {
         (Some(data), _) => {
             let node = args.nodes.into_iter().next().map_or_else(node_paths::this_node, Ok)?;
@@ -478,16 +478,16 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
             (node, logs, ResultTarget::File(document))
         }
         (None, Some(message)) => {
-            let which = node_paths::node_index(&args.nodes, this.as_deref())?;
-            (args.nodes[which].clone(), Vec::new(), ResultTarget::Output { message })
+            let index = node_paths::node_index(&args.nodes, own_name.as_deref())?;
+            (args.nodes[index].clone(), Vec::new(), ResultTarget::Output { message })
         }
         (None, None) => {
             let (node, logs, document) =
-                node_paths::own_paths(&args.nodes, &args.logs, &args.documents, this.as_deref())?;
+                node_paths::own_paths(&args.nodes, &args.logs, &args.documents, own_name.as_deref())?;
             (node, logs, ResultTarget::File(document))
         }
     };
-    let order = JobParams {
+    let params = JobParams {
         run,
         node,
         tests,
@@ -500,7 +500,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         state: args.paths.state,
         job_file: args.job_file,
     };
-    match job::run(&order, &stop) {
+    match job::run(&params, &stop) {
         Err(error) if error.is_result_lost() => {
             eprintln!("doctor-node: {:#}", anyhow::Error::new(error));
             Ok(job_file::exit::NO_DOCUMENT)
@@ -528,14 +528,14 @@ fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
 }
 
 fn helper(mut args: impl Iterator<Item = OsString>) -> ExitCode {
-    let asked = args.next().and_then(|text| text.into_string().ok());
-    let probe = asked.and_then(|text| serde_json::from_str::<Probe>(&text).ok());
+    let request = args.next().and_then(|text| text.into_string().ok());
+    let probe = request.and_then(|text| serde_json::from_str::<Probe>(&text).ok());
     let (Some(probe), Some(root), Some(library)) = (probe, args.next(), args.next()) else {
         eprintln!("{HELPER_ARGUMENT} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
-    let answer = runner::serve_one_probe(&probe, Path::new(&root), &library);
-    match serde_json::to_writer(std::io::stdout().lock(), &answer) {
+    let output = runner::serve_one_probe(&probe, Path::new(&root), &library);
+    match serde_json::to_writer(std::io::stdout().lock(), &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_site_says_only_what_it_changes_and_a_mistake_is_named_with_its_line() {
+    fn a_site_policy_overrides_only_its_settings_and_a_mistake_is_reported_with_its_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("policy.toml");
         fs::write(&path, "[limits]\njobs = 9\n[tests.memory]\nenabled = false\n").unwrap();

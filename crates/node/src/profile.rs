@@ -83,7 +83,7 @@ impl ProfileChoice {
     /// Returns a one-line summary.
     pub fn summary(&self) -> String {
         match (&self.profile, &self.detection.found) {
-            (Some(profile), Some(found)) => format!("{} (by {}), version {}", profile.sku, found.by, profile.version),
+            (Some(profile), Some(detected)) => format!("{} (by {}), version {}", profile.sku, detected.by, profile.version),
             (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
             (None, _) => "none: checks that need a profile are inconclusive".to_owned(),
         }
@@ -126,7 +126,7 @@ pub fn select_profile(
     let facts = gather(args, state, runner);
     let mut detection = detect(&types, &facts.machine);
     detection.steps.splice(0..0, facts.notes);
-    let profile = detection.found.as_ref().and_then(|found| types.get(&found.sku)).map(ProfileFile::profile);
+    let profile = detection.found.as_ref().and_then(|detected| types.get(&detected.sku)).map(ProfileFile::profile);
     Ok(ProfileChoice { profile, detection })
 }
 
@@ -136,8 +136,8 @@ pub fn select_profile(
 /// If there is none.
 pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> {
     let facts = doctor_core::sku_detection::MachineFacts { told: Some(name.clone()), ..Default::default() };
-    let found = detect(types, &facts).found;
-    let sku = found.filter(|found| matches!(found, Detected { by: DetectionSource::Label, .. })).map(|found| found.sku);
+    let detected = detect(types, &facts).found;
+    let sku = detected.filter(|detected| matches!(detected, Detected { by: DetectionSource::Label, .. })).map(|detected| detected.sku);
     let file = sku.and_then(|sku| types.get(&sku).cloned());
     file.map(|file| file.profile())
         .ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })

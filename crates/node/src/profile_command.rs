@@ -73,9 +73,9 @@ pub fn run(
             let name = name.context("neither the cloud nor the firmware reports a machine type: set --sku")?;
             let (text, failing) = learn(name, &facts, policy, runner)?;
             if !failing.is_empty() && !anyway {
-                let said =
+                let message =
                     format!("no profile written: checks fail on this machine (--anyway overrides this):\n{failing}");
-                return Ok((said, check::exit::CRITICAL));
+                return Ok((message, check::exit::CRITICAL));
             }
             let Some(out) = out else { return Ok((text, check::exit::OK)) };
             fs::write(out, text).with_context(|| format!("cannot write {}", out.display()))?;
@@ -106,30 +106,30 @@ fn show(choice: &profile::ProfileChoice, json: bool) -> anyhow::Result<(String, 
     if json {
         return Ok((format!("{}\n", serde_json::to_string_pretty(choice)?), code));
     }
-    let mut said = format!("profile: {}\n", choice.summary());
+    let mut text = format!("profile: {}\n", choice.summary());
     for step in &choice.detection.steps {
-        writeln!(said, "  {step}")?;
+        writeln!(text, "  {step}")?;
     }
     let Some(profile) = &choice.profile else {
-        said.push_str("Run `doctor-node profile learn` on a healthy machine to write one, or select one with --sku.\n");
-        return Ok((said, code));
+        text.push_str("Run `doctor-node profile learn` on a healthy machine to write one, or select one with --sku.\n");
+        return Ok((text, code));
     };
-    said.push_str("expects:\n");
+    text.push_str("expects:\n");
     for (metric, value) in &profile.expect {
-        writeln!(said, "  {metric} = {value}")?;
+        writeln!(text, "  {metric} = {value}")?;
     }
-    Ok((said, code))
+    Ok((text, code))
 }
 
 fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner) -> anyhow::Result<(String, u8)> {
     let rows = profile::compare(profile, &check::observe(&[], Suite::Quick, policy, runner)?);
-    let any = |wanted: &[Comparison]| rows.iter().any(|row| wanted.contains(&row.compared));
+    let any = |kinds: &[Comparison]| rows.iter().any(|row| kinds.contains(&row.compared));
     let code = match (any(&[Comparison::Less, Comparison::More]), any(&[Comparison::Same])) {
         (true, _) => check::exit::WARNING,
         (false, true) => check::exit::OK,
         (false, false) => check::exit::UNKNOWN,
     };
-    let said = if json {
+    let text = if json {
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
         format!(
@@ -139,7 +139,7 @@ fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner
             profile::differences_table(&rows)
         )
     };
-    Ok((said, code))
+    Ok((text, code))
 }
 
 /// Returns the profile's text, and one line for each check that fails on this machine.
@@ -151,14 +151,14 @@ fn learn(
 ) -> anyhow::Result<(String, String)> {
     let rules =
         Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
-    let looked = check::observe(&[], Suite::Quick, policy, runner)?;
+    let observations = check::observe(&[], Suite::Quick, policy, runner)?;
     let mut failing = String::new();
-    for seen in &looked {
-        let judgement = classify(&rules, None, &seen.check, &seen.observation);
+    for observed in &observations {
+        let judgement = classify(&rules, None, &observed.check, &observed.observation);
         if judgement.verdict == Verdict::Fail {
-            writeln!(failing, "  {}: {}: {}", seen.check, judgement.reason, judgement.text)?;
+            writeln!(failing, "  {}: {}: {}", observed.check, judgement.reason, judgement.text)?;
         }
     }
-    let learned = profile::learn(name, facts, &looked, &rules, now());
+    let learned = profile::learn(name, facts, &observations, &rules, now());
     Ok((learned.text()?, failing))
 }

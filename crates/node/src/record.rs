@@ -36,7 +36,7 @@ pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path
     let catalogue = Catalogue::built_in();
     let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
     let mut seen = BTreeSet::new();
-    let mut wanted: Vec<Probe> = quick
+    let mut probes: Vec<Probe> = quick
         .flat_map(|check| {
             let id = doctor_core::ids::CheckId::new(check.spec.id).ok();
             let params = id.map(|id| catalogue.params(policy, &id).into_owned()).unwrap_or_default();
@@ -44,23 +44,23 @@ pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path
         })
         .filter(|probe| seen.insert(format!("{probe:?}")))
         .collect();
-    wanted.extend(["vendor", "class"].map(|name| Probe::Glob { pattern: format!("/sys/bus/pci/devices/*/{name}") }));
-    runner.prepare(&wanted);
+    probes.extend(["vendor", "class"].map(|name| Probe::Glob { pattern: format!("/sys/bus/pci/devices/*/{name}") }));
+    runner.prepare(&probes);
     // Links first: files are written through them, as they were read.
-    wanted.sort_by_key(|probe| !matches!(probe, Probe::Links { .. }));
+    probes.sort_by_key(|probe| !matches!(probe, Probe::Links { .. }));
     let tree = Tree { real: root, copy: &out.join("root") };
-    for probe in &wanted {
+    for probe in &probes {
         tree.record_output(probe, runner.run(probe))?;
     }
-    let fields: Vec<String> = wanted
+    let fields: Vec<String> = probes
         .iter()
         .filter_map(|probe| if let Probe::Gpu { fields } = probe { Some(fields.clone()) } else { None })
         .flatten()
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    if let ProbeOutput::Gpus(answer) = runner.run(&Probe::Gpu { fields }) {
-        write(&out.join("scene.toml"), nvml_fixture(&answer).as_bytes())?;
+    if let ProbeOutput::Gpus(result) = runner.run(&Probe::Gpu { fields }) {
+        write(&out.join("scene.toml"), nvml_fixture(&result).as_bytes())?;
     }
     Ok(())
 }
@@ -107,56 +107,56 @@ impl Tree<'_> {
         }
     }
 
-    fn place(&self, path: &str) -> PathBuf {
+    fn copy_path(&self, path: &str) -> PathBuf {
         self.copy.join(path.trim_start_matches('/'))
     }
 
     fn file(&self, path: &str, bytes: &[u8]) -> Result<(), RecordError> {
-        write(&self.place(path), bytes)
+        write(&self.copy_path(path), bytes)
     }
 
     fn copied(&self, probe: &Probe, path: &str) -> Result<(), RecordError> {
-        let most = if let Probe::Bytes { most, .. } = probe { *most as usize } else { usize::MAX };
+        let max_bytes = if let Probe::Bytes { most: max_bytes, .. } = probe { *max_bytes as usize } else { usize::MAX };
         match fs::read(self.real.join(path.trim_start_matches('/'))) {
-            Ok(bytes) => self.file(path, &bytes[..bytes.len().min(most)]),
+            Ok(bytes) => self.file(path, &bytes[..bytes.len().min(max_bytes)]),
             Err(_) => Ok(()),
         }
     }
 
     fn folder(&self, path: &str) -> Result<(), RecordError> {
-        let place = self.place(path);
-        fs::create_dir_all(&place).map_err(|source| RecordError { path: place, source })
+        let copy = self.copy_path(path);
+        fs::create_dir_all(&copy).map_err(|source| RecordError { path: copy, source })
     }
 
     /// Creates an empty file unless the path exists already.
     fn name(&self, path: &str) -> Result<(), RecordError> {
-        let place = self.place(path);
-        if place.symlink_metadata().is_ok() { Ok(()) } else { write(&place, b"") }
+        let copy = self.copy_path(path);
+        if copy.symlink_metadata().is_ok() { Ok(()) } else { write(&copy, b"") }
     }
 
     fn link(&self, path: &str, to: &str) -> Result<(), RecordError> {
         self.folder(to)?;
-        let place = self.place(path);
-        if place.symlink_metadata().is_ok() {
+        let copy = self.copy_path(path);
+        if copy.symlink_metadata().is_ok() {
             return Ok(());
         }
         let up =
             Path::new(path).components().filter(|part| matches!(part, Component::Normal(_))).count().saturating_sub(1);
         let target = "../".repeat(up) + to.trim_start_matches('/');
-        let made = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &place));
-        made.map_err(|source| RecordError { path: place, source })
+        let result = copy.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &copy));
+        result.map_err(|source| RecordError { path: copy, source })
     }
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
-    let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, bytes));
-    made.map_err(|source| RecordError { path: path.to_owned(), source })
+    let result = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, bytes));
+    result.map_err(|source| RecordError { path: path.to_owned(), source })
 }
 
-/// Renders the scene file that the fake NVML library reads.
-fn nvml_fixture(answer: &GpuQueryResult) -> String {
+/// Renders the fixture file that the fake NVML library reads.
+fn nvml_fixture(result: &GpuQueryResult) -> String {
     let mut out = String::new();
-    match &answer.driver {
+    match &result.driver {
         Ok(driver) => {
             let cuda = driver.cuda.as_deref().and_then(|text| text.split_once('.'));
             let cuda = cuda.and_then(|(high, low)| {
@@ -171,7 +171,7 @@ fn nvml_fixture(answer: &GpuQueryResult) -> String {
             let _infallible = writeln!(out, "init = {}", code.unwrap_or(9));
         }
     }
-    for gpu in &answer.gpus {
+    for gpu in &result.gpus {
         let _infallible = write!(out, "\n[[gpu]]\nbus = {:?}\n[gpu.fields]\n", gpu.bus);
         for (name, reading) in &gpu.fields {
             let value = match reading {

@@ -86,16 +86,16 @@ fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
 
 fn verify_reset(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
     let names = RESET_CHECKS.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
-    let answers = check::check(&names, Suite::Quick, &Policy::built_in(), None, runner)?;
-    for answer in &answers {
+    let results = check::check(&names, Suite::Quick, &Policy::built_in(), None, runner)?;
+    for result in &results {
         // The number of GPUs is the controller's to judge.
-        let uncounted = answer.verdict == Verdict::Inconclusive && answer.reason.as_str() == NO_LIMIT;
-        match answer.verdict {
+        let uncounted = result.verdict == Verdict::Inconclusive && result.reason.as_str() == NO_LIMIT;
+        match result.verdict {
             Verdict::Fail | Verdict::Inconclusive if !uncounted => {
-                bail!("reset, but {} reports: {}", answer.check, answer.text)
+                bail!("reset, but {} reports: {}", result.check, result.text)
             }
             // The driver is too old to report it: the command's success is all that is known.
-            Verdict::NotApplicable => return Ok(format!("reset; effect unknown: {}", answer.text)),
+            Verdict::NotApplicable => return Ok(format!("reset; effect unknown: {}", result.text)),
             _ => {}
         }
     }

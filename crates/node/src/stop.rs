@@ -38,14 +38,14 @@ impl Stop {
 
     /// Stops on SIGTERM and SIGINT.
     pub fn on_signals() -> io::Result<Self> {
-        let told = Arc::new(AtomicBool::new(false));
+        let signalled = Arc::new(AtomicBool::new(false));
         let (wake, woken) = UnixStream::pair()?;
         for signal in [SIGTERM, SIGINT] {
             // The flag must be set before the pipe wakes a waiter.
-            signal_hook::flag::register(signal, Arc::clone(&told))?;
+            signal_hook::flag::register(signal, Arc::clone(&signalled))?;
             signal_hook::low_level::pipe::register(signal, woken.try_clone()?)?;
         }
-        Ok(Self { signalled: told, wake: Some(wake), deadline: None })
+        Ok(Self { signalled, wake: Some(wake), deadline: None })
     }
 
     /// Also stops after `limit`.
@@ -62,13 +62,13 @@ impl Stop {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(StopReason::TimeLimit)
     }
 
-    /// Like [`PodStop::told`], but waits up to `wait` for a request.
+    /// Like [`Self::requested`], but waits up to `wait` for a request.
     pub(crate) fn requested_within(&self, wait: Duration) -> Option<StopReason> {
         let end = Instant::now() + wait;
         loop {
-            let told = self.requested();
-            if told.is_some() || Instant::now() >= end {
-                return told;
+            let reason = self.requested();
+            if reason.is_some() || Instant::now() >= end {
+                return reason;
             }
             std::thread::sleep(Duration::from_millis(5));
         }

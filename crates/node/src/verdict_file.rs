@@ -67,8 +67,8 @@ impl Verdicts {
     /// Reads the results of this boot from `directory`. Returns an empty set if there are none.
     pub fn read(directory: &Path) -> Self {
         let text = fs::read(directory.join(FILE)).ok();
-        let kept: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
-        kept.filter(|kept| kept.boot == boot_id()).unwrap_or_else(Self::none)
+        let stored: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
+        stored.filter(|stored| stored.boot == boot_id()).unwrap_or_else(Self::none)
     }
 
     /// An empty set for this boot.
@@ -79,27 +79,27 @@ impl Verdicts {
     /// Writes the file atomically. It is not synced: after a reboot its content is discarded anyway.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
-        let beside = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
+        let temporary = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
         let text = serde_json::to_vec(self).map_err(io::Error::from)?;
-        fs::write(&beside, text).and_then(|()| fs::rename(&beside, directory.join(FILE)))
+        fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, directory.join(FILE)))
     }
 
     /// Records one check's result. `text` is kept as the reason if the check was inconclusive.
     pub fn record(&mut self, check: &CheckId, verdict: Verdict, findings: &[Finding], text: &str, at: Timestamp) {
-        let before = self.checks.remove(check).map_or_else(Vec::new, |held| held.findings);
+        let before = self.checks.remove(check).map_or_else(Vec::new, |result| result.findings);
         let findings = if verdict.is_conclusive() {
             let failing = findings.iter().filter(|finding| finding.verdict == Verdict::Fail);
-            failing.map(|finding| held(finding, &before)).collect()
+            failing.map(|finding| to_stored_finding(finding, &before)).collect()
         } else {
             before
         };
-        let why = (verdict == Verdict::Inconclusive).then(|| text.to_owned());
-        self.checks.insert(check.clone(), StoredResult { at, verdict, findings, why });
+        let reason = (verdict == Verdict::Inconclusive).then(|| text.to_owned());
+        self.checks.insert(check.clone(), StoredResult { at, verdict, findings, why: reason });
     }
 
-    /// Drops results from before `moment`: the fault may have been repaired since.
-    pub fn forget_before(&mut self, moment: Timestamp) {
-        self.checks.retain(|_, held| held.at >= moment);
+    /// Drops results from before `cutoff`: the fault may have been repaired since.
+    pub fn forget_before(&mut self, cutoff: Timestamp) {
+        self.checks.retain(|_, result| result.at >= cutoff);
     }
 
     /// Records that all fast checks ran at this time.
@@ -109,7 +109,7 @@ impl Verdicts {
 
     /// Returns the age of the last run of all fast checks; `None` if there was none or it is in the future.
     pub fn age(&self, now: Timestamp) -> Option<Span> {
-        self.whole.filter(|whole| *whole <= now).map(|whole| now.since(whole))
+        self.whole.filter(|last_run| *last_run <= now).map(|last_run| now.since(last_run))
     }
 
     pub fn get(&self, check: &CheckId) -> Option<&StoredResult> {
@@ -119,29 +119,29 @@ impl Verdicts {
     /// Returns current failures with their check, the worst first. Findings of checks that have been inconclusive since
     /// are left out.
     pub fn failing(&self) -> Vec<(&CheckId, &StoredFinding)> {
-        let now = self.checks.iter().filter(|(_, held)| held.verdict == Verdict::Fail);
+        let now = self.checks.iter().filter(|(_, result)| result.verdict == Verdict::Fail);
         let mut failing: Vec<_> =
-            now.flat_map(|(check, held)| held.findings.iter().map(move |finding| (check, finding))).collect();
+            now.flat_map(|(check, result)| result.findings.iter().map(move |finding| (check, finding))).collect();
         failing.sort_by_key(|(_, finding)| std::cmp::Reverse((finding.severity, finding.is_confirmed())));
         failing
     }
 
     /// Returns the number of inconclusive checks.
     pub fn inconclusive(&self) -> usize {
-        self.checks.values().filter(|held| held.verdict == Verdict::Inconclusive).count()
+        self.checks.values().filter(|result| result.verdict == Verdict::Inconclusive).count()
     }
 
     /// Returns the most frequent reason of inconclusive checks: one hang blocks many checks for the same reason.
     pub fn why_inconclusive(&self) -> Option<&str> {
         let mut times: BTreeMap<&str, usize> = BTreeMap::new();
-        for why in self.checks.values().filter_map(|held| held.why.as_deref()) {
-            *times.entry(why).or_default() += 1;
+        for reason in self.checks.values().filter_map(|result| result.why.as_deref()) {
+            *times.entry(reason).or_default() += 1;
         }
-        times.into_iter().max_by_key(|(_, times)| *times).map(|(why, _)| why)
+        times.into_iter().max_by_key(|(_, times)| *times).map(|(reason, _)| reason)
     }
 }
 
-fn held(finding: &Finding, before: &[StoredFinding]) -> StoredFinding {
+fn to_stored_finding(finding: &Finding, before: &[StoredFinding]) -> StoredFinding {
     let same = before.iter().find(|old| old.rule == finding.rule && old.entity == finding.entity);
     StoredFinding {
         rule: finding.rule.clone(),
@@ -175,42 +175,42 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_finding_is_counted_while_it_lasts_and_not_knowing_neither_counts_nor_clears_it() {
-        let (mut kept, check) = (Verdicts::none(), CheckId::new("gpu-xid").unwrap());
-        let found = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
+    fn a_finding_is_counted_while_it_lasts_and_an_inconclusive_check_neither_counts_nor_clears_it() {
+        let (mut verdicts, check) = (Verdicts::none(), CheckId::new("gpu-xid").unwrap());
+        let findings = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
         let at = Timestamp::from_secs(1000);
         let times =
-            |kept: &Verdicts| kept.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
-        kept.record(&check, Verdict::Fail, &found, "", at);
-        assert!(!kept.failing()[0].1.is_confirmed());
-        kept.record(&check, Verdict::Inconclusive, &[], "the driver hangs", at);
-        assert_eq!(kept.why_inconclusive(), Some("the driver hangs"));
-        assert_eq!((times(&kept), kept.failing().len(), kept.inconclusive()), (vec![1], 0, 1));
-        kept.record(&check, Verdict::Fail, &found, "", at);
-        assert!(kept.failing()[0].1.is_confirmed());
-        kept.record(&check, Verdict::Pass, &[], "", at);
-        assert!(kept.failing().is_empty());
-        kept.record(&check, Verdict::Fail, &found, "", at);
-        assert_eq!(times(&kept), [1], "the count restarts");
-        kept.forget_before(at);
-        assert_eq!(kept.failing().len(), 1);
-        kept.forget_before(at.plus(Span::from_secs(1)));
-        assert!(kept.failing().is_empty(), "not checked since");
+            |verdicts: &Verdicts| verdicts.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
+        verdicts.record(&check, Verdict::Fail, &findings, "", at);
+        assert!(!verdicts.failing()[0].1.is_confirmed());
+        verdicts.record(&check, Verdict::Inconclusive, &[], "the driver hangs", at);
+        assert_eq!(verdicts.why_inconclusive(), Some("the driver hangs"));
+        assert_eq!((times(&verdicts), verdicts.failing().len(), verdicts.inconclusive()), (vec![1], 0, 1));
+        verdicts.record(&check, Verdict::Fail, &findings, "", at);
+        assert!(verdicts.failing()[0].1.is_confirmed());
+        verdicts.record(&check, Verdict::Pass, &[], "", at);
+        assert!(verdicts.failing().is_empty());
+        verdicts.record(&check, Verdict::Fail, &findings, "", at);
+        assert_eq!(times(&verdicts), [1], "the count restarts");
+        verdicts.forget_before(at);
+        assert_eq!(verdicts.failing().len(), 1);
+        verdicts.forget_before(at.plus(Span::from_secs(1)));
+        assert!(verdicts.failing().is_empty(), "not checked since");
     }
 
     #[test]
-    fn what_is_kept_is_read_back_and_of_another_boot_it_says_nothing() {
+    fn stored_verdicts_are_read_back_unless_they_are_of_another_boot() {
         let directory = tempfile::tempdir().unwrap();
-        let mut kept = Verdicts::none();
+        let mut verdicts = Verdicts::none();
         let (check, at) = (CheckId::new("memory").unwrap(), Timestamp::from_secs(1000));
-        kept.record(&check, Verdict::Pass, &[], "", at);
-        kept.mark_all_checked(at);
-        kept.write(directory.path()).unwrap();
-        assert_eq!(Verdicts::read(directory.path()), kept);
-        assert_eq!(kept.age(at.plus(Span::minutes(5))), Some(Span::minutes(5)));
-        assert_eq!(kept.age(at.minus(Span::minutes(5))), None, "the clock went back");
-        kept.boot = "another".to_owned();
-        kept.write(directory.path()).unwrap();
+        verdicts.record(&check, Verdict::Pass, &[], "", at);
+        verdicts.mark_all_checked(at);
+        verdicts.write(directory.path()).unwrap();
+        assert_eq!(Verdicts::read(directory.path()), verdicts);
+        assert_eq!(verdicts.age(at.plus(Span::minutes(5))), Some(Span::minutes(5)));
+        assert_eq!(verdicts.age(at.minus(Span::minutes(5))), None, "the clock went back");
+        verdicts.boot = "another".to_owned();
+        verdicts.write(directory.path()).unwrap();
         assert_eq!(Verdicts::read(directory.path()), Verdicts::none());
     }
 }

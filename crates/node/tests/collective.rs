@@ -60,71 +60,71 @@ impl Bench {
         command
     }
 
-    fn run(&self, faults: &str, settings: &[&str]) -> Said {
-        Said::of(&self.command(faults, settings).output().unwrap())
+    fn run(&self, faults: &str, settings: &[&str]) -> TestResult {
+        TestResult::of(&self.command(faults, settings).output().unwrap())
     }
 }
 
 /// The first row, and the program's exit code.
 #[derive(Debug)]
-struct Said {
+struct TestResult {
     code: Option<i32>,
     /// `VERDICT REASON ENTITY`.
     row: String,
     text: String,
 }
 
-impl Said {
+impl TestResult {
     fn of(output: &Output) -> Self {
         let rows: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        let word = |key: &str| rows[0][key].as_str().unwrap_or("-").to_owned();
-        let row = ["verdict", "reason", "entity"].map(word).join(" ");
-        Self { code: output.status.code(), row, text: word("text") }
+        let field = |key: &str| rows[0][key].as_str().unwrap_or("-").to_owned();
+        let row = ["verdict", "reason", "entity"].map(field).join(" ");
+        Self { code: output.status.code(), row, text: field("text") }
     }
 
-    fn is(&self, code: i32, row: &str, words: &str) {
+    fn assert_row(&self, code: i32, row: &str, expected_text: &str) {
         assert_eq!((self.code, self.row.as_str()), (Some(code), row), "{self:?}");
-        assert!(self.text.contains(words), "{words}: {self:?}");
+        assert!(self.text.contains(expected_text), "{expected_text}: {self:?}");
     }
 }
 
 #[test]
-fn without_a_gpu_or_without_nccl_it_is_inconclusive_and_says_why() {
+fn without_a_gpu_or_nccl_the_test_is_inconclusive_with_the_reason() {
     let bench = Bench::new();
     let missing = |variable, library| {
         let mut command = bench.command("", &[]);
-        Said::of(&command.env(variable, library).output().unwrap())
+        TestResult::of(&command.env(variable, library).output().unwrap())
     };
-    missing("DOCTOR_CUDA", "libcuda-missing.so").is(
+    missing("DOCTOR_CUDA", "libcuda-missing.so").assert_row(
         3,
         "inconclusive missing node",
         "libcuda-missing.so cannot be loaded",
     );
-    missing("DOCTOR_NCCL", "libnccl-missing.so").is(3, "inconclusive missing node", "NCCL (libnccl-missing.so)");
-    missing("DOCTOR_FAKE_NVIDIA_GPUS", "0").is(3, "inconclusive missing node", "sees no GPU");
-    missing("DOCTOR_FAKE_NVIDIA_GPUS", "1").is(3, "not-applicable one-gpu node", "one GPU");
+    missing("DOCTOR_NCCL", "libnccl-missing.so").assert_row(3, "inconclusive missing node", "NCCL (libnccl-missing.so)");
+    missing("DOCTOR_FAKE_NVIDIA_GPUS", "0").assert_row(3, "inconclusive missing node", "sees no GPU");
+    missing("DOCTOR_FAKE_NVIDIA_GPUS", "1").assert_row(3, "not-applicable one-gpu node", "one GPU");
 }
 
 #[test]
-fn right_sums_by_the_right_way_pass_inside_the_node_and_through_its_network() {
+fn correct_sums_over_the_expected_transport_pass_in_the_node_and_in_loopback() {
     let bench = Bench::new();
-    bench.run("", &[]).is(0, "pass within-limits node", "");
-    bench.run("", &["mode=loopback"]).is(0, "pass within-limits node", "");
+    bench.run("", &[]).assert_row(0, "pass within-limits node", "");
+    bench.run("", &["mode=loopback"]).assert_row(0, "pass within-limits node", "");
     let mut many = bench.command("", &["mode=loopback"]);
-    Said::of(&many.env("DOCTOR_FAKE_NVIDIA_GPUS", "5").output().unwrap()).is(0, "pass within-limits node", "");
+    TestResult::of(&many.env("DOCTOR_FAKE_NVIDIA_GPUS", "5").output().unwrap()).assert_row(0, "pass within-limits node", "");
     // The site's environment does not change the test's transport.
     let mut forbidden = bench.command("", &[]);
     forbidden.env("NCCL_P2P_DISABLE", "1").env("NCCL_COMM_ID", "10.0.0.1:1").env("NCCL_DEBUG", "WARN");
-    Said::of(&forbidden.output().unwrap()).is(0, "pass within-limits node", "");
+    TestResult::of(&forbidden.output().unwrap()).assert_row(0, "pass within-limits node", "");
 }
 
 #[test]
-fn every_planted_fault_is_found_for_what_it_is() {
+fn every_injected_fault_is_identified() {
     let bench = Bench::new();
     let first = "gpu:0000:18:00.0";
     let second = "gpu:0000:28:00.0";
-    for (faults, code, row, words) in [
+    for (faults, code, row, expected_text) in [
         ("zero:1:5", 2, format!("fail collective-wrong {second}"), "got 0, expected"),
         ("element:0:3", 2, format!("fail collective-wrong {first}"), "index 3 of a message of 1024 bytes"),
         ("share:1:4095", 2, format!("fail collective-wrong {second}"), "the contribution of rank 1"),
@@ -133,28 +133,28 @@ fn every_planted_fault_is_found_for_what_it_is() {
         ("blind", 3, "inconclusive failed node".to_owned(), "does not detect planted errors"),
         ("mute", 3, "inconclusive failed node".to_owned(), "lists no connection"),
     ] {
-        bench.run(faults, &[]).is(code, &row, words);
+        bench.run(faults, &[]).assert_row(code, &row, expected_text);
     }
-    bench.run("hang:1", &["stall=1s"]).is(1, "fail collective-hung node", "did not complete within 1s");
+    bench.run("hang:1", &["stall=1s"]).assert_row(1, "fail collective-hung node", "did not complete within 1s");
 }
 
 #[test]
-fn a_rank_that_is_slow_to_send_is_named_by_its_link() {
+fn a_rank_that_sends_slowly_is_reported_as_a_slow_link() {
     let bench = Bench::new();
     let mut command = bench.command("drag:2:200", &["most=1024"]);
-    let said = Said::of(&command.env("DOCTOR_FAKE_NVIDIA_GPUS", "4").output().unwrap());
-    said.is(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
+    let results = TestResult::of(&command.env("DOCTOR_FAKE_NVIDIA_GPUS", "4").output().unwrap());
+    results.assert_row(1, "fail link-slow link:0000:38:00.0-0000:48:00.0", "");
     // Of three nodes with two GPUs each, rank 3 sends to the third node.
-    let said = Job::of(&bench, 3).run("drag:3:200", &["most=1024"]);
-    said[0].is(0, "pass within-limits node", "");
-    assert!(said[1].row.starts_with("fail link-slow link:0000:28:00.0-"), "{said:?}");
-    said[2].is(0, "pass within-limits node", "");
+    let results = Job::of(&bench, 3).run("drag:3:200", &["most=1024"]);
+    results[0].assert_row(0, "pass within-limits node", "");
+    assert!(results[1].row.starts_with("fail link-slow link:0000:28:00.0-"), "{results:?}");
+    results[2].assert_row(0, "pass within-limits node", "");
 }
 
 #[test]
-fn a_fall_back_is_inconclusive_and_never_a_figure() {
+fn a_transport_fallback_is_inconclusive_and_gives_no_measurement() {
     let bench = Bench::new();
-    for (faults, mode, words) in [
+    for (faults, mode, expected_text) in [
         ("socket", "mode=loopback", "8 of 8 connections did not go through the network IB: 8 through sockets"),
         ("shm", "mode=loopback", "through the host's memory"),
         ("peer", "mode=loopback", "from GPU to GPU"),
@@ -162,22 +162,22 @@ fn a_fall_back_is_inconclusive_and_never_a_figure() {
         ("shm", "mode=nvlink", "through the host's memory"),
         ("socket", "mode=nvlink", "through sockets"),
     ] {
-        bench.run(faults, &[mode]).is(3, "inconclusive failed node", words);
+        bench.run(faults, &[mode]).assert_row(3, "inconclusive failed node", expected_text);
     }
     // So slow that it seems to hang, which is then no finding.
     let slow = bench.run("socket hang:1", &["mode=loopback", "stall=1s"]);
-    slow.is(3, "inconclusive failed node", "8 through sockets");
+    slow.assert_row(3, "inconclusive failed node", "8 through sockets");
     // It ends after the first size: the others would be meaningless.
     let ends_early = || {
-        let begun = Instant::now();
+        let started = Instant::now();
         let slow = bench.run("socket slow:1:20", &["mode=loopback", "least=16"]);
-        slow.is(3, "inconclusive failed node", "8 through sockets");
-        begun.elapsed() < Duration::from_secs(5)
+        slow.assert_row(3, "inconclusive failed node", "8 through sockets");
+        started.elapsed() < Duration::from_secs(5)
     };
     // A busy machine may miss the limit once or twice; six sizes miss it every time.
     assert!((0..5).any(|_| ends_early()), "six sizes take {:?}", Duration::from_millis(6 * 52 * 20));
-    bench.run("shm", &["shared_memory=true"]).is(0, "pass within-limits node", "");
-    bench.run("", &["mode=loopback", "net=AWS Libfabric"]).is(0, "pass within-limits node", "");
+    bench.run("shm", &["shared_memory=true"]).assert_row(0, "pass within-limits node", "");
+    bench.run("", &["mode=loopback", "net=AWS Libfabric"]).assert_row(0, "pass within-limits node", "");
 }
 
 /// A multi-node job, with all nodes on this machine.
@@ -206,30 +206,30 @@ impl<'a> Job<'a> {
     }
 
     /// Starts the nodes in reverse order: the first may be the last to start.
-    fn run(&self, faults: &str, settings: &[&str]) -> Vec<Said> {
+    fn run(&self, faults: &str, settings: &[&str]) -> Vec<TestResult> {
         let children: Vec<_> = (0..self.nodes).rev().map(|rank| self.start(rank, faults, settings)).collect();
-        children.into_iter().rev().map(end).collect()
+        children.into_iter().rev().map(wait_for_result).collect()
     }
 }
 
-fn end(child: Child) -> Said {
-    Said::of(&child.wait_with_output().unwrap())
+fn wait_for_result(child: Child) -> TestResult {
+    TestResult::of(&child.wait_with_output().unwrap())
 }
 
 #[test]
-fn several_nodes_add_up_together_and_each_has_its_verdict() {
+fn nodes_reduce_together_and_each_has_its_own_verdict() {
     let bench = Bench::new();
-    for said in Job::of(&bench, 3).run("", &[]) {
-        said.is(0, "pass within-limits node", "");
+    for result in Job::of(&bench, 3).run("", &[]) {
+        result.assert_row(0, "pass within-limits node", "");
     }
     // Peer access within a node and sockets between nodes: a fallback, whichever node it is on.
-    for said in Job::of(&bench, 2).run("socket", &[]) {
-        said.is(3, "inconclusive failed node", "through sockets (NET/Socket)");
+    for result in Job::of(&bench, 2).run("socket", &[]) {
+        result.assert_row(3, "inconclusive failed node", "through sockets (NET/Socket)");
     }
 }
 
 #[test]
-fn srun_and_an_indexed_job_say_in_their_own_way_which_node_it_is() {
+fn srun_and_an_indexed_job_each_set_the_rank() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
     let mut slurm = job.command(1, "", &[]);
@@ -238,92 +238,92 @@ fn srun_and_an_indexed_job_say_in_their_own_way_which_node_it_is() {
     let mut indexed = job.command(0, "", &[]);
     indexed.env_remove("DOCTOR_RANK").env("JOB_COMPLETION_INDEX", "0");
     for child in [slurm.spawn().unwrap(), indexed.spawn().unwrap()] {
-        end(child).is(0, "pass within-limits node", "");
+        wait_for_result(child).assert_row(0, "pass within-limits node", "");
     }
-    let mut nowhere = bench.command("", &["mode=nodes"]);
-    Said::of(&nowhere.output().unwrap()).is(3, "inconclusive failed node", "DOCTOR_RANK");
+    let mut without_rank = bench.command("", &["mode=nodes"]);
+    TestResult::of(&without_rank.output().unwrap()).assert_row(3, "inconclusive failed node", "DOCTOR_RANK");
 }
 
 #[test]
-fn a_node_that_never_comes_is_named_to_all_that_did() {
+fn a_node_that_never_joins_is_named_on_all_others() {
     let bench = Bench::new();
     let job = Job::of(&bench, 3);
     let settings = ["gather=4s", "names=gpu[07-09]"];
     let (first, last) = (job.start(0, "", &settings), job.start(2, "", &settings));
-    end(first).is(3, "inconclusive timed-out node", "rank 1 (gpu08) did not join within 4s; 2 of 3 nodes joined");
-    end(last).is(3, "inconclusive failed node", "rank 1 (gpu08) did not join within 4s");
-    let alone = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
-    end(alone).is(3, "inconclusive timed-out node", "was not reached within 1s");
+    wait_for_result(first).assert_row(3, "inconclusive timed-out node", "rank 1 (gpu08) did not join within 4s; 2 of 3 nodes joined");
+    wait_for_result(last).assert_row(3, "inconclusive failed node", "rank 1 (gpu08) did not join within 4s");
+    let unaccompanied = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
+    wait_for_result(unaccompanied).assert_row(3, "inconclusive timed-out node", "was not reached within 1s");
 }
 
 #[test]
-fn who_does_not_know_the_secret_or_is_of_another_job_is_not_let_in() {
+fn a_node_with_another_secret_or_of_another_job_is_rejected() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
-    let mut stranger = job.command(1, "", &["gather=2s"]);
-    let stranger = stranger.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
+    let mut unauthenticated = job.command(1, "", &["gather=2s"]);
+    let unauthenticated = unauthenticated.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
     let first = job.start(0, "", &["gather=5s"]);
-    end(stranger).is(3, "inconclusive timed-out node", "is the secret the same on both nodes?");
-    end(first).is(3, "inconclusive timed-out node", "rank 1 did not join");
+    wait_for_result(unauthenticated).assert_row(3, "inconclusive timed-out node", "is the secret the same on both nodes?");
+    wait_for_result(first).assert_row(3, "inconclusive timed-out node", "rank 1 did not join");
     let job = Job::of(&bench, 2);
-    let mut other = job.command(1, "", &[]);
-    let (other, first) = (other.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=5s"]));
-    end(other).is(3, "inconclusive failed node", "expects 2 nodes, this node expects 3");
-    end(first).is(3, "inconclusive timed-out node", "rank 1 did not join");
+    let mut other_job = job.command(1, "", &[]);
+    let (other_job, first) = (other_job.env("DOCTOR_NODES", "3").spawn().unwrap(), job.start(0, "", &["gather=5s"]));
+    wait_for_result(other_job).assert_row(3, "inconclusive failed node", "expects 2 nodes, this node expects 3");
+    wait_for_result(first).assert_row(3, "inconclusive timed-out node", "rank 1 did not join");
 }
 
 #[test]
-fn a_fault_of_one_node_is_its_own_and_the_others_are_not_blamed() {
+fn a_fault_is_reported_on_its_own_node_only() {
     let bench = Bench::new();
     // Ranks 2 and 3 belong to the second node.
-    let said = Job::of(&bench, 2).run("share:3:7", &[]);
-    said[0].is(3, "inconclusive failed node", "the contribution of rank 3 is missing, on node");
-    said[1].is(2, "fail collective-wrong gpu:0000:28:00.0", "the contribution of rank 3");
-    let said = Job::of(&bench, 2).run("zero:2:7", &[]);
-    said[0].is(0, "pass within-limits node", "");
-    said[1].is(2, "fail collective-wrong gpu:0000:18:00.0", "1 of 4 GPUs");
-    let said = Job::of(&bench, 2).run("crash:2", &[]);
-    said[0].is(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was killed by signal 6");
-    assert_eq!(said[1].row, "inconclusive failed node");
-    let said = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
-    said[0].is(1, "fail collective-hung node", "did not complete within 1s");
+    let results = Job::of(&bench, 2).run("share:3:7", &[]);
+    results[0].assert_row(3, "inconclusive failed node", "the contribution of rank 3 is missing, on node");
+    results[1].assert_row(2, "fail collective-wrong gpu:0000:28:00.0", "the contribution of rank 3");
+    let results = Job::of(&bench, 2).run("zero:2:7", &[]);
+    results[0].assert_row(0, "pass within-limits node", "");
+    results[1].assert_row(2, "fail collective-wrong gpu:0000:18:00.0", "1 of 4 GPUs");
+    let results = Job::of(&bench, 2).run("crash:2", &[]);
+    results[0].assert_row(3, "inconclusive failed node", "GPU 0000:18:00.0: its worker was killed by signal 6");
+    assert_eq!(results[1].row, "inconclusive failed node");
+    let results = Job::of(&bench, 2).run("hang:2", &["stall=1s"]);
+    results[0].assert_row(1, "fail collective-hung node", "did not complete within 1s");
 }
 
 #[test]
-fn a_node_that_dies_is_named_by_the_others() {
+fn a_node_that_dies_is_named_on_the_others() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
     let (first, mut second) = (job.start(0, "slow:0:20", &[]), job.start(1, "slow:0:20", &[]));
-    let begun = Instant::now();
+    let started = Instant::now();
     // Its worker exists once it has joined.
-    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
+    while workers_of(second.id()).is_empty() && started.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(second.id());
     assert!(!workers.is_empty(), "it had begun");
     second.kill().unwrap();
     second.wait().unwrap();
-    end(first).is(3, "inconclusive failed node", "rank 1 (");
-    let gone = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || is_over(*pid));
-    while !gone() && begun.elapsed() < DEAD {
+    wait_for_result(first).assert_row(3, "inconclusive failed node", "rank 1 (");
+    let workers_ended = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || has_exited(*pid));
+    while !workers_ended() && started.elapsed() < DEAD {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(gone(), "what it had started is gone with it");
+    assert!(workers_ended(), "what it had started is gone with it");
 }
 
 #[test]
-fn without_the_first_node_the_others_end_at_once() {
+fn the_other_nodes_end_as_soon_as_the_first_one_is_lost() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
     let (mut first, second) = (job.start(0, "hang:1", &["stall=10m"]), job.start(1, "hang:1", &["stall=10m"]));
-    let begun = Instant::now();
-    while workers_of(second.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
+    let started = Instant::now();
+    while workers_of(second.id()).is_empty() && started.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     first.kill().unwrap();
     first.wait().unwrap();
     let killed = Instant::now();
-    end(second).is(3, "inconclusive failed node", "lost the connection to the first node");
+    wait_for_result(second).assert_row(3, "inconclusive failed node", "lost the connection to the first node");
     assert!(killed.elapsed() < DEAD, "{:?}", killed.elapsed());
 }
 
@@ -348,34 +348,34 @@ fn workers_of(root: u32) -> Vec<u32> {
     all.filter(is_worker).filter(|pid| below(*pid)).collect()
 }
 
-fn is_over(pid: u32) -> bool {
+fn has_exited(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 #[test]
-fn told_to_stop_it_ends_at_once_with_what_it_started() {
+fn on_sigterm_the_test_and_its_workers_end_at_once() {
     let bench = Bench::new();
     let child = bench.command("hang:0", &["stall=10m"]).spawn().unwrap();
-    let begun = Instant::now();
-    while workers_of(child.id()).is_empty() && begun.elapsed() < Duration::from_secs(120) {
+    let started = Instant::now();
+    while workers_of(child.id()).is_empty() && started.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let workers = workers_of(child.id());
     assert!(!workers.is_empty(), "it had begun");
     kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
-    let told = Instant::now();
+    let signalled = Instant::now();
     let output = child.wait_with_output().unwrap();
-    assert!(told.elapsed() < DEAD, "{:?}", told.elapsed());
+    assert!(signalled.elapsed() < DEAD, "{:?}", signalled.elapsed());
     assert_ne!(output.status.code(), Some(0), "{output:?}");
-    while !workers.iter().all(|pid| is_over(*pid)) && told.elapsed() < DEAD {
+    while !workers.iter().all(|pid| has_exited(*pid)) && signalled.elapsed() < DEAD {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(workers.iter().all(|pid| is_over(*pid)));
+    assert!(workers.iter().all(|pid| has_exited(*pid)));
 }
 
 /// Runs a fake of NVIDIA's program.
-fn nccl_tests(bench: &Bench, script: &str, settings: &[&str]) -> Said {
+fn nccl_tests(bench: &Bench, script: &str, settings: &[&str]) -> TestResult {
     let program = bench.folder.path().join("all_reduce_perf");
     fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -384,30 +384,30 @@ fn nccl_tests(bench: &Bench, script: &str, settings: &[&str]) -> Said {
 }
 
 #[test]
-fn the_program_of_nvidia_is_used_instead_where_a_site_says_so() {
+fn nccl_tests_runs_instead_if_the_site_configures_it() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../checks/fixtures");
     let bench = Bench::new();
     let peers = format!("cat {fixtures}/nccl-log/2.21-peer.log >&2");
     for table in ["2.13-by-hand.txt", "2.10-by-hand.txt", "2.17-by-hand.json"] {
-        let said = nccl_tests(&bench, &format!("{peers}; cat {fixtures}/nccl-tests/{table}"), &[]);
-        said.is(0, "pass within-limits node", "");
+        let result = nccl_tests(&bench, &format!("{peers}; cat {fixtures}/nccl-tests/{table}"), &[]);
+        result.assert_row(0, "pass within-limits node", "");
     }
     // The expected arguments: the sizes, verification, all GPUs.
-    let asked = format!(
+    let with_expected_args = format!(
         "[ \"$*\" = '-b 1024 -e 16384 -f 4 -c 1 -g 2' ] && {peers} && cat {fixtures}/nccl-tests/2.13-by-hand.txt"
     );
-    nccl_tests(&bench, &asked, &[]).is(0, "pass within-limits node", "");
-    let wrong = format!("{peers}; cat {fixtures}/nccl-tests/wrong-by-hand.txt; exit 1");
-    nccl_tests(&bench, &wrong, &[]).is(2, "fail collective-wrong node", "12 wrong elements");
+    nccl_tests(&bench, &with_expected_args, &[]).assert_row(0, "pass within-limits node", "");
+    let wrong_sums = format!("{peers}; cat {fixtures}/nccl-tests/wrong-by-hand.txt; exit 1");
+    nccl_tests(&bench, &wrong_sums, &[]).assert_row(2, "fail collective-wrong node", "12 wrong elements");
     let through =
         |log: &str| format!("cat {fixtures}/nccl-log/{log} {fixtures}/nccl-tests/2.13-by-hand.txt | grep -v P2P");
-    nccl_tests(&bench, &through("2.28-loopback.log"), &["mode=loopback"]).is(0, "pass within-limits node", "");
+    nccl_tests(&bench, &through("2.28-loopback.log"), &["mode=loopback"]).assert_row(0, "pass within-limits node", "");
     let sockets = nccl_tests(&bench, &through("2.28-socket.log"), &["mode=loopback"]);
-    sockets.is(3, "inconclusive failed node", "through sockets");
-    nccl_tests(&bench, "echo 'no CUDA-capable device' >&2; exit 3", &[]).is(
+    sockets.assert_row(3, "inconclusive failed node", "through sockets");
+    nccl_tests(&bench, "echo 'no CUDA-capable device' >&2; exit 3", &[]).assert_row(
         3,
         "inconclusive failed node",
         "exit code 3",
     );
-    nccl_tests(&bench, "exit 0", &[]).is(3, "inconclusive failed node", "not the output of all_reduce_perf");
+    nccl_tests(&bench, "exit 0", &[]).assert_row(3, "inconclusive failed node", "not the output of all_reduce_perf");
 }

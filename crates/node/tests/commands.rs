@@ -45,16 +45,16 @@ fn check(root: &Path, args: &[&str]) -> Output {
 }
 
 #[test]
-fn a_hook_that_nobody_hears_fails_no_job() {
+fn a_hook_without_a_report_target_fails_no_job() {
     let state = tempfile::tempdir().unwrap();
     let config = state.path().join("hook.toml");
     for text in ["nonsense", &format!("state = {:?}\nagent = \"/no/such/file\"\n", state.path())] {
         fs::write(&config, text).unwrap();
-        for moment in ["health", "prolog", "epilog"] {
+        for kind in ["health", "prolog", "epilog"] {
             let full = fs::File::options().write(true).open("/dev/full").unwrap();
             let mut hook = Command::new(PROGRAM);
-            let ended = hook.args(["hook", moment, "--config"]).arg(&config).stderr(full).status().unwrap();
-            assert_eq!(ended.code(), Some(0), "{moment} with {text}");
+            let status = hook.args(["hook", kind, "--config"]).arg(&config).stderr(full).status().unwrap();
+            assert_eq!(status.code(), Some(0), "{kind} with {text}");
         }
     }
 }
@@ -81,7 +81,7 @@ fn check_exits_as_nagios_reads_it() {
 }
 
 #[test]
-fn check_prints_a_table_or_json_of_the_same() {
+fn check_prints_the_same_results_as_a_table_or_json() {
     let root = tree(LOW_MEMORY, DAMAGED);
     let table = check(root.path(), &["memory", "kernel-log"]);
     let table = String::from_utf8_lossy(&table.stdout);
@@ -115,11 +115,11 @@ fn aznhc(script: &str) -> Output {
 fn test_aznhc_runs_it_and_finds_by_fault_code() {
     let failed = "ERROR:  nhc:  Health check failed:  check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009";
     let missing = "ERROR:  nhc:  Health check failed:  check_gpu_bw: nvbandwidth not found. FaultCode: NHCNA";
-    let well = "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.";
+    let passed = "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.";
     for (script, code, verdict, reason) in [
         (format!("echo '{failed}' >&2; exit 1"), 2, "fail", "nhc-2009"),
         (format!("echo '{missing}' >&2; exit 1"), 3, "inconclusive", "failed"),
-        (format!("echo '{well}'"), 0, "pass", "within-limits"),
+        (format!("echo '{passed}'"), 0, "pass", "within-limits"),
         ("exit 0".to_owned(), 3, "inconclusive", "empty"),
     ] {
         let output = aznhc(&script);
@@ -128,13 +128,13 @@ fn test_aznhc_runs_it_and_finds_by_fault_code() {
         assert_eq!((rows[0]["verdict"].as_str(), rows[0]["reason"].as_str()), (Some(verdict), Some(reason)), "{rows}");
     }
     let root = tree(GOOD_MEMORY, QUIET);
-    let bare = Command::new(PROGRAM).args(["test", "aznhc", "--root"]).arg(root.path()).output().unwrap();
-    assert_eq!(bare.status.code(), Some(3), "not installed here: {bare:?}");
-    assert!(String::from_utf8_lossy(&bare.stdout).contains("no-aznhc"), "{bare:?}");
+    let not_installed = Command::new(PROGRAM).args(["test", "aznhc", "--root"]).arg(root.path()).output().unwrap();
+    assert_eq!(not_installed.status.code(), Some(3), "not installed here: {not_installed:?}");
+    assert!(String::from_utf8_lossy(&not_installed.stdout).contains("no-aznhc"), "{not_installed:?}");
 }
 
 #[test]
-fn a_profile_tells_of_a_dimm_that_is_missing() {
+fn a_profile_reveals_a_missing_dimm() {
     let root = tree(GOOD_MEMORY, QUIET);
     let profile = root.path().join("profile.toml");
     fs::write(&profile, "sku = \"hgx\"\nversion = 1\n[expect]\nmem_total_bytes = 8800000000.0\n").unwrap();
@@ -178,14 +178,14 @@ impl Job {
         self.document().tests.iter().map(|test| test.test.to_string()).collect()
     }
 
-    fn wait_log(&self, words: &str) {
+    fn wait_log(&self, text: &str) {
         for _ in 0..1000 {
-            if self.log().contains(words) {
+            if self.log().contains(text) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("timed out waiting for `{words}`: {}", self.log());
+        panic!("timed out waiting for `{text}`: {}", self.log());
     }
 }
 
@@ -196,7 +196,7 @@ fn code(child: Child) -> u8 {
 }
 
 #[test]
-fn a_job_leaves_raw_evidence_and_its_machine() {
+fn a_job_documents_raw_evidence_and_its_hardware() {
     let job = Job::new();
     assert_eq!(code(job.start("memory,kernel-log", &[])), exit::DONE);
     assert_eq!(job.tests(), ["memory", "kernel-log"]);
@@ -207,7 +207,7 @@ fn a_job_leaves_raw_evidence_and_its_machine() {
 }
 
 #[test]
-fn told_to_stop_a_job_signs_what_had_finished() {
+fn a_stopped_job_signs_the_finished_tests() {
     let job = Job::new();
     let child = job.start("memory,endless,kernel-log", &[]);
     // The log shows the program's output while it runs.
@@ -226,7 +226,7 @@ fn over_its_limit_a_job_signs_what_had_finished() {
 }
 
 #[test]
-fn without_a_directory_the_document_is_in_the_output_and_in_the_message_if_it_fits() {
+fn without_a_directory_the_document_is_in_the_log_and_in_the_termination_message_if_it_fits() {
     let (job, lots) = (Job::new(), "echo; head -c 200000 /dev/urandom | od -An -tx1");
     let message = job.directory.path().join("message");
     let policy = format!("[tests.lots.params]\ncommand = [\"/bin/sh\", \"-c\", \"{lots}\"]\n");
@@ -243,24 +243,24 @@ fn without_a_directory_the_document_is_in_the_output_and_in_the_message_if_it_fi
     assert_eq!(small.status.code(), Some(0), "{small:?}");
     let log = String::from_utf8(small.stdout).unwrap();
     assert!(result_transport::split_log(&log).0.contains("job: done"), "{log}");
-    let told = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
-    let TerminationMessage::Document(document) = told else { panic!("{told:?}") };
+    let parsed = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let TerminationMessage::Document(document) = parsed else { panic!("{parsed:?}") };
     assert_eq!((named(&document).as_str(), result_transport::extract_from_log(&log).unwrap()), ("memory", document));
 
     let large = run("lots", &message);
     assert_eq!(large.status.code(), Some(0), "{large:?}");
     let log = String::from_utf8(large.stdout).unwrap();
-    let told = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
-    let TerminationMessage::InLog { lines } = told else { panic!("it fits into a message: {told:?}") };
-    let whole: Vec<&str> = log.lines().collect();
-    assert_eq!(named(&result_transport::extract_from_log(&whole[whole.len() - lines..].join("\n")).unwrap()), "lots");
+    let parsed = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
+    let TerminationMessage::InLog { lines } = parsed else { panic!("it fits into a message: {parsed:?}") };
+    let log_lines: Vec<&str> = log.lines().collect();
+    assert_eq!(named(&result_transport::extract_from_log(&log_lines[log_lines.len() - lines..].join("\n")).unwrap()), "lots");
 
-    let nowhere = run("memory", Path::new("/no/such/place"));
-    assert_eq!(nowhere.status.code(), Some(i32::from(exit::NO_DOCUMENT)), "{nowhere:?}");
+    let unwritable = run("memory", Path::new("/no/such/place"));
+    assert_eq!(unwritable.status.code(), Some(i32::from(exit::NO_DOCUMENT)), "{unwritable:?}");
 }
 
 #[test]
-fn a_test_that_is_not_known_here_brings_no_evidence() {
+fn an_unknown_test_has_no_evidence() {
     let job = Job::new();
     assert_eq!(code(job.start("tomorrow", &[])), exit::DONE);
     assert!(job.document().tests[0].probes.is_empty());
@@ -268,7 +268,7 @@ fn a_test_that_is_not_known_here_brings_no_evidence() {
 }
 
 #[test]
-fn a_job_without_its_key_does_not_begin() {
+fn a_job_without_its_key_does_not_start() {
     let job = Job::new();
     let output = Command::new(PROGRAM)
         .args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", "memory", "--log", "l", "--document", "d"])
@@ -277,12 +277,12 @@ fn a_job_without_its_key_does_not_begin() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(i32::from(exit::NOT_BEGUN)));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("set DOCTOR_RUN_KEY or --key-file"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("set DOCTOR_RUN_KEY or --key-file"), "{stderr}");
 }
 
 #[test]
-fn a_document_that_cannot_be_written_is_its_own_exit_code() {
+fn a_document_that_cannot_be_written_has_its_own_exit_code() {
     let job = Job::new();
     fs::create_dir_all(job.directory.path().join("a/b.json/in-the-way")).unwrap();
     assert_eq!(code(job.start("memory", &[])), exit::NO_DOCUMENT);
@@ -290,7 +290,7 @@ fn a_document_that_cannot_be_written_is_its_own_exit_code() {
 }
 
 #[test]
-fn a_link_in_the_place_of_the_log_is_not_followed() {
+fn a_symlink_at_the_logs_path_is_not_followed() {
     let job = Job::new();
     let secret = job.directory.path().join("secret");
     fs::write(&secret, "untouched").unwrap();
@@ -302,7 +302,7 @@ fn a_link_in_the_place_of_the_log_is_not_followed() {
 }
 
 #[test]
-fn a_suite_by_hand_leaves_a_log_for_each_test_and_goes_on_after_a_failure() {
+fn a_manual_suite_writes_a_log_per_test_and_continues_after_a_failure() {
     let directory = tempfile::tempdir().unwrap();
     let root = tree(GOOD_MEMORY, QUIET);
     let policy = directory.path().join("policy.toml");

@@ -26,10 +26,10 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
-fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     for _ in 0..2000 {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = poll() {
+            return value;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -40,8 +40,8 @@ fn stat(pid: u32) -> Option<ProcStat> {
     ProcStat::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?).filter(|stat| !stat.has_exited())
 }
 
-fn gone(what: &str, pid: u32) {
-    wait(&format!("{what} ({pid}) to go"), || stat(pid).is_none().then_some(()));
+fn wait_for_exit(what: &str, pid: u32) {
+    wait_for(&format!("{what} ({pid}) to go"), || stat(pid).is_none().then_some(()));
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -49,8 +49,8 @@ fn signal(pid: u32, signal: Signal) {
 }
 
 /// A machine with DCGM.
-struct Bed {
-    standing: InstalledMachine,
+struct Testbed {
+    machine: InstalledMachine,
     folder: TempDir,
     /// The listener of a running engine; `None` if none runs.
     listener: Option<TcpListener>,
@@ -58,26 +58,26 @@ struct Bed {
     settings: Vec<String>,
 }
 
-impl Bed {
+impl Testbed {
     /// `dcgmi` runs this script in the fixture's directory. An engine is running.
     fn new(dcgmi: &str) -> Self {
         Self::on(&FakeMachine::hgx_h100(), dcgmi)
     }
 
-    fn on(machine: &FakeMachine, dcgmi: &str) -> Self {
-        let standing = machine.install(Path::new(PROGRAM), library());
+    fn on(fake: &FakeMachine, dcgmi: &str) -> Self {
+        let machine = fake.install(Path::new(PROGRAM), library());
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         fs::create_dir(folder.path().join("bin")).unwrap();
         fs::create_dir(folder.path().join("tmp")).unwrap();
-        let bed = Self { standing, folder, listener: Some(listener), address, settings: Vec::new() };
-        bed.program("dcgmi", &format!("echo \"$*\" >> calls\n{dcgmi}"));
-        bed
+        let testbed = Self { machine, folder, listener: Some(listener), address, settings: Vec::new() };
+        testbed.program("dcgmi", &format!("echo \"$*\" >> calls\n{dcgmi}"));
+        testbed
     }
 
     fn program(&self, name: &str, script: &str) {
-        let file = self.at("bin").join(name);
+        let file = self.file("bin").join(name);
         fs::write(&file, format!("#!/bin/sh\ncd '{}'\n{script}\n", self.folder.path().display())).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -86,12 +86,12 @@ impl Bed {
     /// that detaches itself.
     fn without_engine(mut self) -> Self {
         drop(self.listener.take());
-        let us = std::env::current_exe().unwrap();
+        let test_program = std::env::current_exe().unwrap();
         let script = format!(
             "echo \"$*\" > arguments\nsetsid sleep 3600 &\necho $! > worker\necho $$ > engine\n\
              DOCTOR_FAKE_NVIDIA_ENGINE='{}' exec '{}' --exact stand_in_for_the_host_engine --nocapture",
             self.address,
-            us.display()
+            test_program.display()
         );
         self.program("nv-hostengine", &script);
         self
@@ -102,33 +102,33 @@ impl Bed {
         self
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn answer(self, text: &str) -> Self {
-        fs::write(self.at("answer.json"), text).unwrap();
+    fn dcgmi_output(self, text: &str) -> Self {
+        fs::write(self.file("answer.json"), text).unwrap();
         self
     }
 
-    fn number(&self, name: &str) -> Option<u32> {
-        fs::read_to_string(self.at(name)).ok()?.trim().parse().ok()
+    fn pid_in(&self, name: &str) -> Option<u32> {
+        fs::read_to_string(self.file(name)).ok()?.trim().parse().ok()
     }
 
     fn calls(&self) -> String {
-        fs::read_to_string(self.at("calls")).unwrap_or_default()
+        fs::read_to_string(self.file("calls")).unwrap_or_default()
     }
 
     fn command(&self, level: u8) -> Command {
         let mut command = Command::new(PROGRAM);
         command.args(["test", "dcgm", "--json", "--level", &level.to_string()]);
-        command.arg("--root").arg(self.standing.path("root")).arg("--nvml").arg(library());
+        command.arg("--root").arg(self.machine.path("root")).arg("--nvml").arg(library());
         command.arg("--set").arg(format!("address={}", self.address));
         for setting in &self.settings {
             command.arg("--set").arg(setting);
         }
-        command.env("DOCTOR_FAKE_NVIDIA", self.standing.path("scene.toml")).env("TMPDIR", self.at("tmp"));
-        command.env("PATH", format!("{}:/usr/bin:/bin", self.at("bin").display()));
+        command.env("DOCTOR_FAKE_NVIDIA", self.machine.path("scene.toml")).env("TMPDIR", self.file("tmp"));
+        command.env("PATH", format!("{}:/usr/bin:/bin", self.file("bin").display()));
         command
     }
 
@@ -137,27 +137,27 @@ impl Bed {
         let output = self.command(level).output().unwrap();
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
-        let line = |row: &Value| ["verdict", "reason", "entity", "text"].map(|key| word(row, key)).join(" ");
+        let field = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+        let line = |row: &Value| ["verdict", "reason", "entity", "text"].map(|key| field(row, key)).join(" ");
         (rows.iter().map(line).collect(), output.status.code().unwrap())
     }
 
     /// Returns the only row of a test without findings.
-    fn says(&self, level: u8, begins: &str) -> String {
+    fn expect_only_row(&self, level: u8, begins: &str) -> String {
         let (rows, code) = self.test(level);
         assert!(rows.len() == 1 && rows[0].starts_with(begins), "{rows:?} should begin with {begins}");
         assert_eq!(code, if begins.starts_with("pass") { 0 } else { 3 }, "{rows:?}");
         rows.into_iter().next().unwrap()
     }
 
-    fn nothing_is_left(&self) {
-        for what in ["engine", "worker", "dcgmi"] {
-            if let Some(pid) = self.number(what) {
-                gone(what, pid);
+    fn expect_no_leftovers(&self) {
+        for name in ["engine", "worker", "dcgmi"] {
+            if let Some(pid) = self.pid_in(name) {
+                wait_for_exit(name, pid);
             }
         }
-        let left = || fs::read_dir(self.at("tmp")).unwrap().count();
-        wait("the engine's folder to go", || (left() == 0).then_some(()));
+        let remaining = || fs::read_dir(self.file("tmp")).unwrap().count();
+        wait_for("the engine's folder to go", || (remaining() == 0).then_some(()));
     }
 }
 
@@ -184,22 +184,22 @@ const LEVEL_2: [&str; 3] = ["software", "memory", "pcie"];
 #[test]
 fn stand_in_for_the_host_engine() {
     let Ok(address) = std::env::var("DOCTOR_FAKE_NVIDIA_ENGINE") else { return };
-    for visitor in TcpListener::bind(address).unwrap().incoming() {
-        drop(visitor);
+    for connection in TcpListener::bind(address).unwrap().incoming() {
+        drop(connection);
     }
 }
 
 #[test]
-fn a_machine_that_passes_is_asked_as_dcgm_wants_and_its_engine_stays() {
-    let bed = Bed::new("cat answer.json").answer(&passed(&LEVEL_2)).set("parameters=[\"pcie.test_pinned=false\"]");
-    bed.says(2, "pass within-limits");
-    assert_eq!(bed.calls(), format!("diag --host {} -j -r 2 -p pcie.test_pinned=false\n", bed.address));
-    assert!(bed.listener.is_some() && bed.number("engine").is_none());
+fn a_passing_machine_is_diagnosed_with_the_expected_arguments_and_its_engine_keeps_running() {
+    let testbed = Testbed::new("cat answer.json").dcgmi_output(&passed(&LEVEL_2)).set("parameters=[\"pcie.test_pinned=false\"]");
+    testbed.expect_only_row(2, "pass within-limits");
+    assert_eq!(testbed.calls(), format!("diag --host {} -j -r 2 -p pcie.test_pinned=false\n", testbed.address));
+    assert!(testbed.listener.is_some() && testbed.pid_in("engine").is_none());
     let deepest =
         ["software", "memory", "pcie", "diagnostic", "targeted_stress", "targeted_power", "memtest", "pulse_test"];
-    let bed = bed.answer(&passed(&deepest)).set("parameters=[\"memtest.test_duration=60\"]").set("skip=[\"eud\"]");
-    bed.says(4, "pass within-limits");
-    assert!(bed.calls().ends_with(" -j -r 4 -p memtest.test_duration=60;eud.is_allowed=false\n"), "{}", bed.calls());
+    let testbed = testbed.dcgmi_output(&passed(&deepest)).set("parameters=[\"memtest.test_duration=60\"]").set("skip=[\"eud\"]");
+    testbed.expect_only_row(4, "pass within-limits");
+    assert!(testbed.calls().ends_with(" -j -r 4 -p memtest.test_duration=60;eud.is_allowed=false\n"), "{}", testbed.calls());
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn failures_of_dcgm_3_and_4_are_findings_by_gpu_and_error() {
         ("iterations.json", &["fail dcgm-52 gpu:0000:28:00.0"], 2),
     ] {
         let path = format!("{}/../checks/fixtures/dcgm/{fixture}", env!("CARGO_MANIFEST_DIR"));
-        let (rows, exit) = Bed::new("cat answer.json; exit 226").answer(&fs::read_to_string(path).unwrap()).test(2);
+        let (rows, exit) = Testbed::new("cat answer.json; exit 226").dcgmi_output(&fs::read_to_string(path).unwrap()).test(2);
         let rows: Vec<_> = rows.iter().map(|row| row.split(' ').take(3).collect::<Vec<_>>().join(" ")).collect();
         assert_eq!(
             (rows.as_slice(), exit),
@@ -222,80 +222,80 @@ fn failures_of_dcgm_3_and_4_are_findings_by_gpu_and_error() {
 }
 
 #[test]
-fn what_dcgm_did_not_say_in_full_has_not_passed() {
-    let whole = passed(&LEVEL_2);
-    for (script, answer, begins) in [
-        ("cat answer.json; exit 205", whole.as_str(), "inconclusive failed node no test failed, but"),
-        ("cat answer.json; kill -9 $$", &whole, "inconclusive killed node no test failed, but"),
-        ("cat answer.json", &whole[..whole.len() / 2], "inconclusive unparseable"),
+fn incomplete_dcgm_output_is_not_a_pass() {
+    let complete = passed(&LEVEL_2);
+    for (script, output, begins) in [
+        ("cat answer.json; exit 205", complete.as_str(), "inconclusive failed node no test failed, but"),
+        ("cat answer.json; kill -9 $$", &complete, "inconclusive killed node no test failed, but"),
+        ("cat answer.json", &complete[..complete.len() / 2], "inconclusive unparseable"),
         ("exit 0", "", "inconclusive empty node dcgmi printed nothing"),
         ("echo 'Error: unable to establish a connection'; exit 1", "", "inconclusive failed"),
         ("cat answer.json", &passed(&["software", "memory"]), "inconclusive empty node pcie is part of this level"),
-        ("sed 's/Pass/Skip/' answer.json", &whole, "inconclusive empty node DCGM skipped memory on gpu:0000:18:00.0"),
-        ("sed 's/Pass/Not Run/' answer.json", &whole, "inconclusive failed node software did not run"),
+        ("sed 's/Pass/Skip/' answer.json", &complete, "inconclusive empty node DCGM skipped memory on gpu:0000:18:00.0"),
+        ("sed 's/Pass/Not Run/' answer.json", &complete, "inconclusive failed node software did not run"),
         ("yes", "", "inconclusive too-long"),
     ] {
-        Bed::new(script).answer(answer).says(2, begins);
+        Testbed::new(script).dcgmi_output(output).expect_only_row(2, begins);
     }
-    let (rows, code) = Bed::new("sed '2s/Pass/Warn/' answer.json").answer(&whole).test(2);
+    let (rows, code) = Testbed::new("sed '2s/Pass/Warn/' answer.json").dcgmi_output(&complete).test(2);
     assert!(rows[0].starts_with("fail dcgm-warned gpu:0000:18:00.0") && code == 1, "{rows:?}");
 }
 
 #[test]
-fn gpus_in_use_or_divided_are_not_diagnosed_from_level_2_on() {
-    let us = f64::from(std::process::id());
+fn gpus_in_use_or_with_mig_are_not_diagnosed_from_level_2_on() {
+    let own_pid = f64::from(std::process::id());
     let busy =
-        Bed::on(&FakeMachine::hgx_h100().gpu(3, "process.0.pid", us), "cat answer.json").answer(&passed(&LEVEL_2));
-    let said = busy.says(2, "inconclusive failed");
-    assert!(said.contains("`gpus-free`: gpu:0000:48:00.0 is used by process"), "{said}");
-    let divided = Bed::on(&FakeMachine::hgx_h100().gpu(2, "mig.mode.current", 1.0), "cat answer.json");
-    let divided = divided.answer(&passed(&LEVEL_2));
-    assert!(divided.says(4, "inconclusive failed").contains("`mig-off`: gpu:0000:38:00.0 has MIG enabled"));
-    assert_eq!(busy.calls() + &divided.calls(), "", "nothing was loaded");
-    busy.says(1, "pass within-limits");
-    let unknown = Bed::on(&FakeMachine::hgx_h100().gpu_lost(1, 15), "cat answer.json").answer(&passed(&LEVEL_2));
-    assert!(unknown.says(2, "inconclusive failed").contains("unknown ("));
+        Testbed::on(&FakeMachine::hgx_h100().gpu(3, "process.0.pid", own_pid), "cat answer.json").dcgmi_output(&passed(&LEVEL_2));
+    let row = busy.expect_only_row(2, "inconclusive failed");
+    assert!(row.contains("`gpus-free`: gpu:0000:48:00.0 is used by process"), "{row}");
+    let with_mig = Testbed::on(&FakeMachine::hgx_h100().gpu(2, "mig.mode.current", 1.0), "cat answer.json");
+    let with_mig = with_mig.dcgmi_output(&passed(&LEVEL_2));
+    assert!(with_mig.expect_only_row(4, "inconclusive failed").contains("`mig-off`: gpu:0000:38:00.0 has MIG enabled"));
+    assert_eq!(busy.calls() + &with_mig.calls(), "", "nothing was loaded");
+    busy.expect_only_row(1, "pass within-limits");
+    let unknown = Testbed::on(&FakeMachine::hgx_h100().gpu_lost(1, 15), "cat answer.json").dcgmi_output(&passed(&LEVEL_2));
+    assert!(unknown.expect_only_row(2, "inconclusive failed").contains("unknown ("));
 }
 
 #[test]
-fn an_engine_of_ours_lasts_as_long_as_the_test() {
-    let bed = Bed::new("test -e engine && cat answer.json").answer(&passed(&LEVEL_2)).without_engine();
-    bed.says(2, "pass within-limits");
-    let arguments = fs::read_to_string(bed.at("arguments")).unwrap();
-    let port = bed.address.rsplit_once(':').unwrap().1;
+fn an_engine_that_we_started_ends_with_the_test() {
+    let testbed = Testbed::new("test -e engine && cat answer.json").dcgmi_output(&passed(&LEVEL_2)).without_engine();
+    testbed.expect_only_row(2, "pass within-limits");
+    let arguments = fs::read_to_string(testbed.file("arguments")).unwrap();
+    let port = testbed.address.rsplit_once(':').unwrap().1;
     assert!(arguments.starts_with(&format!("-n -b 127.0.0.1 -p {port} -f ")), "{arguments}");
-    bed.nothing_is_left();
+    testbed.expect_no_leftovers();
 }
 
 #[test]
-fn without_an_engine_or_a_way_to_start_one_nothing_is_diagnosed() {
-    let mut none = Bed::new("cat answer.json").answer(&passed(&LEVEL_2));
+fn without_an_engine_or_a_way_to_start_one_no_diagnosis_runs() {
+    let mut none = Testbed::new("cat answer.json").dcgmi_output(&passed(&LEVEL_2));
     drop(none.listener.take());
-    assert!(none.says(2, "inconclusive missing").contains("nv-hostengine is not installed"));
+    assert!(none.expect_only_row(2, "inconclusive missing").contains("nv-hostengine is not installed"));
     none.program("nv-hostengine", "echo 'Err: Failed to start DCGM Server: -7'; exit 255");
-    assert!(none.says(2, "inconclusive failed").contains("ended before it answered"));
+    assert!(none.expect_only_row(2, "inconclusive failed").contains("ended before it answered"));
     let stat = "900 (nv-hostengine) S 1 900 900 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 1000 3149824 384";
     let elsewhere =
-        Bed::on(&FakeMachine::hgx_h100().with_new("/proc/900/stat", stat), "cat answer.json").without_engine();
-    assert!(elsewhere.says(2, "inconclusive failed").contains("runs as process 900"));
+        Testbed::on(&FakeMachine::hgx_h100().with_new("/proc/900/stat", stat), "cat answer.json").without_engine();
+    assert!(elsewhere.expect_only_row(2, "inconclusive failed").contains("runs as process 900"));
     assert_eq!(none.calls() + &elsewhere.calls(), "");
-    let missing = Bed::new("").set("program=dcgmi-missing");
-    assert!(missing.says(1, "inconclusive missing").contains("dcgmi-missing is not installed"));
+    let missing = Testbed::new("").set("program=dcgmi-missing");
+    assert!(missing.expect_only_row(1, "inconclusive missing").contains("dcgmi-missing is not installed"));
 }
 
 #[test]
-fn a_diagnosis_that_hangs_is_told_to_stop_and_then_ended_with_all_it_started() {
-    let polite = Bed::new(POLITE);
+fn a_hung_diagnosis_gets_sigterm_and_is_then_killed_with_its_children() {
+    let responsive = Testbed::new(POLITE);
     // Long enough for a shell to start on a busy machine.
-    let polite = polite.set("timeout=4s").without_engine();
-    assert!(polite.says(2, "inconclusive timed-out").contains("did not end within 4s"));
-    assert!(polite.at("asked").exists(), "it may have something to tidy up");
-    polite.nothing_is_left();
-    let deaf = Bed::new(DEAF).set("timeout=500ms");
-    let begun = Instant::now();
-    deaf.says(2, "inconclusive timed-out");
-    assert!(begun.elapsed() < Duration::from_secs(240), "{:?}", begun.elapsed());
-    deaf.nothing_is_left();
+    let responsive = responsive.set("timeout=4s").without_engine();
+    assert!(responsive.expect_only_row(2, "inconclusive timed-out").contains("did not end within 4s"));
+    assert!(responsive.file("asked").exists(), "it may have something to tidy up");
+    responsive.expect_no_leftovers();
+    let unresponsive = Testbed::new(DEAF).set("timeout=500ms");
+    let started = Instant::now();
+    unresponsive.expect_only_row(2, "inconclusive timed-out");
+    assert!(started.elapsed() < Duration::from_secs(240), "{:?}", started.elapsed());
+    unresponsive.expect_no_leftovers();
 }
 
 /// A `dcgmi` that hangs until SIGTERM.
@@ -304,45 +304,45 @@ const POLITE: &str = "trap 'echo yes > asked; kill $!; exit 3' TERM\nsleep 3600 
 const DEAF: &str = "trap '' TERM\nsleep 3600 & echo $! > worker; echo $$ > dcgmi; wait";
 
 /// Starts a test that hangs in its diagnosis, and returns its process.
-fn hanging(bed: Bed) -> (Bed, Child, u32) {
-    let mut command = bed.command(2);
+fn hanging(testbed: Testbed) -> (Testbed, Child, u32) {
+    let mut command = testbed.command(2);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let dcgmi = wait("dcgmi to run", || bed.number("dcgmi"));
+    let dcgmi = wait_for("dcgmi to run", || testbed.pid_in("dcgmi"));
     let test = stat(dcgmi).unwrap().parent;
-    (bed, child, test)
+    (testbed, child, test)
 }
 
 #[test]
-fn nothing_outlives_a_test_that_is_stopped_or_killed() {
-    let (bed, child, test) = hanging(Bed::new(POLITE).without_engine());
+fn no_process_outlives_a_test_that_is_stopped_or_killed() {
+    let (testbed, child, test) = hanging(Testbed::new(POLITE).without_engine());
     signal(child.id(), Signal::TERM);
-    let said = child.wait_with_output().unwrap();
-    assert!(String::from_utf8_lossy(&said.stdout).contains("killed"), "{said:?}");
-    gone("the test", test);
-    bed.nothing_is_left();
-    assert!(bed.at("asked").exists());
+    let output = child.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("killed"), "{output:?}");
+    wait_for_exit("the test", test);
+    testbed.expect_no_leftovers();
+    assert!(testbed.file("asked").exists());
 
-    let (bed, child, test) = hanging(Bed::new(POLITE).without_engine());
+    let (testbed, child, test) = hanging(Testbed::new(POLITE).without_engine());
     signal(test, Signal::KILL);
-    let said = child.wait_with_output().unwrap();
-    assert_eq!(said.status.code(), Some(3), "{said:?}");
-    bed.nothing_is_left();
-    assert!(bed.at("asked").exists(), "an engine of another owner would continue the diagnosis");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    testbed.expect_no_leftovers();
+    assert!(testbed.file("asked").exists(), "an engine of another owner would continue the diagnosis");
 
-    let (bed, mut child, test) = hanging(Bed::new(POLITE).without_engine());
+    let (testbed, mut child, test) = hanging(Testbed::new(POLITE).without_engine());
     child.kill().unwrap();
     child.wait().unwrap();
-    gone("the test", test);
-    bed.nothing_is_left();
+    wait_for_exit("the test", test);
+    testbed.expect_no_leftovers();
 
-    let (bed, mut child, _) = hanging(Bed::new(DEAF));
+    let (testbed, mut child, _) = hanging(Testbed::new(DEAF));
     signal(child.id(), Signal::TERM);
     child.wait().unwrap();
-    bed.nothing_is_left();
+    testbed.expect_no_leftovers();
 }
 
 #[test]
-fn a_level_is_for_dcgm_alone() {
+fn only_the_dcgm_test_takes_a_level() {
     let output = Command::new(PROGRAM).args(["test", "storage", "--level", "2"]).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--level is for the test `dcgm`"));

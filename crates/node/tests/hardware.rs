@@ -15,12 +15,12 @@ use doctor_testbed::fake_machine::{FakeMachine, GPUS, InstalledMachine, fake_nvi
 /// A name, the fault, and the expected findings: `CHECK REASON SEVERITY ENTITY`.
 struct Fault {
     name: &'static str,
-    plant: fn(FakeMachine) -> FakeMachine,
-    found: &'static [&'static str],
+    inject: fn(FakeMachine) -> FakeMachine,
+    expected: &'static [&'static str],
 }
 
-const fn fault(name: &'static str, plant: fn(FakeMachine) -> FakeMachine, found: &'static [&'static str]) -> Fault {
-    Fault { name, plant, found }
+const fn fault(name: &'static str, inject: fn(FakeMachine) -> FakeMachine, expected: &'static [&'static str]) -> Fault {
+    Fault { name, inject, expected }
 }
 
 /// Faults that the first run finds.
@@ -386,32 +386,32 @@ const GROWING: &[Fault] = &[
 ];
 
 #[test]
-fn a_healthy_machine_has_no_finding_at_all() {
-    let standing = stand(&FakeMachine::hgx_h100());
-    for _look in 0..2 {
-        let seen = standing.run_check();
-        assert_eq!(seen.failing, [""; 0]);
-        assert_eq!(seen.inconclusive, [""; 0]);
-        assert!(seen.passing.len() >= 40, "{:?}", seen.passing);
+fn a_healthy_machine_has_no_findings() {
+    let machine = install(&FakeMachine::hgx_h100());
+    for _run in 0..2 {
+        let results = machine.run_check();
+        assert_eq!(results.failing, [""; 0]);
+        assert_eq!(results.inconclusive, [""; 0]);
+        assert!(results.passing.len() >= 40, "{:?}", results.passing);
     }
 }
 
 #[test]
-fn every_planted_fault_is_found_where_it_is_and_nothing_else_is() {
+fn every_injected_fault_is_found_at_its_entity_without_false_alarms() {
     assert!(FAULTS.len() + GROWING.len() >= 60, "{}", FAULTS.len() + GROWING.len());
-    let mut wrong = String::new();
+    let mut mismatches = String::new();
     for fault in FAULTS {
-        let seen = stand(&(fault.plant)(FakeMachine::hgx_h100())).run_check();
-        compare(&mut wrong, fault, &seen.failing);
+        let results = install(&(fault.inject)(FakeMachine::hgx_h100())).run_check();
+        compare(&mut mismatches, fault, &results.failing);
     }
     for fault in GROWING {
-        let standing = stand(&FakeMachine::hgx_h100());
-        let before = standing.run_check();
+        let machine = install(&FakeMachine::hgx_h100());
+        let before = machine.run_check();
         assert_eq!(before.failing, [""; 0]);
-        standing.replace(&(fault.plant)(FakeMachine::hgx_h100()));
-        compare(&mut wrong, fault, &standing.run_check().failing);
+        machine.replace(&(fault.inject)(FakeMachine::hgx_h100()));
+        compare(&mut mismatches, fault, &machine.run_check().failing);
     }
-    assert!(wrong.is_empty(), "{wrong}");
+    assert!(mismatches.is_empty(), "{mismatches}");
 }
 
 /// A recording of a real machine, and the program's findings there.
@@ -427,17 +427,17 @@ struct Recording {
 fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
     let recording: Recording = serde_json::from_str(include_str!("recordings/h200.json")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let place = |path: &str| folder.path().join("root").join(path.trim_start_matches('/'));
-    let below = |path: &str| fs::create_dir_all(place(path).parent().unwrap()).unwrap();
-    for (path, to) in &recording.links {
-        below(path);
+    let host_path = |path: &str| folder.path().join("root").join(path.trim_start_matches('/'));
+    let create_parent = |path: &str| fs::create_dir_all(host_path(path).parent().unwrap()).unwrap();
+    for (path, target) in &recording.links {
+        create_parent(path);
         // The target is a directory, even if nothing in it was read.
-        fs::create_dir_all(place(path).parent().unwrap().join(to)).unwrap();
-        std::os::unix::fs::symlink(to, place(path)).unwrap();
+        fs::create_dir_all(host_path(path).parent().unwrap().join(target)).unwrap();
+        std::os::unix::fs::symlink(target, host_path(path)).unwrap();
     }
     for (path, text) in &recording.files {
-        below(path);
-        fs::write(place(path), text).unwrap();
+        create_parent(path);
+        fs::write(host_path(path), text).unwrap();
     }
     fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
     // The machine had just been booted, and the program at that time had neither the boot grace nor `job-ends`.
@@ -462,12 +462,12 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(env!("CARGO_BIN_EXE_doctor-node"))))
 }
 
-fn stand(machine: &FakeMachine) -> InstalledMachine {
+fn install(machine: &FakeMachine) -> InstalledMachine {
     machine.install(Path::new(env!("CARGO_BIN_EXE_doctor-node")), library())
 }
 
-fn compare(wrong: &mut String, fault: &Fault, seen: &[String]) {
-    if seen != fault.found {
-        let _infallible = writeln!(wrong, "{}:\n  expected {:?}\n  found    {seen:?}", fault.name, fault.found);
+fn compare(mismatches: &mut String, fault: &Fault, found: &[String]) {
+    if found != fault.expected {
+        let _infallible = writeln!(mismatches, "{}:\n  expected {:?}\n  found    {found:?}", fault.name, fault.expected);
     }
 }

@@ -30,26 +30,26 @@ fn rows(command: &mut Command) -> Vec<String> {
     let output = command.output().unwrap();
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
-    rows.iter().map(|row| ["check", "verdict", "reason", "entity"].map(|key| word(row, key)).join(" ")).collect()
+    let field = |row: &Value, key: &str| row[key].as_str().unwrap_or("-").to_owned();
+    rows.iter().map(|row| ["check", "verdict", "reason", "entity"].map(|key| field(row, key)).join(" ")).collect()
 }
 
 /// Runs checks on a machine without the library, with this script as `nvidia-smi`.
 fn with_nvidia_smi(script: &str, checks: &[&str]) -> Vec<String> {
-    let standing = FakeMachine::hgx_h100().install(Path::new(PROGRAM), Path::new(NO_LIBRARY));
+    let machine = FakeMachine::hgx_h100().install(Path::new(PROGRAM), Path::new(NO_LIBRARY));
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nvidia-smi");
     fs::write(folder.path().join("log.xml"), LOG.replace("00000000:00:06.0", "00000000:18:00.0")).unwrap();
     fs::write(&program, format!("#!/bin/sh\ncd '{}'\n{script}\n", folder.path().display())).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:/usr/bin:/bin", folder.path().display());
-    rows(standing.command(checks).arg("--json").env("PATH", path))
+    rows(machine.command(checks).arg("--json").env("PATH", path))
 }
 
 #[test]
-fn where_the_library_cannot_be_loaded_nvidia_smi_is_read_and_what_it_does_not_tell_has_not_passed() {
+fn without_the_library_nvidia_smi_is_read_and_missing_fields_are_not_a_pass() {
     let checks = ["gpu-driver", "gpu-row-remap", "gpu-ecc-volatile", "gpu-inforom", "nvlink-state"];
-    let seen = with_nvidia_smi("[ \"$*\" = '-q -x' ] && cat log.xml", &checks);
+    let results = with_nvidia_smi("[ \"$*\" = '-q -x' ] && cat log.xml", &checks);
     let expected = [
         "gpu-driver pass within-limits node",
         "gpu-row-remap pass within-limits node",
@@ -57,23 +57,23 @@ fn where_the_library_cannot_be_loaded_nvidia_smi_is_read_and_what_it_does_not_te
         "gpu-inforom inconclusive failed node",
         "nvlink-state inconclusive failed node",
     ];
-    assert_eq!(seen, expected);
+    assert_eq!(results, expected);
     let pending = "sed 's/<remapped_row_pending>No/<remapped_row_pending>Yes/' log.xml";
-    let seen = with_nvidia_smi(pending, &["gpu-row-remap"]);
-    assert_eq!(seen, ["gpu-row-remap fail row-remap-pending gpu:0000:18:00.0"]);
+    let results = with_nvidia_smi(pending, &["gpu-row-remap"]);
+    assert_eq!(results, ["gpu-row-remap fail row-remap-pending gpu:0000:18:00.0"]);
 }
 
 #[test]
-fn without_a_whole_log_of_nvidia_smi_the_missing_library_is_what_is_told() {
+fn without_complete_nvidia_smi_output_the_missing_library_is_reported() {
     for script in ["exit 9", "head -c 2000 log.xml", "echo 'No devices were found'; exit 6", "yes"] {
-        let seen = with_nvidia_smi(script, &["gpu-row-remap"]);
-        assert_eq!(seen, ["gpu-row-remap inconclusive missing node"], "{script}");
+        let results = with_nvidia_smi(script, &["gpu-row-remap"]);
+        assert_eq!(results, ["gpu-row-remap inconclusive missing node"], "{script}");
     }
 }
 
 /// A machine with DCGM, whose engine is the listener at the test's own address.
 struct Engine {
-    standing: InstalledMachine,
+    machine: InstalledMachine,
     folder: TempDir,
     listener: Option<TcpListener>,
 }
@@ -82,14 +82,14 @@ impl Engine {
     fn new(text: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let policy = format!("[tests.dcgm-health.params]\naddress = \"{}\"\n", listener.local_addr().unwrap());
-        let standing = FakeMachine::hgx_h100().policy(&policy).install(Path::new(PROGRAM), library());
+        let machine = FakeMachine::hgx_h100().policy(&policy).install(Path::new(PROGRAM), library());
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("dcgm.toml"), text).unwrap();
-        Self { standing, folder, listener: Some(listener) }
+        Self { machine, folder, listener: Some(listener) }
     }
 
-    fn look(&self, dcgm: &Path) -> Vec<String> {
-        let mut command = self.standing.command(&["dcgm-health", "--json"]);
+    fn run_check(&self, dcgm: &Path) -> Vec<String> {
+        let mut command = self.machine.command(&["dcgm-health", "--json"]);
         rows(command.env("DOCTOR_DCGM", dcgm).env("DOCTOR_FAKE_NVIDIA_DCGM", self.folder.path().join("dcgm.toml")))
     }
 }
@@ -103,39 +103,39 @@ fn incident(gpu: u32, error: u32) -> String {
 #[test]
 fn health_watches_of_dcgm_3_and_4_are_findings_by_gpu_and_error() {
     for major in [3, 4] {
-        let well = format!("major = {major}\nwatched = 467\n{GPUS}");
-        assert_eq!(Engine::new(&well).look(library()), ["dcgm-health pass within-limits node"], "DCGM {major}");
-        let ill = format!("{well}{}{}", incident(1, 4), incident(0, 14));
-        let seen = Engine::new(&ill).look(library());
+        let healthy = format!("major = {major}\nwatched = 467\n{GPUS}");
+        assert_eq!(Engine::new(&healthy).run_check(library()), ["dcgm-health pass within-limits node"], "DCGM {major}");
+        let with_incidents = format!("{healthy}{}{}", incident(1, 4), incident(0, 14));
+        let results = Engine::new(&with_incidents).run_check(library());
         let expected =
             ["dcgm-health fail dcgm-isolate gpu:0000:28:00.0", "dcgm-health fail dcgm-triage gpu:0000:18:00.0"];
-        assert_eq!(seen, expected, "DCGM {major}");
+        assert_eq!(results, expected, "DCGM {major}");
     }
 }
 
 #[test]
-fn watches_that_were_off_are_switched_on_and_have_not_passed() {
+fn disabled_watches_are_enabled_and_are_not_a_pass() {
     let engine = Engine::new(&format!("major = 4\nwatched = 0\n{GPUS}{}", incident(0, 4)));
-    assert_eq!(engine.look(library()), ["dcgm-health inconclusive empty node"]);
-    assert_eq!(engine.look(library()), ["dcgm-health fail dcgm-isolate gpu:0000:18:00.0"]);
+    assert_eq!(engine.run_check(library()), ["dcgm-health inconclusive empty node"]);
+    assert_eq!(engine.run_check(library()), ["dcgm-health fail dcgm-isolate gpu:0000:18:00.0"]);
 }
 
 #[test]
-fn dcgm_that_is_not_installed_or_not_running_or_not_willing_is_told_apart() {
+fn dcgm_that_is_not_installed_not_running_or_refuses_has_different_results() {
     let engine = Engine::new(&format!("major = 4\nwatched = 467\n{GPUS}"));
-    assert_eq!(engine.look(Path::new(NO_LIBRARY)), ["dcgm-health not-applicable no-dcgm node"]);
-    let unwilling = Engine::new("major = 4\nconnect = -21\n");
-    assert_eq!(unwilling.look(library()), ["dcgm-health inconclusive failed node"]);
-    let mut gone = engine;
-    drop(gone.listener.take());
-    assert_eq!(gone.look(library()), ["dcgm-health not-applicable dcgm-not-running node"]);
+    assert_eq!(engine.run_check(Path::new(NO_LIBRARY)), ["dcgm-health not-applicable no-dcgm node"]);
+    let refusing = Engine::new("major = 4\nconnect = -21\n");
+    assert_eq!(refusing.run_check(library()), ["dcgm-health inconclusive failed node"]);
+    let mut stopped = engine;
+    drop(stopped.listener.take());
+    assert_eq!(stopped.run_check(library()), ["dcgm-health not-applicable dcgm-not-running node"]);
 }
 
 #[test]
-fn a_dcgm_that_hangs_hangs_nothing() {
+fn a_hung_dcgm_times_out() {
     let engine = Engine::new(&format!("major = 4\nwatched = 467\nhang = \"dcgmHealthCheck\"\n{GPUS}"));
     let started = Instant::now();
-    let mut command = engine.standing.command(&["dcgm-health", "--json"]);
+    let mut command = engine.machine.command(&["dcgm-health", "--json"]);
     command.env("DOCTOR_DCGM", library()).env("DOCTOR_FAKE_NVIDIA_DCGM", engine.folder.path().join("dcgm.toml"));
     assert_eq!(rows(&mut command), ["dcgm-health inconclusive timed-out node"]);
     assert!(started.elapsed() < Duration::from_secs(240), "it took {:?}", started.elapsed());

@@ -43,7 +43,7 @@ fn node(root: &Path, args: &[&str]) -> Output {
     command.env_remove("DOCTOR_SKU").env_remove("DOCTOR_LABEL").env_remove("DOCTOR_NODE_STATE").output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -55,9 +55,9 @@ fn aws(times: usize, instance_type: &'static str) -> String {
         for _ in 0..times * 2 {
             let Ok((mut stream, _)) = listener.accept() else { return };
             let reader = BufReader::new(stream.try_clone().unwrap());
-            let asked = reader.lines().map_while(Result::ok).take_while(|line| !line.is_empty());
-            let asked: Vec<_> = asked.collect();
-            let body = if asked[0].starts_with("PUT") { "token" } else { instance_type };
+            let request = reader.lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let request: Vec<_> = request.collect();
+            let body = if request[0].starts_with("PUT") { "token" } else { instance_type };
             let length = body.len();
             write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
         }
@@ -66,30 +66,30 @@ fn aws(times: usize, instance_type: &'static str) -> String {
 }
 
 #[test]
-fn the_cloud_is_asked_when_the_firmware_says_so_and_remembered_until_the_next_boot() {
+fn a_cloud_machine_queries_its_metadata_service_once_per_boot() {
     let root = machine("Amazon EC2", "not-a-type", 8);
     let state = tempfile::tempdir().unwrap();
     let state = state.path().to_str().unwrap();
     let url = aws(1, "p5en.48xlarge");
     for _ in 0..2 {
         let output = node(root.path(), &["profile", "show", "--metadata", &url, "--state", state]);
-        let text = said(&output);
+        let text = output_text(&output);
         assert_eq!(output.status.code(), Some(0), "{text}");
         assert!(text.contains("profile: p5en.48xlarge (by metadata)") && text.contains("efa_devices = 16"), "{text}");
     }
 }
 
 #[test]
-fn a_cloud_that_does_not_answer_leaves_the_other_signs() {
+fn without_the_metadata_service_the_other_facts_decide() {
     let root = machine("Amazon EC2", "p5.48xlarge", 8);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = node(root.path(), &["profile", "show", "--metadata", &format!("http://{closed}")]);
-    let text = said(&output);
+    let text = output_text(&output);
     assert!(text.contains("profile: p5.48xlarge (by product)") && text.contains("does not answer"), "{text}");
 }
 
 #[test]
-fn without_a_cloud_nobody_is_asked_and_the_gpus_tell() {
+fn without_a_cloud_no_service_is_queried_and_the_gpus_decide() {
     let root = machine("Supermicro", "SYS-821GE", 7);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -101,15 +101,15 @@ fn without_a_cloud_nobody_is_asked_and_the_gpus_tell() {
     assert!(listener.accept().is_err(), "the metadata service was queried");
     // The operator's choice overrides detection.
     let output = node(root.path(), &["profile", "show", "--sku", "Standard_ND96isr_H100_v5"]);
-    assert!(said(&output).contains("profile: nd96isr_h100_v5"), "{}", said(&output));
+    assert!(output_text(&output).contains("profile: nd96isr_h100_v5"), "{}", output_text(&output));
     let output = node(root.path(), &["profile", "show", "--sku", "none"]);
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
     let output = node(root.path(), &["profile", "show", "--sku", "p99"]);
-    assert!(output.status.code() == Some(3) && said(&output).contains("p5.48xlarge"), "{}", said(&output));
+    assert!(output.status.code() == Some(3) && output_text(&output).contains("p5.48xlarge"), "{}", output_text(&output));
 }
 
 #[test]
-fn the_found_profile_judges_and_without_one_a_size_is_not_judged_by_it() {
+fn checks_use_the_detected_profile_and_without_one_no_size_is_expected() {
     let root = machine("Supermicro", "SYS-1", 0);
     let memory = |args: &[&str]| {
         let output = node(root.path(), &[&["check", "memory", "--json"], args].concat());
@@ -123,26 +123,26 @@ fn the_found_profile_judges_and_without_one_a_size_is_not_judged_by_it() {
 }
 
 #[test]
-fn a_learnt_profile_fits_the_machine_that_taught_it() {
+fn a_learned_profile_fits_the_machine_it_was_learned_from() {
     let root = machine("Supermicro", "SYS 821GE", 8);
     let site = tempfile::tempdir().unwrap();
     let file = site.path().join("ours.toml");
     let out = file.to_str().unwrap();
     // Only the memory of this tree is a healthy machine's: nothing else is learnt.
     let output = node(root.path(), &["profile", "learn", "--anyway", "--out", out]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("sku = \"sys-821ge\"") && text.contains("mem_total_bytes = 2048000000000"), "{text}");
     let directory = site.path().to_str().unwrap();
     let output = node(root.path(), &["profile", "show", "--profiles", directory]);
-    assert!(said(&output).contains("profile: sys-821ge (by product)"), "{}", said(&output));
+    assert!(output_text(&output).contains("profile: sys-821ge (by product)"), "{}", output_text(&output));
     let output = node(root.path(), &["profile", "diff", out]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
 
     write(root.path(), "proc/meminfo", "MemTotal: 1000000000 kB\nMemAvailable: 900000000 kB\n");
     let output = node(root.path(), &["profile", "diff", "sys-821ge", "--profiles", directory]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("less"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
+    assert!(output_text(&output).contains("less"), "{}", output_text(&output));
     let output = node(root.path(), &["profile", "diff", "no-such-thing"]);
-    assert!(output.status.code() == Some(3) && said(&output).contains("neither a file nor a profile"));
+    assert!(output.status.code() == Some(3) && output_text(&output).contains("neither a file nor a profile"));
 }

@@ -22,23 +22,23 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
-struct Bed {
+struct Testbed {
     machine: InstalledMachine,
     folder: TempDir,
 }
 
-impl Bed {
+impl Testbed {
     /// A machine of this vendor, with this script as the vendor's tool if given.
     fn new(vendor: &str, tool: Option<&str>) -> Self {
         let machine = FakeMachine::hgx_h100().with_new("/sys/class/dmi/id/sys_vendor", &format!("{vendor}\n"));
-        let bed =
+        let testbed =
             Self { machine: machine.install(Path::new(PROGRAM), library()), folder: tempfile::tempdir().unwrap() };
         if let Some(script) = tool {
-            let path = bed.folder.path().join("nvidia-bug-report.sh");
+            let path = testbed.folder.path().join("nvidia-bug-report.sh");
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        bed
+        testbed
     }
 
     fn report(&self, more: &[&str]) -> (Output, Value) {
@@ -69,31 +69,31 @@ fn metadata() -> String {
                 .collect();
             let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default().to_owned();
             let allowed = lines.iter().any(|line| line == "X-aws-ec2-metadata-token: a-token-of-aws");
-            let answer = match path.as_str() {
+            let response = match path.as_str() {
                 "/latest/api/token" => Some("a-token-of-aws"),
                 "/latest/meta-data/instance-type" if allowed => Some("p5.48xlarge"),
                 "/latest/meta-data/instance-id" if allowed => Some("i-0123456789abcdef0"),
                 "/latest/meta-data/placement/group-name" if allowed => Some("train-a"),
                 _ => None,
             };
-            let answer = match answer {
+            let response = match response {
                 Some(text) => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()),
                 None => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(),
             };
             // The client may be gone.
-            let _heard = stream.write_all(answer.as_bytes());
+            let _heard = stream.write_all(response.as_bytes());
         }
     });
     url
 }
 
 #[test]
-fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
-    let bed = Bed::new("Amazon EC2", Some("echo working; printf 'all of it' >nvidia-bug-report.log.gz"));
+fn the_report_has_serials_firmware_cloud_instance_and_the_vendors_file() {
+    let testbed = Testbed::new("Amazon EC2", Some("echo working; printf 'all of it' >nvidia-bug-report.log.gz"));
     let url = metadata();
-    let (output, machine) = bed.report(&["--metadata", &url]);
+    let (output, machine) = testbed.report(&["--metadata", &url]);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(bed.left("nvidia-bug-report.log.gz").unwrap(), b"all of it");
+    assert_eq!(testbed.left("nvidia-bug-report.log.gz").unwrap(), b"all of it");
     assert_eq!(machine["vendor_report"]["file"], "nvidia-bug-report.log.gz", "{machine:#}");
     let gpus = machine["gpus"].as_array().unwrap();
     assert_eq!((gpus.len(), &machine["driver"]["version"]), (8, &"570.124.06".into()), "{machine:#}");
@@ -111,40 +111,40 @@ fn serials_firmware_cloud_and_the_vendors_file_are_written_down() {
     assert!(!machine.to_string().contains("a-token-of-aws"), "the token must not be stored");
 
     // Disabled: no query.
-    let (_, machine) = bed.report(&["--metadata", "none"]);
+    let (_, machine) = testbed.report(&["--metadata", "none"]);
     assert_eq!((&machine["cloud"]["name"], &machine["cloud"]["instance_id"]), (&"aws".into(), &Value::Null));
     assert!(machine["cloud"]["not_read"].is_string(), "{machine:#}");
 }
 
 #[test]
-fn why_there_is_no_vendors_file_is_written_down_instead() {
-    for (tool, why) in [
+fn the_report_says_why_there_is_no_vendors_file() {
+    for (tool, expected_reason) in [
         (None, "is not installed here"),
         (Some("echo 'please run it as root' >&2; exit 1"), "please run it as root"),
         (Some("exit 0"), "wrote no file"),
         (Some("head -c 13000000 /dev/zero >nvidia-bug-report.log.gz"), "the limit is 12 MiB"),
         (Some("exec sleep 600"), "did not end within"),
     ] {
-        let bed = Bed::new("Unknown Vendor", tool);
-        let limit = if why == "did not end within" { "1s" } else { "2m" };
-        let (output, machine) = bed.report(&["--limit", limit]);
+        let testbed = Testbed::new("Unknown Vendor", tool);
+        let limit = if expected_reason == "did not end within" { "1s" } else { "2m" };
+        let (output, machine) = testbed.report(&["--limit", limit]);
         assert!(output.status.success(), "{output:?}");
-        let said = machine["vendor_report"]["why_not"].as_str().unwrap_or_default();
-        assert!(said.contains(why), "{why}: {machine:#}");
+        let reason = machine["vendor_report"]["why_not"].as_str().unwrap_or_default();
+        assert!(reason.contains(expected_reason), "{expected_reason}: {machine:#}");
         assert_eq!(machine["cloud"], Value::Null, "its firmware names no cloud");
     }
 }
 
 #[test]
-fn what_a_tool_that_hangs_had_written_is_kept() {
-    let bed = Bed::new("Unknown Vendor", Some("echo 'the first half' >nvidia-bug-report.log; exec sleep 600"));
-    let (_, machine) = bed.report(&["--limit", "2s"]);
-    assert_eq!(bed.left("nvidia-bug-report.log").unwrap(), b"the first half\n");
-    let said = machine["vendor_report"]["file"].as_str().unwrap_or_default();
-    assert!(said.contains("nvidia-bug-report.log, truncated: it did not end within 2s"), "{machine:#}");
+fn the_partial_output_of_a_hung_tool_is_kept() {
+    let testbed = Testbed::new("Unknown Vendor", Some("echo 'the first half' >nvidia-bug-report.log; exec sleep 600"));
+    let (_, machine) = testbed.report(&["--limit", "2s"]);
+    assert_eq!(testbed.left("nvidia-bug-report.log").unwrap(), b"the first half\n");
+    let file_name = machine["vendor_report"]["file"].as_str().unwrap_or_default();
+    assert!(file_name.contains("nvidia-bug-report.log, truncated: it did not end within 2s"), "{machine:#}");
     // A file of an earlier run is not taken for this one's.
-    fs::write(bed.folder.path().join("nvidia-bug-report.sh"), "#!/bin/sh\nexit 3\n").unwrap();
-    let (_, machine) = bed.report(&[]);
+    fs::write(testbed.folder.path().join("nvidia-bug-report.sh"), "#!/bin/sh\nexit 3\n").unwrap();
+    let (_, machine) = testbed.report(&[]);
     assert!(machine["vendor_report"]["why_not"].as_str().unwrap_or_default().contains("exit status: 3"), "{machine:#}");
-    assert_eq!(bed.left("nvidia-bug-report.log"), None);
+    assert_eq!(testbed.left("nvidia-bug-report.log"), None);
 }

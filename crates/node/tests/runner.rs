@@ -49,16 +49,16 @@ fn is_alive(pid: &str) -> bool {
     stat.ok().and_then(|line| ProcStat::parse(&line)).is_some_and(|stat| !stat.has_exited())
 }
 
-fn wait(what: &str, mut look: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !look() {
-        assert!(begun.elapsed() < DEAD, "timed out waiting for {what}");
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < DEAD, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn a_program_brings_its_exit_code_and_both_streams() {
+fn a_program_returns_its_exit_code_and_both_streams() {
     let output = run(&shell("echo out; echo err >&2; exit 3", Span::from_secs(10)));
     assert_eq!(output, ProbeOutput::Ran { exit: Some(3), stdout: "out\n".into(), stderr: "err\n".into() });
     let killed = run(&shell("kill -9 $$", Span::from_secs(10)));
@@ -66,37 +66,37 @@ fn a_program_brings_its_exit_code_and_both_streams() {
 }
 
 #[test]
-fn at_its_time_limit_a_program_goes_with_all_that_it_started() {
+fn at_its_time_limit_a_program_is_killed_with_its_children() {
     let directory = tempfile::tempdir().unwrap();
     let pids = directory.path().join("pids");
     let script = format!("sleep 600 & echo $! > {0}; sleep 600 & echo $! >> {0}; wait", pids.display());
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(failure(&run(&shell(&script, Span::from_secs(2)))), FailureKind::TimedOut);
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
     let pids = fs::read_to_string(pids).unwrap();
     assert_eq!(pids.lines().count(), 2);
-    wait("both to be gone", || !pids.lines().any(is_alive));
+    wait_until("both to be gone", || !pids.lines().any(is_alive));
 }
 
 #[test]
-fn what_a_program_leaves_behind_in_its_group_is_ended_and_not_waited_for() {
-    let begun = Instant::now();
+fn processes_left_in_a_programs_group_are_killed_and_not_waited_for() {
+    let started = Instant::now();
     // The background process holds both pipes open.
     let output = run(&shell("sleep 600 & echo $!", Span::minutes(10)));
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
     let ProbeOutput::Ran { exit: Some(0), stdout, .. } = output else { panic!("{output:?}") };
-    wait("the one left behind to be gone", || !is_alive(&stdout));
+    wait_until("the one left behind to be gone", || !is_alive(&stdout));
 }
 
 #[test]
 fn a_program_that_prints_without_end_is_stopped() {
-    let begun = Instant::now();
+    let started = Instant::now();
     for script in ["yes", "yes >&2"] {
         assert_eq!(failure(&run(&shell(script, Span::minutes(10)))), FailureKind::TooLong);
     }
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
-    let most = format!("head -c {MAX_STREAM_BYTES} /dev/zero");
-    assert!(matches!(run(&shell(&most, Span::from_secs(60))), ProbeOutput::Ran { exit: Some(0), .. }));
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
+    let at_limit = format!("head -c {MAX_STREAM_BYTES} /dev/zero");
+    assert!(matches!(run(&shell(&at_limit, Span::from_secs(60))), ProbeOutput::Ran { exit: Some(0), .. }));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn the_time_limit_holds_for_a_program_that_closed_its_output() {
 }
 
 #[test]
-fn a_missing_or_forbidden_program_is_told_apart() {
+fn a_missing_program_differs_from_one_without_permission() {
     let exec = |program: &str| Probe::Exec { program: program.into(), args: vec![], timeout: Span::from_secs(5) };
     assert_eq!(failure(&run(&exec("/no/such/program"))), FailureKind::Missing);
     assert_eq!(failure(&run(&exec("/etc/passwd"))), FailureKind::Denied);
@@ -115,7 +115,7 @@ fn a_missing_or_forbidden_program_is_told_apart() {
 }
 
 #[test]
-fn files_are_read_below_the_root_and_never_without_bound() {
+fn files_are_read_below_the_root_and_up_to_a_limit() {
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
     fs::create_dir_all(at("proc/sys")).unwrap();
@@ -133,18 +133,18 @@ fn files_are_read_below_the_root_and_never_without_bound() {
 }
 
 #[test]
-fn a_pipe_that_nobody_writes_to_does_not_make_it_wait() {
+fn a_pipe_without_a_writer_does_not_block() {
     let root = tempfile::tempdir().unwrap();
-    let made = Command::new("mkfifo").arg(root.path().join("pipe")).status().unwrap();
-    assert!(made.success());
-    let begun = Instant::now();
+    let status = Command::new("mkfifo").arg(root.path().join("pipe")).status().unwrap();
+    assert!(status.success());
+    let started = Instant::now();
     let output = run_below(root.path(), &read("/pipe"));
     assert!(matches!(output, ProbeOutput::Text(ref text) if text.is_empty()), "{output:?}");
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
 }
 
 #[test]
-fn space_is_what_the_file_system_says() {
+fn free_space_is_that_of_the_file_system() {
     let output = run(&Probe::StatFs { path: "/".into() });
     let ProbeOutput::StatFs(space) = output else { panic!("{output:?}") };
     assert!(space.size > 0 && space.available <= space.free && space.free <= space.size, "{space:?}");
@@ -152,12 +152,12 @@ fn space_is_what_the_file_system_says() {
 }
 
 #[test]
-fn the_lines_of_a_program_are_seen_while_it_runs() {
-    let seen = std::cell::RefCell::new(Vec::new());
+fn a_programs_lines_are_echoed_while_it_runs() {
+    let echoed = std::cell::RefCell::new(Vec::new());
     let directory = tempfile::tempdir().unwrap();
     let first_is_seen = directory.path().join("seen");
     let echo = |line: &str| {
-        seen.borrow_mut().push(line.to_owned());
+        echoed.borrow_mut().push(line.to_owned());
         fs::write(&first_is_seen, "").unwrap();
     };
     let stop = Stop::never();
@@ -165,21 +165,21 @@ fn the_lines_of_a_program_are_seen_while_it_runs() {
     // It prints the second line only after the first was received.
     let script = format!("echo one; until [ -e {} ]; do sleep 0.05; done; printf two", first_is_seen.display());
     runner.run(&shell(&script, Span::minutes(2)));
-    assert_eq!(*seen.borrow(), ["one", "two"]);
+    assert_eq!(*echoed.borrow(), ["one", "two"]);
 }
 
 #[test]
 fn the_time_limit_of_the_job_stops_a_probe() {
     let stop = Stop::never().after(Duration::from_millis(200));
     let runner = LocalRunner::new("/", &stop).helper(PROGRAM);
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(failure(&runner.run(&shell("sleep 600", Span::from_secs(600)))), FailureKind::Killed);
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
     assert_eq!(failure(&runner.run(&read("/proc/meminfo"))), FailureKind::Killed, "nothing starts after that");
 }
 
 #[test]
-fn a_program_does_not_get_the_key_of_the_run() {
+fn a_program_does_not_get_the_run_key() {
     // In a separate process, so that this test's environment does not change.
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
@@ -214,13 +214,13 @@ impl Frozen {
         let image = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
         image.as_file().set_len(16 << 20).map_err(|error| error.to_string())?;
         let mount = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let (file, place) = (image.path().display().to_string(), mount.path().display().to_string());
+        let (file, mount_point) = (image.path().display().to_string(), mount.path().display().to_string());
         run("mkfs.ext4", &["-q", "-F", &file])?;
-        run("mount", &["-o", "loop", &file, &place])?;
-        let mut made = Self { mount, _image: image, frozen: false };
-        run("fsfreeze", &["--freeze", &place])?;
-        made.frozen = true;
-        Ok(made)
+        run("mount", &["-o", "loop", &file, &mount_point])?;
+        let mut frozen_fs = Self { mount, _image: image, frozen: false };
+        run("fsfreeze", &["--freeze", &mount_point])?;
+        frozen_fs.frozen = true;
+        Ok(frozen_fs)
     }
 
     fn thaw(&mut self) {
@@ -235,7 +235,7 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         self.thaw();
         // The stuck writer may need a moment to end.
-        wait("the mount to be free", || {
+        wait_until("the mount to be free", || {
             Command::new("umount").arg(self.mount.path()).output().is_ok_and(|output| output.status.success())
         });
     }
@@ -245,8 +245,8 @@ impl Drop for Frozen {
 fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
     let mut frozen = match Frozen::make() {
         Ok(frozen) => frozen,
-        Err(why) => {
-            println!("NOT RUN: a frozen file system: {why}");
+        Err(error) => {
+            println!("NOT RUN: a frozen file system: {error}");
             assert!(std::env::var_os("CI").is_none(), "in CI this must run");
             return;
         }
@@ -255,15 +255,15 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
     let stop = Stop::never();
     let runner = LocalRunner::new("/", &stop).helper(PROGRAM).state(Some(state.path()));
     let touch = shell(&format!("touch {}/file", frozen.mount.path().display()), Span::from_millis(300));
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(failure(&runner.run(&touch)), FailureKind::Abandoned);
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
 
     let does_not_wait = || {
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(failure(&runner.run(&touch)), FailureKind::Abandoned);
         // Its own limit is 300 ms.
-        begun.elapsed() < Duration::from_millis(200)
+        started.elapsed() < Duration::from_millis(200)
     };
     assert!((0..20).any(|_| does_not_wait()), "each further attempt waits");
     assert_eq!(fs::read_dir(state.path().join("abandoned")).unwrap().count(), 1, "it piles up");
@@ -272,7 +272,7 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
     let policy = state.path().join("policy.toml");
     let command = format!("command = [\"/bin/sh\", \"-c\", \"touch {}/file\"]", frozen.mount.path().display());
     fs::write(&policy, format!("[tests.stuck.params]\n{command}\ntimeout = \"300ms\"\n")).unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let other = Command::new(PROGRAM)
         .args(["check", "stuck", "--policy"])
         .arg(&policy)
@@ -280,12 +280,12 @@ fn what_cannot_be_killed_is_left_behind_once_and_tried_again_when_it_is_free() {
         .arg(state.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&other.stdout);
-    assert!(said.contains("still hangs from an earlier attempt"), "{said}");
+    let stdout = String::from_utf8_lossy(&other.stdout);
+    assert!(stdout.contains("still hangs from an earlier attempt"), "{stdout}");
     assert_eq!(other.status.code(), Some(3));
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
 
     frozen.thaw();
-    wait("the probe to work again", || matches!(runner.run(&touch), ProbeOutput::Ran { exit: Some(0), .. }));
+    wait_until("the probe to work again", || matches!(runner.run(&touch), ProbeOutput::Ran { exit: Some(0), .. }));
     assert_eq!(fs::read_dir(state.path().join("abandoned")).unwrap().count(), 0, "it is not forgotten");
 }

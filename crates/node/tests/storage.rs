@@ -36,17 +36,17 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 /// Small and short; the measurements do not matter here.
 const SMALL: &str = "size = '32MiB'\npattern_time = '200ms'\n";
 
-fn not_run(what: &str, why: &str) {
-    println!("NOT RUN: {what}: {why}");
+fn not_run(what: &str, reason: &str) {
+    println!("NOT RUN: {what}: {reason}");
     assert!(std::env::var_os("CI").is_none(), "in CI this must run");
 }
 
 /// Returns the fixture's value, or reports that the test did not run.
-macro_rules! bed {
-    ($what:literal, $bed:expr) => {
-        match has_fio().and_then(|()| $bed) {
-            Ok(bed) => bed,
-            Err(why) => return not_run($what, &why),
+macro_rules! fixture_or_skip {
+    ($what:literal, $fixture:expr) => {
+        match has_fio().and_then(|()| $fixture) {
+            Ok(value) => value,
+            Err(reason) => return not_run($what, &reason),
         }
     };
 }
@@ -63,10 +63,10 @@ fn run(program: &str, args: &[&str]) -> Result<Output, String> {
     }
 }
 
-fn wait(what: &str, mut look: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !look() {
-        assert!(begun.elapsed() < DEAD, "timed out waiting for {what}");
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < DEAD, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -75,14 +75,14 @@ fn wait(what: &str, mut look: impl FnMut() -> bool) {
 struct Mount {
     point: TempDir,
     /// What keeps it frozen or stopped.
-    held: Option<Held>,
+    hang: Option<Hang>,
     server: Option<Child>,
     /// Removed after the mount.
     image: Option<tempfile::NamedTempFile>,
 }
 
 #[derive(Clone, Copy)]
-enum Held {
+enum Hang {
     Frozen,
     Stopped,
 }
@@ -91,7 +91,7 @@ impl Mount {
     fn at(args: &[&str]) -> Result<Self, String> {
         let point = tempfile::tempdir().map_err(|error| error.to_string())?;
         run("mount", &[args, &[&point.path().display().to_string()]].concat())?;
-        Ok(Self { point, held: None, server: None, image: None })
+        Ok(Self { point, hang: None, server: None, image: None })
     }
 
     /// ext4 on a loop device, with the image in `folder`.
@@ -122,11 +122,11 @@ impl Mount {
         let point = tempfile::tempdir().map_err(|error| error.to_string())?;
         let server = Command::new("bindfs").arg("-f").arg(below).arg(point.path()).spawn();
         let server = server.map_err(|error| format!("bindfs: {error}"))?;
-        let mut mount = Self { point, held: None, server: Some(server), image: None };
-        let begun = Instant::now();
+        let mut mount = Self { point, hang: None, server: Some(server), image: None };
+        let started = Instant::now();
         while !mount.is_mounted() {
-            let ended = mount.server.as_mut().is_some_and(|server| !matches!(server.try_wait(), Ok(None)));
-            if ended || begun.elapsed() > Duration::from_secs(10) {
+            let server_ended = mount.server.as_mut().is_some_and(|server| !matches!(server.try_wait(), Ok(None)));
+            if server_ended || started.elapsed() > Duration::from_secs(10) {
                 return Err("bindfs cannot mount; is there /dev/fuse?".to_owned());
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -145,7 +145,7 @@ impl Mount {
 
     fn freeze(&mut self) -> Result<(), String> {
         run("fsfreeze", &["--freeze", &self.path().display().to_string()])?;
-        self.held = Some(Held::Frozen);
+        self.hang = Some(Hang::Frozen);
         Ok(())
     }
 
@@ -153,27 +153,27 @@ impl Mount {
         let server = self.server.as_ref().unwrap();
         signal(server.id(), Signal::STOP);
         let is_stopped = || stat(server.id()).is_some_and(|stat| stat.state == 'T');
-        wait("the server to stop", is_stopped);
-        self.held = Some(Held::Stopped);
+        wait_until("the server to stop", is_stopped);
+        self.hang = Some(Hang::Stopped);
     }
 
-    fn let_go(&mut self) {
-        match self.held.take() {
+    fn release(&mut self) {
+        match self.hang.take() {
             None => {}
-            Some(Held::Frozen) => {
+            Some(Hang::Frozen) => {
                 run("fsfreeze", &["--unfreeze", &self.path().display().to_string()]).unwrap();
             }
-            Some(Held::Stopped) => signal(self.server.as_ref().unwrap().id(), Signal::CONT),
+            Some(Hang::Stopped) => signal(self.server.as_ref().unwrap().id(), Signal::CONT),
         }
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.let_go();
+        self.release();
         // Stuck processes may need a moment to end.
         let path = self.path().display().to_string();
-        wait("the mount to be free", || !self.is_mounted() || run("umount", &[&path]).is_ok());
+        wait_until("the mount to be free", || !self.is_mounted() || run("umount", &[&path]).is_ok());
         if let Some(server) = &mut self.server {
             server.wait().unwrap();
         }
@@ -202,28 +202,28 @@ fn threads(pid: u32) -> Vec<PathBuf> {
 fn processes_on(path: &Path) -> Vec<u32> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let works_there = |pid: &u32| {
-        let is_there = |thread: &PathBuf| fs::read_link(thread.join("cwd")).is_ok_and(|cwd| cwd.starts_with(path));
-        let is_inside = threads(*pid).iter().any(is_there);
+    let uses_directory = |pid: &u32| {
+        let is_below = |thread: &PathBuf| fs::read_link(thread.join("cwd")).is_ok_and(|cwd| cwd.starts_with(path));
+        let is_inside = threads(*pid).iter().any(is_below);
         // A server of the mount has it as an argument too.
-        let told = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let is_told = told.contains("__test") && told.contains(path.to_str().unwrap());
-        (is_inside || is_told) && stat(*pid).is_some_and(|stat| !stat.has_exited())
+        let command_line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let has_argument = command_line.contains("__test") && command_line.contains(path.to_str().unwrap());
+        (is_inside || has_argument) && stat(*pid).is_some_and(|stat| !stat.has_exited())
     };
-    pids.filter(works_there).collect()
+    pids.filter(uses_directory).collect()
 }
 
-fn nothing_is_left(path: &Path) {
-    wait("the processes to go", || processes_on(path).is_empty());
-    let ours = path.join(".cluster-doctor");
-    wait("the files to go", || !ours.exists());
+fn expect_no_leftovers(path: &Path) {
+    wait_until("the processes to go", || processes_on(path).is_empty());
+    let test_directory = path.join(".cluster-doctor");
+    wait_until("the files to go", || !test_directory.exists());
 }
 
 /// A run of the test, as the runner does it.
 struct Tested {
     observation: Observation,
     judgement: Classification,
-    took: Duration,
+    elapsed: Duration,
     log: String,
 }
 
@@ -233,19 +233,19 @@ fn test(params: &str, state: Option<&Path>) -> Tested {
     let id = CheckId::new("storage").unwrap();
     let check = catalogue.get(&id).unwrap();
     let log = std::cell::RefCell::new(String::new());
-    let say = |line: &str| {
+    let log_line = |line: &str| {
         println!("| {line}");
         *log.borrow_mut() += &format!("{line}\n");
     };
-    let (stop, begun) = (Stop::never(), Instant::now());
-    let runner = LocalRunner::new("/", &stop).helper(PROGRAM).state(state).echo(&say);
+    let (stop, started) = (Stop::never(), Instant::now());
+    let runner = LocalRunner::new("/", &stop).helper(PROGRAM).state(state).echo(&log_line);
     let outputs: Vec<_> = (check.probes)(&params).iter().map(|probe| runner.run(probe)).collect();
-    let took = begun.elapsed();
+    let elapsed = started.elapsed();
     let observation = (check.interpret)(&params, &outputs);
     let judgement = classify(&catalogue.rules(&Policy::built_in()).unwrap(), None, &id, &observation);
     println!("{}: {}", judgement.reason, judgement.text);
     drop(outputs);
-    Tested { observation, judgement, took, log: log.into_inner() }
+    Tested { observation, judgement, elapsed, log: log.into_inner() }
 }
 
 impl Tested {
@@ -260,13 +260,13 @@ impl Tested {
     }
 }
 
-fn on(path: &Path) -> String {
+fn params_for(path: &Path) -> String {
     format!("mounts = ['{}']\n{SMALL}", path.display())
 }
 
 #[test]
 fn a_disk_is_measured_in_every_pattern_and_verified() {
-    bed!("fio", Ok(()));
+    fixture_or_skip!("fio", Ok(()));
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let tested = test(&format!("directories = ['{}']\n{SMALL}", directory.path().display()), None);
     assert_eq!(tested.verdict(), "pass within-limits");
@@ -280,126 +280,126 @@ fn a_disk_is_measured_in_every_pattern_and_verified() {
     assert!(tested.metric("randrw_read_p999").is_some() && tested.metric("randrw_write_p50").is_some());
     assert_eq!(tested.metric("storage_verified"), Some(f64::from(8 << 20)));
     assert!(tested.log.contains("iodepth_write_1file") && tested.log.contains("IOPS"), "{}", tested.log);
-    nothing_is_left(directory.path());
+    expect_no_leftovers(directory.path());
 }
 
 #[test]
-fn tmpfs_passes_and_a_file_system_without_direct_io_says_so() {
+fn tmpfs_passes_and_a_file_system_without_direct_io_is_measured_as_such() {
     for (mount, direct) in [(&["-t", "tmpfs", "-o", "size=1g", "bed"][..], None), (&["-t", "ramfs", "bed"], Some(0.0))]
     {
-        let mount = bed!("tmpfs", Mount::at(mount));
-        let tested = test(&on(mount.path()), None);
+        let mount = fixture_or_skip!("tmpfs", Mount::at(mount));
+        let tested = test(&params_for(mount.path()), None);
         assert_eq!(tested.verdict(), "pass within-limits");
         // For tmpfs it depends on the kernel.
         assert!(direct.is_none() || tested.metric("storage_direct") == direct, "{:?}", tested.observation);
-        nothing_is_left(mount.path());
+        expect_no_leftovers(mount.path());
     }
 }
 
 #[test]
 fn a_full_disk_is_a_finding() {
-    let mount = bed!("a full disk", Mount::disk(&std::env::temp_dir(), 64));
+    let mount = fixture_or_skip!("a full disk", Mount::disk(&std::env::temp_dir(), 64));
     fs::File::create(mount.path().join("data")).unwrap();
     let filled = run("fallocate", &["-l", "40M", &mount.path().join("data").display().to_string()]);
     filled.unwrap();
-    let tested = test(&on(mount.path()), None);
+    let tested = test(&params_for(mount.path()), None);
     assert_eq!(tested.verdict(), "fail storage-no-space");
-    nothing_is_left(mount.path());
+    expect_no_leftovers(mount.path());
     assert_eq!(fs::metadata(mount.path().join("data")).unwrap().len(), 40 << 20);
 }
 
 #[test]
 fn a_read_only_mount_is_a_finding() {
-    let mount = bed!("a read-only mount", Mount::at(&["-t", "tmpfs", "-o", "ro,size=1g", "bed"]));
-    let tested = test(&on(mount.path()), None);
+    let mount = fixture_or_skip!("a read-only mount", Mount::at(&["-t", "tmpfs", "-o", "ro,size=1g", "bed"]));
+    let tested = test(&params_for(mount.path()), None);
     assert_eq!(tested.verdict(), "fail storage-read-only");
-    nothing_is_left(mount.path());
+    expect_no_leftovers(mount.path());
 }
 
 #[test]
 fn a_disk_that_fails_beneath_its_file_system_is_a_finding() {
-    let (mount, image) = bed!("a failing disk", Mount::failing_disk());
-    let tested = test(&on(mount.path()), None);
+    let (mount, image) = fixture_or_skip!("a failing disk", Mount::failing_disk());
+    let tested = test(&params_for(mount.path()), None);
     assert_eq!(tested.verdict(), "fail storage-io-error");
-    wait("the processes to go", || processes_on(mount.path()).is_empty());
+    wait_until("the processes to go", || processes_on(mount.path()).is_empty());
     drop(mount);
     drop(image);
 }
 
 #[test]
-fn where_nothing_is_mounted_the_disk_below_is_not_tested_in_its_place() {
-    bed!("fio", Ok(()));
+fn a_missing_mount_is_a_finding_and_the_disk_below_is_not_tested() {
+    fixture_or_skip!("fio", Ok(()));
     let directory = tempfile::tempdir().unwrap();
-    assert_eq!(test(&on(directory.path()), None).verdict(), "fail storage-missing");
+    assert_eq!(test(&params_for(directory.path()), None).verdict(), "fail storage-missing");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn a_mount_that_does_not_answer_is_a_finding_in_time() {
+fn a_mount_that_does_not_respond_is_a_finding_within_the_timeout() {
     let below = tempfile::tempdir().unwrap();
-    let mut mount = bed!("a mount served by a process", Mount::served(below.path()));
+    let mut mount = fixture_or_skip!("a mount served by a process", Mount::served(below.path()));
     mount.stop();
-    let tested = test(&format!("{}stall = '1s'\n", on(mount.path())), None);
+    let tested = test(&format!("{}stall = '1s'\n", params_for(mount.path())), None);
     assert_eq!(tested.verdict(), "fail storage-stalled");
-    assert!(tested.took < Duration::from_secs(5), "{:?}", tested.took);
-    mount.let_go();
-    nothing_is_left(mount.path());
+    assert!(tested.elapsed < Duration::from_secs(5), "{:?}", tested.elapsed);
+    mount.release();
+    expect_no_leftovers(mount.path());
 }
 
 #[test]
-fn a_mount_that_hangs_while_fio_writes_is_left_alone_until_it_answers_again() {
-    let mut mount = bed!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
+fn a_mount_that_hangs_while_fio_writes_is_not_tested_again_until_it_responds() {
+    let mut mount = fixture_or_skip!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
     let state = tempfile::tempdir().unwrap();
     // Long enough that a busy machine does not stall by itself before it is frozen.
     let params =
         format!("mounts = ['{}']\nsize = '32MiB'\npattern_time = '30s'\nstall = '10s'\n", mount.path().display());
-    let mut node = started(&params, state.path());
+    let mut node = start_test(&params, state.path());
     wait_for_fio(mount.path());
-    if let Err(why) = mount.freeze() {
-        return not_run("a frozen file system", &why);
+    if let Err(error) = mount.freeze() {
+        return not_run("a frozen file system", &error);
     }
-    let begun = Instant::now();
-    let said = node.ended();
-    assert!(said.contains("storage-stalled") && said.contains("fio hangs in the kernel"), "{said}");
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    let started = Instant::now();
+    let output = node.wait_for_output();
+    assert!(output.contains("storage-stalled") && output.contains("fio hangs in the kernel"), "{output}");
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
     let hanging = processes_on(mount.path());
     assert!(hanging.iter().any(|pid| name(*pid) == "fio"), "{hanging:?}");
 
-    let (begun, again) = (Instant::now(), started(&params, state.path()).ended());
+    let (started, again) = (Instant::now(), start_test(&params, state.path()).wait_for_output());
     assert!(again.contains("storage-stalled") && again.contains("still hangs"), "{again}");
-    assert!(begun.elapsed() < DEAD, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < DEAD, "{:?}", started.elapsed());
     assert_eq!(processes_on(mount.path()), hanging, "they pile up");
 
-    mount.let_go();
+    mount.release();
     // The keeper removes the files at last.
-    nothing_is_left(mount.path());
+    expect_no_leftovers(mount.path());
 }
 
 #[test]
-fn a_frozen_file_system_is_a_finding_and_what_hangs_on_it_does_not_pile_up() {
-    let mut mount = bed!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
-    if let Err(why) = mount.freeze() {
-        return not_run("a frozen file system", &why);
+fn a_frozen_file_system_is_a_finding_and_hung_processes_do_not_pile_up() {
+    let mut mount = fixture_or_skip!("a frozen file system", Mount::disk(&std::env::temp_dir(), 1024));
+    if let Err(error) = mount.freeze() {
+        return not_run("a frozen file system", &error);
     }
     let state = tempfile::tempdir().unwrap();
-    let params = format!("{}stall = '1s'\n", on(mount.path()));
+    let params = format!("{}stall = '1s'\n", params_for(mount.path()));
     let tested = test(&params, Some(state.path()));
     assert_eq!(tested.verdict(), "fail storage-stalled");
-    assert!(tested.took < Duration::from_secs(6), "{:?}", tested.took);
+    assert!(tested.elapsed < Duration::from_secs(6), "{:?}", tested.elapsed);
     assert_eq!(processes_on(mount.path()).len(), 1, "the one that cannot be killed");
 
     let again = test(&params, Some(state.path()));
     assert_eq!(again.verdict(), "fail storage-stalled");
     assert!(again.judgement.text.contains("still hangs"), "{}", again.judgement.text);
-    assert!(again.took < Duration::from_secs(2), "{:?}", again.took);
+    assert!(again.elapsed < Duration::from_secs(2), "{:?}", again.elapsed);
     assert_eq!(processes_on(mount.path()).len(), 1, "they pile up");
 
-    mount.let_go();
-    wait("the processes to go", || processes_on(mount.path()).is_empty());
-    let tested = test(&format!("{}timeout = '2s'\n", on(mount.path())), Some(state.path()));
+    mount.release();
+    wait_until("the processes to go", || processes_on(mount.path()).is_empty());
+    let tested = test(&format!("{}timeout = '2s'\n", params_for(mount.path())), Some(state.path()));
     assert_eq!(tested.verdict(), "inconclusive timed-out", "it is tried again, and not for longer than it may");
     assert!(tested.log.contains("MiB free"), "{}", tested.log);
-    nothing_is_left(mount.path());
+    expect_no_leftovers(mount.path());
 }
 
 /// A running `doctor-node test storage`.
@@ -408,11 +408,11 @@ struct Node {
     _policy: TempDir,
 }
 
-fn started(params: &str, state: &Path) -> Node {
-    started_with(params, state, std::env::var("PATH").unwrap().as_ref())
+fn start_test(params: &str, state: &Path) -> Node {
+    start_test_with(params, state, std::env::var("PATH").unwrap().as_ref())
 }
 
-fn started_with(params: &str, state: &Path, path: &Path) -> Node {
+fn start_test_with(params: &str, state: &Path, path: &Path) -> Node {
     let policy = tempfile::tempdir().unwrap();
     let file = policy.path().join("policy.toml");
     fs::write(&file, format!("[tests.storage.params]\n{params}")).unwrap();
@@ -424,11 +424,11 @@ fn started_with(params: &str, state: &Path, path: &Path) -> Node {
 
 impl Node {
     /// Returns its output.
-    fn ended(&mut self) -> String {
-        let said = BufReader::new(self.child.stdout.take().unwrap());
-        let said: Vec<_> = said.lines().map(Result::unwrap).collect();
+    fn wait_for_output(&mut self) -> String {
+        let lines = BufReader::new(self.child.stdout.take().unwrap());
+        let lines: Vec<_> = lines.lines().map(Result::unwrap).collect();
         self.child.wait().unwrap();
-        said.join("\n")
+        lines.join("\n")
     }
 
     /// Returns the pid of the test's own process.
@@ -439,73 +439,73 @@ impl Node {
     }
 }
 
-fn is_running(pid: u32, what: &str) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|told| told.contains(what))
+fn is_running(pid: u32, argument: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| command_line.contains(argument))
 }
 
 /// Starts a long test and waits until fio writes.
-fn in_the_midst(directory: &Path, state: &Path) -> Node {
+fn start_and_wait_for_fio(directory: &Path, state: &Path) -> Node {
     let params = format!("directories = ['{}']\nsize = '32MiB'\npattern_time = '30s'\n", directory.display());
-    let node = started(&params, state);
+    let node = start_test(&params, state);
     wait_for_fio(directory);
     node
 }
 
 fn wait_for_fio(directory: &Path) {
-    wait("fio to write", || {
+    wait_until("fio to write", || {
         let runs = fs::read_dir(directory.join(".cluster-doctor")).into_iter().flatten().flatten();
         runs.into_iter().any(|run| fs::metadata(run.path().join("one")).is_ok_and(|file| file.len() > 0))
     });
 }
 
 #[test]
-fn told_to_stop_it_is_gone_within_two_seconds_with_all_its_files() {
-    bed!("fio", Ok(()));
-    let stop_takes = || {
+fn on_sigterm_the_test_ends_within_two_seconds_and_removes_its_files() {
+    fixture_or_skip!("fio", Ok(()));
+    let time_to_stop = || {
         let (directory, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut node = in_the_midst(directory.path(), state.path());
-        let begun = Instant::now();
+        let mut node = start_and_wait_for_fio(directory.path(), state.path());
+        let started = Instant::now();
         signal(node.child.id(), Signal::TERM);
-        let (said, took) = (node.ended(), begun.elapsed());
-        assert!(said.contains("inconclusive") && said.contains("stopped by a signal"), "{said}");
-        nothing_is_left(directory.path());
-        took
+        let (output, elapsed) = (node.wait_for_output(), started.elapsed());
+        assert!(output.contains("inconclusive") && output.contains("stopped by a signal"), "{output}");
+        expect_no_leftovers(directory.path());
+        elapsed
     };
     // A busy machine may miss the limit a few times; a program that is too slow misses it every time.
-    assert!((0..10).any(|_| stop_takes() < Duration::from_secs(2)), "it never takes less than two seconds");
+    assert!((0..10).any(|_| time_to_stop() < Duration::from_secs(2)), "it never takes less than two seconds");
 }
 
 #[test]
 fn killed_at_any_level_it_leaves_nothing() {
-    bed!("fio", Ok(()));
+    fixture_or_skip!("fio", Ok(()));
     for of in [Node::test_process, |node: &Node| node.child.id()] {
         let (directory, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut node = in_the_midst(directory.path(), state.path());
+        let mut node = start_and_wait_for_fio(directory.path(), state.path());
         signal(of(&node), Signal::KILL);
-        node.ended();
-        nothing_is_left(directory.path());
+        node.wait_for_output();
+        expect_no_leftovers(directory.path());
     }
 }
 
 #[test]
 fn what_a_test_left_whose_every_process_was_killed_goes_with_the_next_one() {
-    bed!("fio", Ok(()));
+    fixture_or_skip!("fio", Ok(()));
     let (directory, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let mut node = in_the_midst(directory.path(), state.path());
+    let mut node = start_and_wait_for_fio(directory.path(), state.path());
     let all = [processes_on(directory.path()), vec![node.test_process(), node.child.id()]].concat();
     assert!(all.len() >= 4, "the test, its keeper, fio and the command: {all:?}");
     // Kill the keeper first, or it would clean up.
     let (keeper, others): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|pid| is_running(*pid, "storage-keep"));
     for pid in keeper.into_iter().chain(others) {
         // Some end with their parents.
-        let _gone = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
+        let _killed = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
     }
-    node.ended();
-    wait("all to be gone", || processes_on(directory.path()).is_empty());
+    node.wait_for_output();
+    wait_until("all to be gone", || processes_on(directory.path()).is_empty());
     assert!(directory.path().join(".cluster-doctor").exists());
     let tested = test(&format!("directories = ['{}']\n{SMALL}timeout = '2s'\n", directory.path().display()), None);
     assert!(tested.log.contains("removed the files of 1 earlier tests"), "{}", tested.log);
-    nothing_is_left(directory.path());
+    expect_no_leftovers(directory.path());
 }
 
 /// A directory with this script as `fio`, before the real one in `PATH`.
@@ -519,8 +519,8 @@ fn with_fio(script: &str) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn a_byte_that_comes_back_changed_is_found() {
-    bed!("fio", Ok(()));
+fn a_corrupted_byte_is_found() {
+    fixture_or_skip!("fio", Ok(()));
     let real = String::from_utf8(run("sh", &["-c", "command -v fio"]).unwrap().stdout).unwrap();
     // Writes as requested, then changes one byte on disk before it is read back.
     let script = format!(
@@ -532,25 +532,25 @@ fn a_byte_that_comes_back_changed_is_found() {
     let (_bin, path) = with_fio(&script);
     let (directory, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let params = format!("directories = ['{}']\n{SMALL}", directory.path().display());
-    let said = started_with(&params, state.path(), &path).ended();
-    assert!(said.contains("storage-corrupt") && said.contains("isolate"), "{said}");
-    nothing_is_left(directory.path());
+    let output = start_test_with(&params, state.path(), &path).wait_for_output();
+    assert!(output.contains("storage-corrupt") && output.contains("isolate"), "{output}");
+    expect_no_leftovers(directory.path());
 }
 
 #[test]
-fn without_fio_or_with_one_that_fails_it_is_inconclusive() {
+fn without_fio_or_if_fio_fails_the_test_is_inconclusive() {
     let (directory, state, empty) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let params = format!("directories = ['{}']\n{SMALL}", directory.path().display());
-    let mut without = started_with(&params, state.path(), empty.path());
-    let said = without.ended();
-    assert!(said.contains("\"inconclusive\"") && said.contains("fio is not installed"), "{said}");
+    let mut without = start_test_with(&params, state.path(), empty.path());
+    let output = without.wait_for_output();
+    assert!(output.contains("\"inconclusive\"") && output.contains("fio is not installed"), "{output}");
     assert_eq!(without.child.wait().unwrap().code(), Some(3));
 
     let script =
         "#!/bin/sh\ncase \"$1\" in --version) echo fio-3.33;; --enghelp=*) ;; *) echo broken >&2; exit 1;; esac\n";
     let (_bin, path) = with_fio(script);
-    let said = started_with(&params, state.path(), &path).ended();
-    assert!(said.contains("\"inconclusive\"") && said.contains("exit code 1: broken"), "{said}");
-    nothing_is_left(directory.path());
+    let output = start_test_with(&params, state.path(), &path).wait_for_output();
+    assert!(output.contains("\"inconclusive\"") && output.contains("exit code 1: broken"), "{output}");
+    expect_no_leftovers(directory.path());
 }

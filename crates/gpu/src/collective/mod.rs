@@ -72,23 +72,23 @@ impl LocalRanks {
             return Err(ProbeFailure::new(FailureKind::Missing, "the CUDA driver sees no GPU on this machine"));
         }
         let nccl = Nccl::open(nccl).map_err(|error| error.failure())?;
-        let looked = thread::scope(|scope| {
-            let look = |index| {
+        let query_results = thread::scope(|scope| {
+            let query = |index| {
                 scope.spawn({
                     let cuda = &cuda;
                     move || query_gpu(cuda, index)
                 })
             };
-            let threads: Vec<_> = (0..count).map(look).collect();
+            let threads: Vec<_> = (0..count).map(query).collect();
             threads.into_iter().map(|thread| thread.join().expect("the query does not panic")).collect::<Vec<_>>()
         });
-        let (mut gpus, mut room) = (Vec::new(), u64::MAX);
-        for seen in looked {
-            let (gpu, free) = seen.map_err(|error| error.failure())?;
+        let (mut gpus, mut max_message_bytes) = (Vec::new(), u64::MAX);
+        for result in query_results {
+            let (gpu, free) = result.map_err(|error| error.failure())?;
             gpus.push(gpu);
-            room = room.min(free / SHARE_OF_FREE);
+            max_message_bytes = max_message_bytes.min(free / SHARE_OF_FREE);
         }
-        Ok(Self { cuda, nccl, gpus, max_message_bytes: room })
+        Ok(Self { cuda, nccl, gpus, max_message_bytes })
     }
 
     /// Returns the PCI addresses, in the driver's order.

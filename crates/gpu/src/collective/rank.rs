@@ -67,8 +67,8 @@ pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task
     };
     let rank = match Rank::join(&gpu, nccl, number, task, steps) {
         Ok(rank) => rank,
-        Err(ended) => {
-            report.broken = Some(ended.into_failure());
+        Err(failure) => {
+            report.broken = Some(failure.into_failure());
             return (steps.report)(report);
         }
     };
@@ -98,11 +98,11 @@ impl<'a> Rank<'a> {
         steps: &'a RankBarrier<'a>,
     ) -> Result<Self, RankError> {
         let values = ValueKernels::load(gpu)?;
-        if let Some(why) = values.negative_control(task.ranks)? {
-            return Err(RankError::ControlFailed(format!("the test does not detect planted errors: {why}")));
+        if let Some(problem) = values.negative_control(task.ranks)? {
+            return Err(RankError::ControlFailed(format!("the test does not detect planted errors: {problem}")));
         }
-        let most = task.sizes.last().copied().unwrap_or_default() as usize;
-        let (share, sum) = (gpu.allocate(most)?, gpu.allocate(most)?);
+        let max_bytes = task.sizes.last().copied().unwrap_or_default() as usize;
+        let (share, sum) = (gpu.allocate(max_bytes)?, gpu.allocate(max_bytes)?);
         wait_at_barrier(steps, 0)?;
         let communicator = nccl.join(gpu, task.id, number, task.ranks)?;
         Ok(Self { communicator, share, sum, values, gpu, task, steps, rank: number })
@@ -135,8 +135,8 @@ impl<'a> Rank<'a> {
         // A sum of one share; each rank's message differs.
         let message = |rank: u32| TestValues::new(1, RING_SEED ^ rank);
         let shares = || self.values.fill(message(self.rank), 0, &self.share, count);
-        let exchange = |go_on: &dyn Fn() -> bool| {
-            self.communicator.exchange((&self.share, next), (&self.sum, before), count, go_on)
+        let exchange = |keep_waiting: &dyn Fn() -> bool| {
+            self.communicator.exchange((&self.share, next), (&self.sum, before), count, keep_waiting)
         };
         let mut seconds = f64::INFINITY;
         for round in 0..RING_ROUNDS {
@@ -162,7 +162,7 @@ impl<'a> Rank<'a> {
         let count = bytes as usize / size_of::<f32>();
         let numbers = TestValues::new(self.task.ranks, seed);
         let shares = || self.values.fill(numbers, self.rank, &self.share, count);
-        let add_up = |go_on: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, go_on);
+        let add_up = |keep_waiting: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, keep_waiting);
         let seconds = self.pass(bytes, repeats, shares, add_up)?;
         let (wrong, listed) = self.values.check(numbers, &self.sum, count)?;
         Ok((wrong, listed, seconds))
@@ -181,9 +181,9 @@ impl<'a> Rank<'a> {
         self.gpu.synchronize()?;
         let deadline = Instant::now() + self.task.stall;
         let what = || format!("a message of {bytes} bytes");
-        let go_on = || self.should_continue(deadline);
+        let keep_waiting = || self.should_continue(deadline);
         let ask =
-            |times| (0..times).try_for_each(|_| once(&go_on).map_err(|error| self.aborted_as_hung(error, &what())));
+            |times| (0..times).try_for_each(|_| once(&keep_waiting).map_err(|error| self.aborted_as_hung(error, &what())));
         if repeats > 1 {
             // Not timed: when it completes, all ranks have arrived.
             ask(1)?;

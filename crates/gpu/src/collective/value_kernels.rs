@@ -44,28 +44,28 @@ impl<'g> ValueKernels<'g> {
     pub(super) fn check(
         &self,
         numbers: TestValues,
-        got: &Buffer<'_>,
+        sums: &Buffer<'_>,
         count: usize,
     ) -> Result<(u64, Vec<WrongElement>), CudaError> {
         self.count.fill(0)?;
         let TestValues { ranks, range, seed } = numbers;
-        let (wrong, listed) = (Argument::Buffer(&self.count), Argument::Buffer(&self.listed));
+        let (wrong_count, wrong_elements) = (Argument::Buffer(&self.count), Argument::Buffer(&self.listed));
         let count = (count as u64).into();
-        let arguments = [got.into(), count, ranks.into(), seed.into(), range.into(), wrong, listed, MAX_LISTED.into()];
+        let arguments = [sums.into(), count, ranks.into(), seed.into(), range.into(), wrong_count, wrong_elements, MAX_LISTED.into()];
         self.module.function("check_sums")?.launch(self.launch, &arguments)?;
-        let wrong = self.count.read::<u64>(1)?[0];
-        if wrong == 0 {
+        let wrong_count = self.count.read::<u64>(1)?[0];
+        if wrong_count == 0 {
             return Ok((0, Vec::new()));
         }
-        let words = self.listed.read::<u32>(wrong.min(u64::from(MAX_LISTED)) as usize * WRONG_WORDS)?;
+        let encoded = self.listed.read::<u32>(wrong_count.min(u64::from(MAX_LISTED)) as usize * WRONG_WORDS)?;
         let element = |word: &[u32]| {
-            let place = u64::from(word[0]) | u64::from(word[1]) << 32;
-            let lost = numbers.missing_rank(place, f32::from_bits(word[3]));
-            WrongElement { place, expected: word[2], got: word[3], lost }
+            let index = u64::from(word[0]) | u64::from(word[1]) << 32;
+            let missing_rank = numbers.missing_rank(index, f32::from_bits(word[3]));
+            WrongElement { place: index, expected: word[2], got: word[3], lost: missing_rank }
         };
-        let mut listed: Vec<_> = words.chunks_exact(WRONG_WORDS).map(element).collect();
-        listed.sort_by_key(|element| element.place);
-        Ok((wrong, listed))
+        let mut wrong_elements: Vec<_> = encoded.chunks_exact(WRONG_WORDS).map(element).collect();
+        wrong_elements.sort_by_key(|element| element.place);
+        Ok((wrong_count, wrong_elements))
     }
 
     /// Injects errors into correct sums and verifies that each is found at its position, and nothing else.
@@ -74,32 +74,32 @@ impl<'g> ValueKernels<'g> {
     pub(super) fn negative_control(&self, ranks: u32) -> Result<Option<String>, CudaError> {
         const COUNT: usize = 1 << 14;
         let numbers = TestValues::new(ranks, u32::MAX);
-        let sums: Vec<f32> = (0..COUNT as u64).map(|place| numbers.sum(place)).collect();
+        let sums: Vec<f32> = (0..COUNT as u64).map(|index| numbers.sum(index)).collect();
         let buffer = self.gpu.upload(&sums)?;
-        let (wrong, listed) = self.check(numbers, &buffer, COUNT)?;
-        if wrong > 0 {
-            return Ok(Some(format!("{wrong} correct sums were reported as wrong, such as index {}", listed[0].place)));
+        let (wrong_count, wrong_elements) = self.check(numbers, &buffer, COUNT)?;
+        if wrong_count > 0 {
+            return Ok(Some(format!("{wrong_count} correct sums were reported as wrong, such as index {}", wrong_elements[0].place)));
         }
-        let sum = |place: u64| sums[place as usize];
-        let without = |place: u64| sum(place) - sum(place).signum() * numbers.share(place, ranks - 1) as f32;
+        let sum = |index: u64| sums[index as usize];
+        let without = |index: u64| sum(index) - sum(index).signum() * numbers.share(index, ranks - 1) as f32;
         // A lost value, a flipped bit, a NaN, a neighbour's value, and a sum without the last rank's share.
-        let planted = [
+        let injected = [
             (3u64, 0u32, 0u32),
             (4_097, 1, 1 << 13),
             (8_190, 2, 0),
             (12_001, 3, sum(12_002).to_bits()),
             (16_383, 3, without(16_383).to_bits()),
         ];
-        for (place, kind, value) in planted {
-            let arguments = [(&buffer).into(), place.into(), kind.into(), value.into()];
+        for (index, kind, value) in injected {
+            let arguments = [(&buffer).into(), index.into(), kind.into(), value.into()];
             self.module.function("plant_number")?.launch(Launch::new(1, 1), &arguments)?;
         }
-        let (wrong, listed) = self.check(numbers, &buffer, COUNT)?;
-        let found: Vec<u64> = listed.iter().map(|element| element.place).collect();
-        let places = planted.map(|(place, ..)| place);
-        let lost = listed.last().and_then(|element| element.lost);
-        Ok((wrong != places.len() as u64 || found != places || lost != Some(ranks - 1))
-            .then(|| format!("errors were planted at {places:?}, and {wrong} were found, at {found:?}")))
+        let (wrong_count, wrong_elements) = self.check(numbers, &buffer, COUNT)?;
+        let found_indices: Vec<u64> = wrong_elements.iter().map(|element| element.place).collect();
+        let indices = injected.map(|(index, ..)| index);
+        let missing_rank = wrong_elements.last().and_then(|element| element.lost);
+        Ok((wrong_count != indices.len() as u64 || found_indices != indices || missing_rank != Some(ranks - 1))
+            .then(|| format!("errors were planted at {indices:?}, and {wrong_count} were found, at {found_indices:?}")))
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
 
     /// Driver 525 shipped with CUDA 12.0 and accepts PTX up to 8.0.
     #[test]
-    fn the_kernels_are_ptx_that_the_oldest_driver_understands() {
+    fn the_kernels_are_ptx_that_the_oldest_supported_driver_accepts() {
         let mut lines = KERNELS.lines();
         assert_eq!((lines.next(), lines.next()), (Some(".version 8.0"), Some(".target sm_80")));
         for kernel in ["fill_shares", "check_sums", "plant_number"] {

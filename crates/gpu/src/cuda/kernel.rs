@@ -41,9 +41,9 @@ impl<'c> Gpu<'c> {
         sources: &[&str],
         work: impl FnOnce() -> Result<T, CudaError>,
     ) -> Result<(Vec<Module<'_>>, T), CudaError> {
-        let this = SharedGpu(self);
+        let shared = SharedGpu(self);
         let (loaded, done) = thread::scope(|scope| {
-            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || this.load(ptx))).collect();
+            let threads: Vec<_> = sources.iter().map(|ptx| scope.spawn(move || shared.load(ptx))).collect();
             let done = work();
             let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("loading does not panic");
             (threads.into_iter().map(join).collect::<Vec<Result<ModuleHandle, CudaError>>>(), done)
@@ -97,11 +97,11 @@ impl SharedGpu<'_> {
 }
 
 fn with_log(error: CudaError, log: &[u8]) -> CudaError {
-    let said = String::from_utf8_lossy(log);
-    let said = said.trim_end_matches('\0').lines().next().unwrap_or_default();
+    let first_line = String::from_utf8_lossy(log);
+    let first_line = first_line.trim_end_matches('\0').lines().next().unwrap_or_default();
     match error {
-        CudaError::Driver(mut error) if !said.is_empty() => {
-            error.name = format!("{}: {said}", error.name);
+        CudaError::Driver(mut error) if !first_line.is_empty() => {
+            error.name = format!("{}: {first_line}", error.name);
             CudaError::Driver(error)
         }
         other => other,

@@ -84,8 +84,8 @@ impl Cuda {
         self.check("cuDeviceGet", unsafe { (self.symbols.device_get)(&raw mut device, index) })?;
         let mut context = ptr::null_mut();
         // SAFETY: the pointer points to a live variable; the device is the one just found.
-        let kept = unsafe { (self.symbols.context_retain)(&raw mut context, device) };
-        self.check("cuDevicePrimaryCtxRetain", kept)?;
+        let code = unsafe { (self.symbols.context_retain)(&raw mut context, device) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
         let gpu = Gpu { cuda: self, device, context, timers: Cell::new(None), not_send: PhantomData };
         // SAFETY: the context was just retained and is released when the `Gpu` is dropped.
         self.check("cuCtxSetCurrent", unsafe { (self.symbols.context_set)(context) })?;
@@ -211,7 +211,7 @@ impl<'c> Gpu<'c> {
     pub fn timed_while<E: From<CudaError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
-        mut go_on: impl FnMut() -> Result<bool, E>,
+        mut keep_going: impl FnMut() -> Result<bool, E>,
     ) -> Result<Option<f64>, E> {
         const NOT_READY: i32 = 600;
         let (from, to) = self.timers()?;
@@ -222,7 +222,7 @@ impl<'c> Gpu<'c> {
         loop {
             // SAFETY: an event of this context.
             match unsafe { (symbols.event_query)(to) } {
-                NOT_READY if !go_on()? => return Ok(None),
+                NOT_READY if !keep_going()? => return Ok(None),
                 NOT_READY => thread::sleep(POLL_INTERVAL),
                 code => {
                     self.check("cuEventQuery", code)?;

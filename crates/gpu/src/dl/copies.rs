@@ -55,14 +55,14 @@ fn to_host(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) 
 fn on_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<CopyResult, CudaError> {
     // Well beyond the cache.
     let bytes = 16 * BYTES;
-    let (here, there, pattern) = (gpu.allocate(bytes)?, gpu.allocate(bytes)?, Pattern::random(3));
-    tester.fill(pattern, &here)?;
+    let (original, copy, pattern) = (gpu.allocate(bytes)?, gpu.allocate(bytes)?, Pattern::random(3));
+    tester.fill(pattern, &original)?;
     // Each byte is read and written.
-    let rate = median_rate(2 * bytes, || gpu.timed(|| there.copy_from(&here, bytes)))?;
-    here.fill(0)?;
-    here.copy_from(&there, bytes)?;
-    tester.verify(pattern, &here)?;
-    Ok(CopyResult { rate, wrong: tester.take_wrong_words(pattern, &[here])?.0 })
+    let rate = median_rate(2 * bytes, || gpu.timed(|| copy.copy_from(&original, bytes)))?;
+    original.fill(0)?;
+    original.copy_from(&copy, bytes)?;
+    tester.verify(pattern, &original)?;
+    Ok(CopyResult { rate, wrong: tester.take_wrong_words(pattern, &[original])?.0 })
 }
 
 /// Copies from one GPU to another and back. Both are open on this thread; the testers belong to them.
@@ -70,17 +70,17 @@ pub fn between(from: &MemoryTester<'_>, to: &MemoryTester<'_>) -> Result<CopyRes
     let (near, far, pattern) = (from.gpu(), to.gpu(), Pattern::random(4));
     far.make_current()?;
     far.enable_peer_access(near)?;
-    let there = far.allocate(BYTES)?;
+    let copy = far.allocate(BYTES)?;
     near.make_current()?;
     near.enable_peer_access(far)?;
-    let here = near.allocate(BYTES)?;
-    from.fill(pattern, &here)?;
-    let rate = median_rate(BYTES, || near.timed(|| there.copy_from_peer(&here, BYTES)))?;
-    here.fill(0)?;
-    here.copy_from_peer(&there, BYTES)?;
-    from.verify(pattern, &here)?;
-    let wrong = from.take_wrong_words(pattern, std::slice::from_ref(&here))?.0;
-    Ok(CopyResult { rate, wrong })
+    let original = near.allocate(BYTES)?;
+    from.fill(pattern, &original)?;
+    let rate = median_rate(BYTES, || near.timed(|| copy.copy_from_peer(&original, BYTES)))?;
+    original.fill(0)?;
+    original.copy_from_peer(&copy, BYTES)?;
+    from.verify(pattern, &original)?;
+    let wrong_words = from.take_wrong_words(pattern, std::slice::from_ref(&original))?.0;
+    Ok(CopyResult { rate, wrong: wrong_words })
 }
 
 fn median_rate(bytes: usize, mut copy: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {

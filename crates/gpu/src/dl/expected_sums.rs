@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_that_of_the_multiplied_matrices() {
+    fn the_checksum_equals_that_of_the_multiplied_matrices() {
         let (m, n, k, range) = (5, 7, 19, 7);
         let expected: Vec<u32> = (0..m)
             .map(|i| {
@@ -98,13 +98,13 @@ mod tests {
 
     #[test]
     fn numbers_fill_their_range_evenly() {
-        let mut seen = [0u32; 15];
+        let mut counts = [0u32; 15];
         for row in 0..64 {
             for k in 0..512 {
-                seen[(number_at(SEED_A, row, k, 7) + 7) as usize] += 1;
+                counts[(number_at(SEED_A, row, k, 7) + 7) as usize] += 1;
             }
         }
         let expected = 64.0 * 512.0 / 15.0;
-        assert!(seen.iter().all(|&count| (f64::from(count) - expected).abs() < expected * 0.15), "{seen:?}");
+        assert!(counts.iter().all(|&count| (f64::from(count) - expected).abs() < expected * 0.15), "{counts:?}");
     }
 }

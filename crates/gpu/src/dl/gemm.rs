@@ -288,9 +288,9 @@ impl Gemm<'_> {
         ];
         // One warp per number.
         self.kernels.checks.function("locate")?.launch(Launch::new(self.shape.n.div_ceil(8), 256), &arguments)?;
-        let found = count.read::<u32>(1)?[0].min(MAX_LISTED) as usize;
+        let count_found = count.read::<u32>(1)?[0].min(MAX_LISTED) as usize;
         let records = self.records()?;
-        let words = list.read::<u32>(found * 4)?;
+        let words = list.read::<u32>(count_found * 4)?;
         let wrong = words.chunks_exact(4).map(|word| {
             let tile = word[0] / 128 * self.tile_columns + word[1] / (self.shape.n / self.tile_columns);
             let multiprocessor = records.get(tile as usize).map_or(u32::MAX, |record| record.0);
@@ -323,17 +323,17 @@ impl Gemm<'_> {
 
     /// Injects errors into the product with a separate kernel: position, kind (see `plant_numbers`) and bit of each.
     /// Returns for each whether the value changed.
-    pub fn inject(&self, planted: &[(u32, u32, u32)]) -> Result<Vec<bool>, CudaError> {
+    pub fn inject(&self, injected: &[(u32, u32, u32)]) -> Result<Vec<bool>, CudaError> {
         let gpu = self.kernels.gpu;
-        let column = |pick: fn(&(u32, u32, u32)) -> u32| planted.iter().map(pick).collect::<Vec<u32>>();
-        let places = gpu.upload(&column(|planted| planted.0))?;
-        let (kinds, bits) = (gpu.upload(&column(|planted| planted.1))?, gpu.upload(&column(|planted| planted.2))?);
-        let changed = gpu.allocate(planted.len() * 4)?;
-        let count = planted.len() as u32;
+        let column = |pick: fn(&(u32, u32, u32)) -> u32| injected.iter().map(pick).collect::<Vec<u32>>();
+        let positions = gpu.upload(&column(|injected| injected.0))?;
+        let (kinds, bits) = (gpu.upload(&column(|injected| injected.1))?, gpu.upload(&column(|injected| injected.2))?);
+        let changed = gpu.allocate(injected.len() * 4)?;
+        let count = injected.len() as u32;
         let is_float = u32::from(self.number.is_float());
         let arguments = [
             (&self.c).into(),
-            (&places).into(),
+            (&positions).into(),
             (&kinds).into(),
             (&bits).into(),
             is_float.into(),
@@ -341,6 +341,6 @@ impl Gemm<'_> {
             count.into(),
         ];
         self.kernels.checks.function("plant_numbers")?.launch(Launch::new(count.div_ceil(256), 256), &arguments)?;
-        Ok(changed.read::<u32>(planted.len())?.into_iter().map(|changed| changed != 0).collect())
+        Ok(changed.read::<u32>(injected.len())?.into_iter().map(|changed| changed != 0).collect())
     }
 }

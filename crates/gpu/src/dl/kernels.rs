@@ -61,7 +61,7 @@ mod tests {
 
     /// Driver 525 shipped with CUDA 12.0 and accepts PTX up to 8.0.
     #[test]
-    fn every_kernel_is_ptx_that_the_oldest_driver_understands() {
+    fn every_kernel_is_ptx_that_the_oldest_supported_driver_accepts() {
         let everywhere =
             NumberFormat::ALL.iter().filter_map(|&number| gemm_ptx(number, false)).chain([MEMORY, CHECKS, LAYERS]);
         let hopper = NumberFormat::ALL.iter().filter(|&&number| number != NumberFormat::Fp32);

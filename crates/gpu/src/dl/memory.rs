@@ -138,9 +138,9 @@ impl<'g> MemoryTester<'g> {
         for pattern in patterns {
             report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.fill(*pattern, buffer)))?;
             report.seconds += self.gpu.timed(|| buffers.iter().try_for_each(|buffer| self.verify(*pattern, buffer)))?;
-            let (errors, wrong) = self.take_wrong_words(*pattern, &buffers)?;
+            let (errors, wrong_words) = self.take_wrong_words(*pattern, &buffers)?;
             report.errors += errors;
-            report.wrong.extend(wrong);
+            report.wrong.extend(wrong_words);
         }
         report.copy_rate = self.copy_rate(&buffers)?;
         Ok(report)
@@ -152,12 +152,12 @@ impl<'g> MemoryTester<'g> {
         kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into()])
     }
 
-    /// Enqueues a comparison of every word. Wrong words are listed on the device until [`Self::take_found`].
+    /// Enqueues a comparison of every word. Wrong words are listed on the device until [`Self::take_wrong_words`].
     pub fn verify(&self, pattern: Pattern, buffer: &Buffer<'_>) -> Result<(), CudaError> {
         let kernel = self.kernel("verify", pattern)?;
         let pairs = (buffer.bytes() / 16) as u64;
-        let (count, found) = (Argument::Buffer(&self.count), Argument::Buffer(&self.wrong_words));
-        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, found, MAX_LISTED.into()])
+        let (count, wrong_words) = (Argument::Buffer(&self.count), Argument::Buffer(&self.wrong_words));
+        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, wrong_words, MAX_LISTED.into()])
     }
 
     /// Returns how many words were wrong since the last call, and which.
@@ -171,26 +171,26 @@ impl<'g> MemoryTester<'g> {
             return Ok((0, Vec::new()));
         }
         let listed = errors.min(u64::from(MAX_LISTED)) as usize;
-        let words = self.wrong_words.read::<u64>(listed * 3)?;
+        let encoded = self.wrong_words.read::<u64>(listed * 3)?;
         self.count.fill(0)?;
-        let wrong = words.chunks_exact(3).map(|word| WrongWord {
+        let wrong_words = encoded.chunks_exact(3).map(|words| WrongWord {
             pattern: pattern.name,
-            address: word[0],
-            offset: offset_of(word[0], buffers),
-            expected: word[1],
-            got: word[2],
+            address: words[0],
+            offset: offset_of(words[0], buffers),
+            expected: words[1],
+            got: words[2],
         });
-        Ok((errors, wrong.collect()))
+        Ok((errors, wrong_words.collect()))
     }
 
     /// Injects errors into words of a buffer with a separate kernel. `plant_words` defines the kinds.
-    pub fn inject(&self, buffer: &Buffer<'_>, planted: &[(u64, u32, u64)]) -> Result<(), CudaError> {
-        let places: Vec<u64> = planted.iter().map(|(place, _, _)| *place).collect();
-        let kinds: Vec<u32> = planted.iter().map(|(_, kind, _)| *kind).collect();
-        let values: Vec<u64> = planted.iter().map(|(_, _, value)| *value).collect();
-        let (places, kinds, values) = (self.gpu.upload(&places)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
-        let count = planted.len() as u32;
-        let arguments = [buffer.into(), (&places).into(), (&kinds).into(), (&values).into(), count.into()];
+    pub fn inject(&self, buffer: &Buffer<'_>, injected: &[(u64, u32, u64)]) -> Result<(), CudaError> {
+        let indices: Vec<u64> = injected.iter().map(|(index, _, _)| *index).collect();
+        let kinds: Vec<u32> = injected.iter().map(|(_, kind, _)| *kind).collect();
+        let values: Vec<u64> = injected.iter().map(|(_, _, value)| *value).collect();
+        let (indices, kinds, values) = (self.gpu.upload(&indices)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
+        let count = injected.len() as u32;
+        let arguments = [buffer.into(), (&indices).into(), (&kinds).into(), (&values).into(), count.into()];
         self.module.function("plant_words")?.launch(Launch::new(count.div_ceil(256), 256), &arguments)?;
         self.gpu.synchronize()
     }

@@ -70,7 +70,7 @@ pub type ProgressSink<'a> = dyn Fn(&str) + Sync + 'a;
 ///
 /// # Errors
 /// Fails if there is no GPU, or no driver for it.
-pub fn run(options: &Options, say: &ProgressSink<'_>) -> Result<Measurements, ProbeFailure> {
+pub fn run(options: &Options, progress: &ProgressSink<'_>) -> Result<Measurements, ProbeFailure> {
     let cuda = Cuda::open(&options.cuda).map_err(|error| error.failure())?;
     let version = cuda.version().map_err(|error| error.failure())?;
     if version < CUDA_12_0 {
@@ -93,7 +93,7 @@ pub fn run(options: &Options, say: &ProgressSink<'_>) -> Result<Measurements, Pr
         let threads: Vec<_> = (0..count)
             .map(|index| {
                 let (cuda, known) = (&cuda, &known);
-                scope.spawn(move || one_gpu::test(cuda, index, options, known, say))
+                scope.spawn(move || one_gpu::test(cuda, index, options, known, progress))
             })
             .collect();
         threads.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
@@ -111,7 +111,7 @@ pub fn run(options: &Options, say: &ProgressSink<'_>) -> Result<Measurements, Pr
         }
     }
     if count > 1 && all.events.is_empty() {
-        peer_copies(&cuda, count, &mut all, say);
+        peer_copies(&cuda, count, &mut all, progress);
     }
     Ok(all)
 }
@@ -135,7 +135,7 @@ pub fn compare_with_cublas(
     let mut pairs = Vec::new();
     // The first turn is a warm-up for both.
     for turn in 0..=repeats {
-        let ours = gpu.timed(|| {
+        let own_seconds = gpu.timed(|| {
             (0..TIMES).try_for_each(|_| {
                 product.multiply()?;
                 product.check()
@@ -144,26 +144,26 @@ pub fn compare_with_cublas(
         if !product.take_wrong_rows()?.is_empty() {
             return Err("a product is wrong".into());
         }
-        let mut refused = None;
-        let theirs = gpu.timed(|| {
-            refused = (0..TIMES).try_for_each(|_| product.multiply_by(cublas)).err();
+        let mut cublas_error = None;
+        let cublas_seconds = gpu.timed(|| {
+            cublas_error = (0..TIMES).try_for_each(|_| product.multiply_by(cublas)).err();
             Ok(())
         })?;
-        if let Some(error) = refused {
+        if let Some(error) = cublas_error {
             return Err(error.into());
         }
         if turn > 0 {
-            pairs.push((rate(ours), rate(theirs)));
+            pairs.push((rate(own_seconds), rate(cublas_seconds)));
         }
     }
     Ok(pairs)
 }
 
 /// Copies from each GPU to the next in a ring: every GPU sends once and receives once.
-fn peer_copies(cuda: &Cuda, count: usize, all: &mut Measurements, say: &ProgressSink<'_>) {
+fn peer_copies(cuda: &Cuda, count: usize, all: &mut Measurements, progress: &ProgressSink<'_>) {
     for index in 0..count {
         let pair = (index, (index + 1) % count);
-        if let Err(error) = peer_copy(cuda, pair, all, say) {
+        if let Err(error) = peer_copy(cuda, pair, all, progress) {
             let text = format!("copies from GPU {} to GPU {}: {error}", pair.0, pair.1);
             if error.is_hardware() {
                 all.events.push(Event::seen("gpu-failed", Entity::new(EntityKind::Gpu, pair.0.to_string()), text));
@@ -178,7 +178,7 @@ fn peer_copy(
     cuda: &Cuda,
     pair: (usize, usize),
     all: &mut Measurements,
-    say: &ProgressSink<'_>,
+    progress: &ProgressSink<'_>,
 ) -> Result<(), CudaError> {
     let far = cuda.gpu(pair.1)?;
     let far_tester = MemoryTester::new(&far)?;
@@ -186,7 +186,7 @@ fn peer_copy(
     let near_tester = MemoryTester::new(&near)?;
     let copied = copies::between(&near_tester, &far_tester)?;
     let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::gpu_bus_id(&near), one_gpu::gpu_bus_id(&far)));
-    say(&format!("{link}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
+    progress(&format!("{link}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
     all.metrics.push(Metric::new("p2p_bytes_per_s", link.clone(), copied.rate, Unit::BytesPerSecond));
     all.metrics.push(Metric::count("copy_wrong_words", link.clone(), copied.wrong as f64));
     if copied.wrong > 0 {
@@ -205,12 +205,12 @@ type SumsOnce = Arc<OnceLock<Sums>>;
 
 impl ExpectedSums {
     fn get(&self, number: NumberFormat, shape: Shape) -> Sums {
-        let place = {
+        let entry = {
             let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(sums.entry((shape, number.range())).or_default())
         };
         // A second caller waits only for these sums, not for others.
-        Arc::clone(place.get_or_init(|| Arc::new(expected_sums::row_sums(shape.m, shape.n, shape.k, number.range()))))
+        Arc::clone(entry.get_or_init(|| Arc::new(expected_sums::row_sums(shape.m, shape.n, shape.k, number.range()))))
     }
 }
 

@@ -37,7 +37,7 @@ impl InjectedErrorKind {
     }
 
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|planted| planted.name() == name)
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
     /// Returns the code that `plant_words` and `plant_numbers` use.
@@ -97,28 +97,28 @@ pub fn products(
     seed: u64,
 ) -> Result<ControlResult, CudaError> {
     let mut trial = ControlResult::default();
-    let mut places = PseudoRandom(seed);
+    let mut random = PseudoRandom(seed);
     let shape = product.shape;
     let at_a_time = ROWS_AT_A_TIME.min(shape.m / 2);
     while trial.injected < count {
         let step = shape.m / at_a_time;
-        let planted: Vec<_> = (0..at_a_time)
+        let injected: Vec<_> = (0..at_a_time)
             .map(|row| {
-                (row * step * shape.n + places.below(shape.n.into()) as u32, kind.code(), places.below(32) as u32)
+                (row * step * shape.n + random.below(shape.n.into()) as u32, kind.code(), random.below(32) as u32)
             })
             .collect();
         // The same error in two repeats: both must be detected.
         let repeats = if kind == InjectedErrorKind::Repeated { 2 } else { 1 };
         for _ in 0..repeats {
             product.multiply()?;
-            let changed = product.inject(&planted)?;
+            let changed = product.inject(&injected)?;
             product.check()?;
             let flagged: BTreeSet<u32> = product.take_wrong_rows()?.into_iter().collect();
-            let expected: BTreeSet<u32> = planted
+            let expected: BTreeSet<u32> = injected
                 .iter()
                 .zip(changed)
                 .filter(|(_, changed)| *changed)
-                .map(|((place, ..), _)| place / shape.n)
+                .map(|((index, ..), _)| index / shape.n)
                 .collect();
             trial = trial.combine(ControlResult {
                 injected: expected.len() as u64,
@@ -128,16 +128,16 @@ pub fn products(
         }
     }
     // Also verifies that the wrong number in a wrong row is located.
-    let place = places.below(u64::from(shape.m) * u64::from(shape.n)) as u32;
+    let index = random.below(u64::from(shape.m) * u64::from(shape.n)) as u32;
     product.multiply()?;
-    if product.inject(&[(place, InjectedErrorKind::BitFlip.code(), 9)])? == [true] {
+    if product.inject(&[(index, InjectedErrorKind::BitFlip.code(), 9)])? == [true] {
         product.check()?;
         let rows = product.take_wrong_rows()?;
-        let found = match rows.as_slice() {
+        let located = match rows.as_slice() {
             [row] => product.locate(*row)?,
             _ => Vec::new(),
         };
-        let right = matches!(found.as_slice(), [wrong] if wrong.row * shape.n + wrong.column == place);
+        let right = matches!(located.as_slice(), [number] if number.row * shape.n + number.column == index);
         trial = trial.combine(ControlResult { injected: 1, detected: right.into(), false_alarms: 0 });
     }
     Ok(trial)
@@ -153,18 +153,18 @@ pub fn memory(
 ) -> Result<ControlResult, CudaError> {
     let pattern = Pattern::random(seed);
     let buffer = gpu.allocate(64 << 20)?;
-    let words = (buffer.bytes() / 8) as u64;
-    let mut places = PseudoRandom(seed);
-    let chosen: BTreeSet<u64> = (0..count).map(|_| places.below(words)).collect();
-    let planted: Vec<_> = chosen.iter().map(|&place| (place, kind.code(), 0xdead_beef_0bad_f00d ^ place)).collect();
+    let word_count = (buffer.bytes() / 8) as u64;
+    let mut random = PseudoRandom(seed);
+    let chosen: BTreeSet<u64> = (0..count).map(|_| random.below(word_count)).collect();
+    let injected: Vec<_> = chosen.iter().map(|&index| (index, kind.code(), 0xdead_beef_0bad_f00d ^ index)).collect();
     let repeats = if kind == InjectedErrorKind::Repeated { 2 } else { 1 };
     let mut trial = ControlResult::default();
     for _ in 0..repeats {
         tester.fill(pattern, &buffer)?;
-        tester.inject(&buffer, &planted)?;
+        tester.inject(&buffer, &injected)?;
         tester.verify(pattern, &buffer)?;
-        let (_, wrong) = tester.take_wrong_words(pattern, std::slice::from_ref(&buffer))?;
-        let flagged: BTreeSet<u64> = wrong.iter().map(|wrong| wrong.offset / 8).collect();
+        let (_, wrong_words) = tester.take_wrong_words(pattern, std::slice::from_ref(&buffer))?;
+        let flagged: BTreeSet<u64> = wrong_words.iter().map(|word| word.offset / 8).collect();
         trial = trial.combine(ControlResult {
             injected: chosen.len() as u64,
             detected: chosen.intersection(&flagged).count() as u64,
@@ -179,10 +179,10 @@ pub fn memory(
 pub fn layers(layers: &Layers<'_>, kinds: &[InjectedErrorKind], count: u64) -> Result<ControlResult, CudaError> {
     let mut trial = ControlResult::default();
     for &kind in kinds {
-        let mut places = PseudoRandom(kind.code().into());
+        let mut random = PseudoRandom(kind.code().into());
         let mut of_kind = ControlResult::default();
         while of_kind.injected < count {
-            of_kind = of_kind.combine(layers_round(layers, kind, &mut places)?);
+            of_kind = of_kind.combine(layers_round(layers, kind, &mut random)?);
         }
         trial = trial.combine(of_kind);
     }
@@ -192,39 +192,39 @@ pub fn layers(layers: &Layers<'_>, kinds: &[InjectedErrorKind], count: u64) -> R
 fn layers_round(
     layers: &Layers<'_>,
     kind: InjectedErrorKind,
-    places: &mut PseudoRandom,
+    random: &mut PseudoRandom,
 ) -> Result<ControlResult, CudaError> {
     let replicas = layers.replicas();
-    let mut planted = Vec::new();
+    let mut injected = Vec::new();
     for pass in Pass::ALL {
         let numbers = pass.spec().numbers as u64;
-        let error = |places: &mut PseudoRandom| match kind {
+        let error = |random: &mut PseudoRandom| match kind {
             InjectedErrorKind::Zero => OutputError::Zeroed,
             InjectedErrorKind::BitFlip | InjectedErrorKind::Repeated => {
-                OutputError::Flipped { bit: places.below(32) as u32 }
+                OutputError::Flipped { bit: random.below(32) as u32 }
             }
             InjectedErrorKind::NotANumber => OutputError::NotANumber,
         };
         if kind == InjectedErrorKind::Repeated {
-            let error = error(places);
-            planted.push(layers::InjectedError {
+            let error = error(random);
+            injected.push(layers::InjectedError {
                 pass,
                 replicas: Replicas::All,
-                place: places.below(numbers) as usize,
+                place: random.below(numbers) as usize,
                 error,
             });
         } else {
-            planted.extend((0..replicas).map(|replica| {
-                let error = error(places);
+            injected.extend((0..replicas).map(|replica| {
+                let error = error(random);
                 let replicas = Replicas::One(replica);
-                layers::InjectedError { pass, replicas, place: places.below(numbers) as usize, error }
+                layers::InjectedError { pass, replicas, place: random.below(numbers) as usize, error }
             }));
         }
     }
-    let report = layers.run(1, &planted)?;
+    let report = layers.run(1, &injected)?;
     let mut trial = ControlResult::default();
     for pass in &report.passes {
-        let of_pass = planted.iter().zip(&report.injected_changed).filter(|(one, _)| one.pass == pass.pass);
+        let of_pass = injected.iter().zip(&report.injected_changed).filter(|(one, _)| one.pass == pass.pass);
         let changed = of_pass.filter(|(_, changed)| **changed).flat_map(|(one, _)| match one.replicas {
             Replicas::One(replica) => replica..replica + 1,
             Replicas::All => 0..replicas,

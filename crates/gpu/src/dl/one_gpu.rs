@@ -51,9 +51,9 @@ pub(super) fn test(
     index: usize,
     options: &Options,
     known: &ExpectedSums,
-    say: &ProgressSink<'_>,
+    progress: &ProgressSink<'_>,
 ) -> Measurements {
-    let began = Instant::now();
+    let started = Instant::now();
     let gpu = match cuda.gpu(index) {
         Ok(gpu) => gpu,
         Err(error) => {
@@ -62,24 +62,24 @@ pub(super) fn test(
         }
     };
     let entity = Entity::new(EntityKind::Gpu, gpu_bus_id(&gpu));
-    let mut seen = GpuReporter { entity, began, progress: say, measurements: Measurements::default() };
-    if let Err(error) = run_tests(&gpu, options, known, &mut seen) {
-        seen.report_error(&error);
+    let mut reporter = GpuReporter { entity, began: started, progress, measurements: Measurements::default() };
+    if let Err(error) = run_tests(&gpu, options, known, &mut reporter) {
+        reporter.report_error(&error);
     }
-    seen.measurements
+    reporter.measurements
 }
 
 fn run_tests(
     gpu: &Gpu<'_>,
     options: &Options,
     known: &ExpectedSums,
-    seen: &mut GpuReporter<'_>,
+    reporter: &mut GpuReporter<'_>,
 ) -> Result<(), CudaError> {
     let capability = gpu.capability()?;
-    seen.progress_line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
+    reporter.progress_line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
     if capability < MIN_COMPUTE_CAPABILITY {
-        let text = format!("{}: compute capability {}.{}", seen.entity, capability / 10, capability % 10);
-        seen.measurements
+        let text = format!("{}: compute capability {}.{}", reporter.entity, capability / 10, capability % 10);
+        reporter.measurements
             .unread
             .push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
         return Ok(());
@@ -87,48 +87,48 @@ fn run_tests(
     let small = kernels::CommonModules::load(gpu)?;
     let tester = MemoryTester::with_module(gpu, small.memory)?;
     let layers = Layers::with_module(gpu, small.layers)?;
-    seen.progress_line("the first kernels are ready");
+    reporter.progress_line("the first kernels are ready");
     let (multiplying, (mut trial, memory)) = kernels::load_gemm_modules(gpu, || {
         let trial = negative_control::layers(&layers, InjectedErrorKind::ALL, 1)?.combine(memory_trials(gpu, &tester)?);
         Ok((trial, tester.run(PATTERNS)?))
     })?;
     let multipliers = GemmKernels::new(gpu, small.checks, multiplying)?;
-    seen.progress_line("all kernels are ready");
+    reporter.progress_line("all kernels are ready");
     {
         let product =
             multipliers.product(NumberFormat::Bf16, CONTROL_SHAPE, &known.get(NumberFormat::Bf16, CONTROL_SHAPE))?;
         for &kind in InjectedErrorKind::ALL {
             trial = trial.combine(negative_control::products(&product, kind, CONTROL_ERRORS, SEED)?);
         }
-        seen.control(trial);
+        reporter.control(trial);
         if !trial.all_detected() {
             return Ok(());
         }
     }
-    seen.memory(&memory);
+    reporter.memory(&memory);
     for number in multipliers.formats() {
         let shape = shape_of(number);
         let product = multipliers.product(number, shape, &known.get(number, shape))?;
-        products(gpu, &product, options, seen)?;
+        products(gpu, &product, options, reporter)?;
     }
-    seen.layers(&layers.run(LAYER_REPEATS, &[])?);
-    seen.copies(copies::run(gpu, &tester)?);
+    reporter.layers(&layers.run(LAYER_REPEATS, &[])?);
+    reporter.copies(copies::run(gpu, &tester)?);
     if !options.load_time.is_zero() {
         let shape = shape_of(NumberFormat::Bf16);
         let product = multipliers.product(NumberFormat::Bf16, shape, &known.get(NumberFormat::Bf16, shape))?;
-        seen.heat(&thermal_load::run(gpu, &product, &options.nvml, &seen.entity.id.clone(), options.load_time)?);
-        seen.wrong_rows(&product)?;
+        reporter.heat(&thermal_load::run(gpu, &product, &options.nvml, &reporter.entity.id.clone(), options.load_time)?);
+        reporter.wrong_rows(&product)?;
     }
     if options.trials > 0 {
         let shape = shape_of(NumberFormat::Bf16);
         let product = multipliers.product(NumberFormat::Bf16, shape, &known.get(NumberFormat::Bf16, shape))?;
         for &kind in InjectedErrorKind::ALL {
-            seen.trials(kind, "products", negative_control::products(&product, kind, options.trials, 7)?);
-            seen.trials(kind, "memory", negative_control::memory(gpu, &tester, kind, options.trials, 11)?);
-            seen.trials(kind, "layers", negative_control::layers(&layers, &[kind], options.trials)?);
+            reporter.trials(kind, "products", negative_control::products(&product, kind, options.trials, 7)?);
+            reporter.trials(kind, "memory", negative_control::memory(gpu, &tester, kind, options.trials, 11)?);
+            reporter.trials(kind, "layers", negative_control::layers(&layers, &[kind], options.trials)?);
         }
     }
-    seen.progress_line("done");
+    reporter.progress_line("done");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<ControlResu
 }
 
 /// Measures one type of number with every product checked, and finds slow multiprocessors.
-fn products(gpu: &Gpu<'_>, product: &Gemm<'_>, options: &Options, seen: &mut GpuReporter<'_>) -> Result<(), CudaError> {
+fn products(gpu: &Gpu<'_>, product: &Gemm<'_>, options: &Options, reporter: &mut GpuReporter<'_>) -> Result<(), CudaError> {
     let checked = || {
         product.multiply()?;
         product.check()
@@ -157,29 +157,29 @@ fn products(gpu: &Gpu<'_>, product: &Gemm<'_>, options: &Options, seen: &mut Gpu
     let once = gpu.timed(checked)?;
     let repeats = (0.1 / once).clamp(2.0, 64.0) as u32;
     let seconds = gpu.timed(|| (0..repeats).try_for_each(|_| checked()))?;
-    if let Some(planted) = options.inject {
+    if let Some(kind) = options.inject {
         product.multiply()?;
-        product.inject(&[(product.shape.n * 77 + 123, planted.code(), 12)])?;
+        product.inject(&[(product.shape.n * 77 + 123, kind.code(), 12)])?;
         product.check()?;
     }
     let rate = product.shape.flop() * f64::from(repeats) / seconds;
     let name = product.number.name();
-    seen.metric(&format!("gemm_{name}_flop_per_s"), rate, Unit::FlopPerSecond);
+    reporter.metric(&format!("gemm_{name}_flop_per_s"), rate, Unit::FlopPerSecond);
     let slowest = slowest_multiprocessor(product)?;
-    seen.progress_line(&format!(
+    reporter.progress_line(&format!(
         "{name}: {:.1} Tflop/s, checked; slowest multiprocessor {} takes {:.3} of the median",
         rate / 1e12,
         slowest.0,
         slowest.1
     ));
     if product.number == NumberFormat::Bf16 {
-        seen.metric("multiprocessor_slowest_ratio", slowest.1, Unit::Ratio);
+        reporter.metric("multiprocessor_slowest_ratio", slowest.1, Unit::Ratio);
         if slowest.1 > SLOW_RATIO {
             let text = format!("multiprocessor (SM) {} takes {:.2} times as long as the median", slowest.0, slowest.1);
-            seen.event("multiprocessor-slow", text);
+            reporter.event("multiprocessor-slow", text);
         }
     }
-    seen.wrong_rows(product)
+    reporter.wrong_rows(product)
 }
 
 /// On a healthy H200 the slowest of 132 multiprocessors takes at most 1.05 of the median.
@@ -239,9 +239,9 @@ impl GpuReporter<'_> {
             self.count("control_errors_found", trial.detected);
             return;
         }
-        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
+        let ControlResult { injected, detected: caught, false_alarms } = trial;
         let text = format!(
-            "{}: the test does not detect planted errors: {caught} of {planted} found, {false_alarms} false alarms",
+            "{}: the test does not detect planted errors: {caught} of {injected} found, {false_alarms} false alarms",
             self.entity
         );
         self.measurements.unread.push(ProbeFailure::new(FailureKind::Failed, text));
@@ -261,15 +261,15 @@ impl GpuReporter<'_> {
         self.metric("memory_bytes_per_s", report.rate(), Unit::BytesPerSecond);
         self.metric("memory_copy_bytes_per_s", report.copy_rate, Unit::BytesPerSecond);
         self.count("memory_wrong_words", report.errors);
-        for wrong in report.wrong.iter().take(MAX_EVENTS) {
+        for wrong_word in report.wrong.iter().take(MAX_EVENTS) {
             let text = format!(
                 "{}: offset {:#x} of the tested memory (address {:#x}): expected {:#018x}, got {:#018x}, bits {:#x}; {} wrong words in total",
-                wrong.pattern,
-                wrong.offset,
-                wrong.address,
-                wrong.expected,
-                wrong.got,
-                wrong.expected ^ wrong.got,
+                wrong_word.pattern,
+                wrong_word.offset,
+                wrong_word.address,
+                wrong_word.expected,
+                wrong_word.got,
+                wrong_word.expected ^ wrong_word.got,
                 report.errors
             );
             self.event("memory-wrong", text);
@@ -282,16 +282,16 @@ impl GpuReporter<'_> {
         self.count(&format!("gemm_{name}_wrong_rows"), rows.len() as u64);
         let mut named = 0;
         for &row in rows.iter().take(MAX_EVENTS) {
-            for wrong in product.locate(row)?.iter().take(MAX_EVENTS - named) {
+            for wrong_number in product.locate(row)?.iter().take(MAX_EVENTS - named) {
                 named += 1;
                 let got = if product.number == NumberFormat::Int8 {
-                    (wrong.got as i32).to_string()
+                    (wrong_number.got as i32).to_string()
                 } else {
-                    f32::from_bits(wrong.got).to_string()
+                    f32::from_bits(wrong_number.got).to_string()
                 };
                 let text = format!(
                     "{name}: row {row}, column {}: got {got}, expected {} (bits {:#x}), computed by multiprocessor {}",
-                    wrong.column, wrong.expected, wrong.got, wrong.multiprocessor
+                    wrong_number.column, wrong_number.expected, wrong_number.got, wrong_number.multiprocessor
                 );
                 self.event("product-wrong", text);
             }
@@ -307,19 +307,19 @@ impl GpuReporter<'_> {
 
     fn layers(&mut self, report: &LayersReport) {
         let worst = report.passes.iter().map(|pass| pass.deviation.of_tolerance).fold(0.0, f64::max);
-        let wrong: usize = report.passes.iter().map(|pass| pass.wrong_replicas).sum();
+        let wrong_replicas: usize = report.passes.iter().map(|pass| pass.wrong_replicas).sum();
         self.progress_line(&format!(
-            "layers: {} passes on {} of {} multiprocessors, {wrong} wrong replicas, largest error {worst:.2} of the tolerance",
+            "layers: {} passes on {} of {} multiprocessors, {wrong_replicas} wrong replicas, largest error {worst:.2} of the tolerance",
             report.passes.len(),
             report.covered(),
             report.multiprocessors
         ));
-        self.count("layers_wrong_replicas", wrong as u64);
+        self.count("layers_wrong_replicas", wrong_replicas as u64);
         self.metric("layers_error_ratio", worst.min(f64::MAX), Unit::Ratio);
         self.count("layers_multiprocessors_missed", (report.multiprocessors - report.covered()) as u64);
         for pass in report.passes.iter().filter(|pass| !pass.is_right()).take(MAX_EVENTS) {
             let who = match pass.wrong.first() {
-                Some(wrong) => format!("first by multiprocessor {}", wrong.multiprocessor),
+                Some(first) => format!("first by multiprocessor {}", first.multiprocessor),
                 None => format!("error {:.3} of the tolerance", pass.deviation.of_tolerance),
             };
             self.event("layer-wrong", format!("{}: {} wrong replicas, {who}", pass.pass.name(), pass.wrong_replicas));
@@ -332,16 +332,16 @@ impl GpuReporter<'_> {
             ("d2h_bytes_per_s", "to the host", report.to_host),
             ("d2d_bytes_per_s", "within the device", report.on_device),
         ];
-        let mut wrong = 0;
+        let mut wrong_words = 0;
         for (name, words, copied) in parts {
             self.progress_line(&format!("copies {words}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
             self.metric(name, copied.rate, Unit::BytesPerSecond);
-            wrong += copied.wrong;
+            wrong_words += copied.wrong;
             if copied.wrong > 0 {
                 self.event("copy-wrong", format!("{} words copied {words} arrived wrong", copied.wrong));
             }
         }
-        self.count("copy_wrong_words", wrong);
+        self.count("copy_wrong_words", wrong_words);
     }
 
     fn heat(&mut self, report: &LoadReport) {
@@ -376,13 +376,13 @@ impl GpuReporter<'_> {
     }
 
     fn trials(&mut self, kind: InjectedErrorKind, part: &str, trial: ControlResult) {
-        let ControlResult { injected: planted, detected: caught, false_alarms } = trial;
+        let ControlResult { injected, detected: caught, false_alarms } = trial;
         self.progress_line(&format!(
-            "trial: {part}, {}: {caught} of {planted} found, {false_alarms} false alarms",
+            "trial: {part}, {}: {caught} of {injected} found, {false_alarms} false alarms",
             kind.name()
         ));
         let name = kind.name().replace('-', "_");
-        self.count(&format!("trial_{part}_{name}_planted"), planted);
+        self.count(&format!("trial_{part}_{name}_planted"), injected);
         self.count(&format!("trial_{part}_{name}_caught"), caught);
         self.count(&format!("trial_{part}_{name}_false_alarms"), false_alarms);
     }

@@ -52,26 +52,26 @@ pub fn run(
     product: &Gemm<'_>,
     nvml: &OsStr,
     bus: &str,
-    most: Duration,
+    max_duration: Duration,
 ) -> Result<LoadReport, CudaError> {
     let driver = Nvml::open(nvml).ok();
     let once = gpu.timed(|| multiply_and_check(product))?;
     let batch = (0.1 / once).clamp(1.0, 10_000.0) as u32;
-    let began = Instant::now();
+    let started = Instant::now();
     let mut report = LoadReport::default();
     let mut rates = Vec::new();
-    while began.elapsed() < most {
+    while started.elapsed() < max_duration {
         let seconds = gpu.timed(|| (0..batch).try_for_each(|_| multiply_and_check(product)))?;
         rates.push(product.shape.flop() * f64::from(batch) / seconds);
         report.products += u64::from(batch);
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         report.samples.push(sample(driver.as_ref(), bus, seconds));
         if is_plateau(&report.samples) {
             report.plateau = true;
             break;
         }
     }
-    report.seconds = began.elapsed().as_secs_f64();
+    report.seconds = started.elapsed().as_secs_f64();
     let warm = &rates[rates.len() - rates.len().div_ceil(3)..];
     report.flop_per_s = if warm.is_empty() { 0.0 } else { warm.iter().sum::<f64>() / warm.len() as f64 };
     Ok(report)
@@ -84,8 +84,8 @@ fn multiply_and_check(product: &Gemm<'_>) -> Result<(), CudaError> {
 
 fn sample(driver: Option<&Nvml>, bus: &str, seconds: f64) -> Sample {
     let fields = ["temperature.gpu", "power.draw", "clocks.sm", "clocks_event_reasons.active"].map(str::to_owned);
-    let answer = driver.map(|driver| driver.query(&fields, Vec::new(), &mut |_, _| {}));
-    let gpu = answer.as_ref().and_then(|answer| answer.gpus.iter().find(|gpu| gpu.bus == bus));
+    let result = driver.map(|driver| driver.query(&fields, Vec::new(), &mut |_, _| {}));
+    let gpu = result.as_ref().and_then(|result| result.gpus.iter().find(|gpu| gpu.bus == bus));
     let number = |name: &str| gpu.and_then(|gpu| gpu.number(name));
     Sample {
         seconds,
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn a_temperature_that_stands_still_is_a_plateau_and_one_that_rises_is_none() {
+    fn a_constant_temperature_is_a_plateau_and_a_rising_one_is_not() {
         assert!(is_plateau(&samples(|_| Some(60.0))));
         assert!(is_plateau(&samples(|seconds| Some(if seconds < 9.0 { 40.0 + seconds } else { 50.0 }))));
         assert!(!is_plateau(&samples(|seconds| Some(40.0 + seconds))));
     }
 
     #[test]
-    fn a_temperature_that_nobody_knows_is_no_plateau() {
+    fn an_unknown_temperature_is_no_plateau() {
         assert!(!is_plateau(&samples(|_| None)));
         assert!(!is_plateau(&[]));
     }

@@ -165,8 +165,8 @@ impl fmt::Debug for Communicator<'_> {
 
 impl Communicator<'_> {
     /// Waits until all ranks have joined, or until `go_on` returns false.
-    pub fn ready(&self, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
-        self.wait_for_call(INIT, symbols::IN_PROGRESS, go_on)
+    pub fn ready(&self, keep_waiting: &dyn Fn() -> bool) -> Result<(), NcclError> {
+        self.wait_for_call(INIT, symbols::IN_PROGRESS, keep_waiting)
     }
 
     /// Enqueues the sum over all ranks of the first `count` floats.
@@ -178,7 +178,7 @@ impl Communicator<'_> {
         from: &Buffer<'_>,
         to: &Buffer<'_>,
         count: usize,
-        go_on: &dyn Fn() -> bool,
+        keep_waiting: &dyn Fn() -> bool,
     ) -> Result<(), NcclError> {
         assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "the message exceeds a buffer");
         // SAFETY: both buffers have this many numbers on the communicator's own GPU and are freed only after the driver
@@ -194,7 +194,7 @@ impl Communicator<'_> {
                 ptr::null_mut(),
             )
         };
-        self.wait_for_call("ncclAllReduce", code, go_on)
+        self.wait_for_call("ncclAllReduce", code, keep_waiting)
     }
 
     /// Enqueues a send of `count` floats to one rank and a receive of as many from another.
@@ -206,7 +206,7 @@ impl Communicator<'_> {
         (from, next): (&Buffer<'_>, u32),
         (to, before): (&Buffer<'_>, u32),
         count: usize,
-        go_on: &dyn Fn() -> bool,
+        keep_waiting: &dyn Fn() -> bool,
     ) -> Result<(), NcclError> {
         assert!(count <= from.len::<f32>() && count <= to.len::<f32>(), "the message exceeds a buffer");
         let symbols = &self.nccl.symbols;
@@ -220,10 +220,10 @@ impl Communicator<'_> {
         let received =
             unsafe { (symbols.receive)(to.address(), count, FLOAT, number(before), self.handle, ptr::null_mut()) };
         // SAFETY: ends the group that was started above on this thread.
-        let ended = unsafe { (symbols.group_end)() };
+        let end_code = unsafe { (symbols.group_end)() };
         grouped(sent)?;
         grouped(received)?;
-        self.wait_for_call("ncclGroupEnd", ended, go_on)
+        self.wait_for_call("ncclGroupEnd", end_code, keep_waiting)
     }
 
     /// Returns an asynchronous error, if there was one.
@@ -243,13 +243,13 @@ impl Communicator<'_> {
     }
 
     /// Waits until a call is no longer in progress.
-    fn wait_for_call(&self, call: &'static str, code: c_int, go_on: &dyn Fn() -> bool) -> Result<(), NcclError> {
+    fn wait_for_call(&self, call: &'static str, code: c_int, keep_waiting: &dyn Fn() -> bool) -> Result<(), NcclError> {
         if code != symbols::IN_PROGRESS {
             return self.nccl.check(call, code);
         }
         loop {
             match self.state()? {
-                symbols::IN_PROGRESS if !go_on() => return Err(NcclError::Aborted { call }),
+                symbols::IN_PROGRESS if !keep_waiting() => return Err(NcclError::Aborted { call }),
                 symbols::IN_PROGRESS => thread::sleep(POLL_INTERVAL),
                 code => return self.nccl.check(call, code),
             }
@@ -278,14 +278,14 @@ mod tests {
 
     /// The layout of 2.14's `nccl.h`, which every later version starts with.
     #[test]
-    fn the_configuration_has_the_layout_of_the_header() {
+    fn the_configuration_has_the_layout_of_ncclconfig() {
         assert_eq!((size_of::<Config>(), align_of::<Config>()), (24, 8));
         assert_eq!((offset_of!(Config, magic), offset_of!(Config, version), offset_of!(Config, blocking)), (8, 12, 16));
         assert_eq!(size_of::<UniqueId>(), ID_BYTES);
     }
 
     #[test]
-    fn without_the_library_the_reason_says_what_to_install() {
+    fn without_the_library_the_error_says_what_to_install() {
         let error = Nccl::open(OsStr::new("libnccl-that-is-not-there.so")).unwrap_err().to_string();
         assert!(error.contains("libnccl-that-is-not-there.so") && error.contains("`library`"), "{error}");
     }

@@ -86,23 +86,23 @@ impl Device<'_> {
         fields: &[(usize, &String)],
         all: &mut Vec<(usize, String, FieldValue)>,
     ) {
-        let mut kept = QueryCache::default();
-        for &(place, field) in fields {
+        let mut cache = QueryCache::default();
+        for &(position, field) in fields {
             match field.split_once(".*.") {
-                None => all.push((place, field.clone(), self.field(field, &mut kept))),
-                Some((family, what)) => match self.read_indexed(family, what, index, cards, &mut kept) {
+                None => all.push((position, field.clone(), self.field(field, &mut cache))),
+                Some((family, what)) => match self.read_indexed(family, what, index, cards, &mut cache) {
                     Ok(each) => {
-                        let named = |(number, reading)| (place, format!("{family}.{number}.{what}"), reading);
+                        let named = |(number, reading)| (position, format!("{family}.{number}.{what}"), reading);
                         all.extend(each.into_iter().map(named));
                     }
                     // No instance of the field could be read.
-                    Err(reading) => all.push((place, field.clone(), reading)),
+                    Err(reading) => all.push((position, field.clone(), reading)),
                 },
             }
         }
     }
 
-    fn field(self, name: &str, kept: &mut QueryCache) -> FieldValue {
+    fn field(self, name: &str, cache: &mut QueryCache) -> FieldValue {
         let Device { nvml, handle } = self;
         match name {
             "name" => text(|to, length| ask!(nvml, nvmlDeviceGetName(handle, to, length))),
@@ -138,21 +138,21 @@ impl Device<'_> {
             "utilization.gpu" => self.utilization(),
             "pcie.replay" => uint_value(read_value(|to| ask!(nvml, nvmlDeviceGetPcieReplayCounter(handle, to)))),
             "clocks_event_reasons.active" => self.clock_reasons(),
-            _ => self.grouped_field(name, kept),
+            _ => self.grouped_field(name, cache),
         }
     }
 
-    fn grouped_field(self, name: &str, kept: &mut QueryCache) -> FieldValue {
+    fn grouped_field(self, name: &str, cache: &mut QueryCache) -> FieldValue {
         let Some((family, rest)) = name.split_once('.') else { return FieldValue::NotSupported };
         match family {
             "ecc" => self.ecc_errors(rest),
-            "remapped_rows" => self.remapped(rest, kept),
+            "remapped_rows" => self.remapped(rest, cache),
             "clocks" => self.clocks(rest),
             "temperature" => self.temperature(rest),
             "power" => self.power(rest),
-            "memory" => self.memory(rest, kept),
+            "memory" => self.memory(rest, cache),
             "pcie" => self.pcie_link(rest),
-            "fabric" => self.fabric(rest, kept),
+            "fabric" => self.fabric(rest, cache),
             _ => FieldValue::NotSupported,
         }
     }
@@ -178,7 +178,7 @@ impl Device<'_> {
     /// Reads an ECC counter by the rest of its name: `errors.uncorrected.volatile.sram`.
     fn ecc_errors(self, rest: &str) -> FieldValue {
         let parts: Vec<&str> = rest.split('.').collect();
-        let ["errors", kind, since, place] = parts[..] else { return FieldValue::NotSupported };
+        let ["errors", kind, since, location] = parts[..] else { return FieldValue::NotSupported };
         let kind = match kind {
             "corrected" => 0,
             "uncorrected" => 1,
@@ -191,7 +191,7 @@ impl Device<'_> {
         };
         let (nvml, handle) = (self.nvml, self.handle);
         // Memory locations by NVML's numbers. GPUs before Ampere report SRAM only by cache.
-        match place {
+        match location {
             "total" => ulong_value(read_value(|to| ask!(nvml, nvmlDeviceGetTotalEccErrors(handle, kind, since, to)))),
             "dram" => {
                 ulong_value(read_value(|to| ask!(nvml, nvmlDeviceGetMemoryErrorCounter(handle, kind, since, 2, to))))
@@ -206,32 +206,32 @@ impl Device<'_> {
     fn sram_threshold(self) -> FieldValue {
         let mut status: nvmlEccSramErrorStatus_v1_t = zeroed();
         status.version = version::<nvmlEccSramErrorStatus_v1_t>(1);
-        let answer = ask!(self.nvml, nvmlDeviceGetSramEccErrorStatus(self.handle, &mut status));
-        uint_value(answer.map(|()| status.bThresholdExceeded))
+        let result = ask!(self.nvml, nvmlDeviceGetSramEccErrorStatus(self.handle, &mut status));
+        uint_value(result.map(|()| status.bThresholdExceeded))
     }
 
-    fn remapped(self, what: &str, kept: &mut QueryCache) -> FieldValue {
-        let rows = kept.remapped.get_or_insert_with(|| {
+    fn remapped(self, what: &str, cache: &mut QueryCache) -> FieldValue {
+        let rows = cache.remapped.get_or_insert_with(|| {
             let mut rows = [0; 4];
             let [correctable, uncorrectable, pending, failure] = &mut rows;
             ask!(self.nvml, nvmlDeviceGetRemappedRows(self.handle, correctable, uncorrectable, pending, failure))
                 .map(|()| rows)
         });
-        let place = match what {
+        let index = match what {
             "correctable" => 0,
             "uncorrectable" => 1,
             "pending" => 2,
             "failure" => 3,
             _ => return FieldValue::NotSupported,
         };
-        uint_value(rows.clone().map(|rows| rows[place]))
+        uint_value(rows.clone().map(|rows| rows[index]))
     }
 
     fn retired(self, cause: c_uint) -> FieldValue {
         let mut count = 0;
         // Without a buffer, the call returns the count.
-        let answer = ask!(self.nvml, nvmlDeviceGetRetiredPages(self.handle, cause, &mut count, std::ptr::null_mut()));
-        match answer {
+        let result = ask!(self.nvml, nvmlDeviceGetRetiredPages(self.handle, cause, &mut count, std::ptr::null_mut()));
+        match result {
             Err(FieldValue::Failed { code: code::INSUFFICIENT_SIZE, .. }) | Ok(()) => {
                 FieldValue::Number(f64::from(count))
             }
@@ -276,8 +276,8 @@ impl Device<'_> {
 
     fn violation(self, policy: c_uint) -> FieldValue {
         let mut time: nvmlViolationTime_t = zeroed();
-        let answer = ask!(self.nvml, nvmlDeviceGetViolationStatus(self.handle, policy, &mut time));
-        ulong_value(answer.map(|()| time.violationTime))
+        let result = ask!(self.nvml, nvmlDeviceGetViolationStatus(self.handle, policy, &mut time));
+        ulong_value(result.map(|()| time.violationTime))
     }
 
     fn utilization(self) -> FieldValue {
@@ -314,16 +314,16 @@ impl Device<'_> {
                 milli_value(read_value(|to| ask!(nvml, nvmlDeviceGetPowerManagementDefaultLimit(handle, to))))
             }
             "max_limit" => {
-                let (mut least, mut most) = (0, 0);
-                let answer = ask!(nvml, nvmlDeviceGetPowerManagementLimitConstraints(handle, &mut least, &mut most));
-                milli_value(answer.map(|()| most))
+                let (mut min, mut max) = (0, 0);
+                let result = ask!(nvml, nvmlDeviceGetPowerManagementLimitConstraints(handle, &mut min, &mut max));
+                milli_value(result.map(|()| max))
             }
             _ => FieldValue::NotSupported,
         }
     }
 
-    fn memory(self, what: &str, kept: &mut QueryCache) -> FieldValue {
-        let memory = kept.memory.get_or_insert_with(|| {
+    fn memory(self, what: &str, cache: &mut QueryCache) -> FieldValue {
+        let memory = cache.memory.get_or_insert_with(|| {
             let mut memory: nvmlMemory_v2_t = zeroed();
             memory.version = version::<nvmlMemory_v2_t>(2);
             ask!(self.nvml, nvmlDeviceGetMemoryInfo_v2(self.handle, &mut memory)).map(|()| memory)
@@ -350,8 +350,8 @@ impl Device<'_> {
         }
     }
 
-    fn fabric(self, what: &str, kept: &mut QueryCache) -> FieldValue {
-        let fabric = kept.fabric.get_or_insert_with(|| self.fabric_info());
+    fn fabric(self, what: &str, cache: &mut QueryCache) -> FieldValue {
+        let fabric = cache.fabric.get_or_insert_with(|| self.fabric_info());
         let info = match fabric {
             Ok(info) => *info,
             Err(reading) => return reading.clone(),
@@ -368,16 +368,16 @@ impl Device<'_> {
 
     /// Reads the newest struct version that this driver knows. The older one is a prefix of the newer.
     fn fabric_info(self) -> NvmlResult<nvmlGpuFabricInfo_v3_t> {
-        let mut answer = Err(FieldValue::NotSupported);
+        let mut result = Err(FieldValue::NotSupported);
         for form in [version::<nvmlGpuFabricInfo_v3_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
             let mut info: nvmlGpuFabricInfo_v3_t = zeroed();
             info.version = form;
-            answer = ask!(self.nvml, nvmlDeviceGetGpuFabricInfoV(self.handle, &mut info)).map(|()| info);
-            if !matches!(answer, Err(FieldValue::NotSupported)) {
+            result = ask!(self.nvml, nvmlDeviceGetGpuFabricInfoV(self.handle, &mut info)).map(|()| info);
+            if !matches!(result, Err(FieldValue::NotSupported)) {
                 break;
             }
         }
-        answer
+        result
     }
 
     fn field_value(self, id: c_uint) -> FieldValue {

@@ -34,17 +34,17 @@ impl Device<'_> {
         what: &str,
         index: c_uint,
         cards: &[GpuHandle<'_>],
-        kept: &mut QueryCache,
+        cache: &mut QueryCache,
     ) -> NvmlResult<BTreeMap<c_uint, FieldValue>> {
         match family {
             "nvlink" => {
-                let links = kept.links.get_or_insert_with(|| self.links()).clone();
+                let links = cache.links.get_or_insert_with(|| self.links()).clone();
                 if links.is_empty() {
                     return Err(FieldValue::NotSupported);
                 }
                 Ok(links.into_iter().map(|link| (link, self.link(link, what))).collect())
             }
-            "process" => match kept.processes.get_or_insert_with(|| self.processes()) {
+            "process" => match cache.processes.get_or_insert_with(|| self.processes()) {
                 Ok(processes) => {
                     let one = |process: &nvmlProcessInfo_t| match what {
                         "pid" => FieldValue::Number(f64::from(process.pid)),
@@ -110,9 +110,9 @@ impl Device<'_> {
     fn processes(self) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
         let mut processes = vec![zeroed(); MAX_PROCESSES];
         let mut count = MAX_PROCESSES as c_uint;
-        let answer =
+        let result =
             ask!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, &mut count, processes.as_mut_ptr()));
-        match answer {
+        match result {
             // There are more than fit, and NVML wrote none of them.
             Err(FieldValue::Failed { code: code::INSUFFICIENT_SIZE, .. }) => Err(FieldValue::NotSupported),
             other => other.map(|()| {

@@ -125,8 +125,8 @@ impl Nvml {
     fn gpu_handles(&self, count: c_uint, on_pci: &[String], begins: &mut dyn FnMut(u32, &str)) -> Vec<GpuHandle<'_>> {
         let agree = usize::try_from(count).is_ok_and(|count| count == on_pci.len());
         let mut cards = Vec::new();
-        for (index, place) in (0..count).zip(0..) {
-            begins(index, on_pci.get(place).filter(|_| agree).map_or("", String::as_str));
+        for (index, position) in (0..count).zip(0..) {
+            begins(index, on_pci.get(position).filter(|_| agree).map_or("", String::as_str));
             let mut handle: nvmlDevice_t = ptr::null_mut();
             let device = ask!(self, nvmlDeviceGetHandleByIndex_v2(index, &mut handle));
             let device = device.map(|()| Device { nvml: self, handle });
@@ -186,13 +186,13 @@ fn read_fields(cards: &[GpuHandle<'_>], fields: &[String], begins: &mut dyn FnMu
                 }
                 // Without a handle, every field of the GPU fails for the same reason.
                 Err(reading) => {
-                    read.extend(now.iter().map(|(place, field)| (*place, (*field).clone(), reading.clone())))
+                    read.extend(now.iter().map(|(position, field)| (*position, (*field).clone(), reading.clone())))
                 }
             }
         }
     }
     let gpu = |(card, mut read): (&GpuHandle<'_>, Vec<(usize, String, FieldValue)>)| {
-        read.sort_by_key(|(place, ..)| *place);
+        read.sort_by_key(|(position, ..)| *position);
         let fields = read.into_iter().map(|(_, field, reading)| (field, reading)).collect();
         Gpu { index: card.index, bus: card.bus.clone(), fields }
     };
@@ -271,7 +271,7 @@ mod tests {
 
     /// The check `gpu-driver` recognises these failures by their texts.
     #[test]
-    fn a_driver_that_is_not_loaded_or_of_another_version_is_named_by_the_shared_texts() {
+    fn a_driver_that_is_not_loaded_or_of_another_version_has_the_shared_error_text() {
         for (code, kind, text) in [
             (code::DRIVER_NOT_LOADED, FailureKind::Missing, DRIVER_NOT_LOADED),
             (code::LIB_RM_VERSION_MISMATCH, FailureKind::Failed, VERSION_MISMATCH),

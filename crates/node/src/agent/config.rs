@@ -124,13 +124,13 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
-    seen: Option<(SystemTime, u64, u64)>,
+    identity: Option<(SystemTime, u64, u64)>,
 }
 
 impl Stamp {
     fn of(path: &Path) -> Self {
-        let seen = fs::metadata(path).ok().and_then(|found| Some((found.modified().ok()?, found.len(), found.ino())));
-        Self { path: path.to_owned(), seen }
+        let identity = fs::metadata(path).ok().and_then(|metadata| Some((metadata.modified().ok()?, metadata.len(), metadata.ino())));
+        Self { path: path.to_owned(), identity }
     }
 }
 
@@ -139,19 +139,19 @@ impl Config {
     ///
     /// # Errors
     /// If any of the files cannot be used.
-    pub fn load(told: &AgentSettings, file: Option<&Path>) -> Result<Self, ConfigError> {
+    pub fn load(cli_settings: &AgentSettings, file: Option<&Path>) -> Result<Self, ConfigError> {
         let path = file.map_or_else(|| PathBuf::from(DEFAULT_FILE), Path::to_owned);
         let mut files = vec![Stamp::of(&path)];
-        let there = file.is_some() || path.exists();
-        let written = if there { told.clone().merge_over(read(&path)?) } else { told.clone() };
-        files.extend(written.policy.iter().chain(&written.profile).map(|path| Stamp::of(path)));
-        let ReportIdentity { node, proof, controller } = load_identity(&written, &mut files)?;
-        let url = written.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
+        let exists = file.is_some() || path.exists();
+        let settings = if exists { cli_settings.clone().merge_over(read(&path)?) } else { cli_settings.clone() };
+        files.extend(settings.policy.iter().chain(&settings.profile).map(|path| Stamp::of(path)));
+        let ReportIdentity { node, proof, controller } = load_identity(&settings, &mut files)?;
+        let url = settings.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
-        if let Some(path) = &written.policy {
+        if let Some(path) = &settings.policy {
             check_file_owner(path)?;
         }
-        let policy = load_policy(written.policy.as_deref())?;
+        let policy = load_policy(settings.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
         let versions = Versions {
             program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -159,17 +159,17 @@ impl Config {
             policy: policy.version,
             waiting: 0,
         };
-        let room = SpoolLimits::default();
+        let defaults = SpoolLimits::default();
         Ok(Self {
             route: Route { node, credentials: proof, address, versions },
-            state: written.state.unwrap_or_else(|| DEFAULT_STATE.into()),
-            root: written.root.unwrap_or_else(|| "/".into()),
-            library: written.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
+            state: settings.state.unwrap_or_else(|| DEFAULT_STATE.into()),
+            root: settings.root.unwrap_or_else(|| "/".into()),
+            library: settings.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
             spool_limits: SpoolLimits {
-                bytes: written.spool_bytes.unwrap_or(room.bytes),
-                reports: written.spool_reports.unwrap_or(room.reports).max(1),
+                bytes: settings.spool_bytes.unwrap_or(defaults.bytes),
+                reports: settings.spool_reports.unwrap_or(defaults.reports).max(1),
             },
-            profile: load_profile(written.profile.as_deref())?,
+            profile: load_profile(settings.profile.as_deref())?,
             rules: rules(&catalogue, &policy)?,
             policy,
             catalogue,
@@ -244,9 +244,9 @@ fn read(path: &Path) -> Result<AgentSettings, ConfigError> {
 
 /// Returns the rules of all quick checks.
 fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec<Rule>>, ConfigError> {
-    let book = catalogue.rule_book(policy);
+    let rule_book = catalogue.rule_book(policy);
     let quick = catalogue.iter().filter(|check| check.spec.depth == Depth::Quick);
-    let of = |check: &Check| Some((CheckId::new(check.spec.id).ok()?, book.rules_of(check)));
+    let of = |check: &Check| Some((CheckId::new(check.spec.id).ok()?, rule_book.rules_of(check)));
     quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
@@ -259,36 +259,36 @@ struct ReportIdentity {
 
 /// Reads the identity. A credential joins the watched files; a token does not, because the cluster renews it
 /// constantly.
-fn load_identity(written: &AgentSettings, files: &mut Vec<Stamp>) -> Result<ReportIdentity, ConfigError> {
-    if let Some(token) = &written.token {
-        if written.credential.is_some() {
+fn load_identity(settings: &AgentSettings, files: &mut Vec<Stamp>) -> Result<ReportIdentity, ConfigError> {
+    if let Some(token) = &settings.token {
+        if settings.credential.is_some() {
             return Err(ConfigError::TwoCredentials);
         }
-        let node = written.node.clone().ok_or(ConfigError::NoNode)?;
+        let node = settings.node.clone().ok_or(ConfigError::NoNode)?;
         // A wrong path is reported now; the content is read again for each message.
         Token::read(token)?;
         return Ok(ReportIdentity { node, proof: NodeCredentials::Token(token.clone()), controller: None });
     }
-    let path = written.credential.clone().unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
+    let path = settings.credential.clone().unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
     files.push(Stamp::of(&path));
     let Credential { node, key, controller } = read_credential(&path)?;
     Ok(ReportIdentity { node, proof: NodeCredentials::Key(key), controller })
 }
 
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
-    let unread = |source| ConfigError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(unread)?.mode() & 0o007 != 0 {
+    let read_error = |source| ConfigError::Read { path: path.to_owned(), source };
+    if fs::metadata(path).map_err(read_error)?.mode() & 0o007 != 0 {
         return Err(ConfigError::WorldReadable(path.to_owned()));
     }
-    let text = fs::read_to_string(path).map_err(unread)?;
+    let text = fs::read_to_string(path).map_err(read_error)?;
     Credential::read(&text).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
 
 /// Requires that no user other than root or our own can write the file: a policy names commands that run as root.
 pub(crate) fn check_file_owner(path: &Path) -> Result<(), ConfigError> {
-    let found = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let (owner, me) = (found.uid(), rustix::process::geteuid().as_raw());
-    if (owner == 0 || owner == me) && found.mode() & 0o022 == 0 {
+    let metadata = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if (owner == 0 || owner == me) && metadata.mode() & 0o022 == 0 {
         Ok(())
     } else {
         Err(ConfigError::WritableByOthers { path: path.to_owned(), owner })
@@ -325,13 +325,13 @@ mod tests {
 
         fn load(&self, text: &str) -> Result<Config, ConfigError> {
             let file = self.write("agent.toml", text, 0o644);
-            let told = AgentSettings { credential: Some(self.0.path().join("agent.key")), ..AgentSettings::default() };
-            Config::load(&told, Some(&file))
+            let cli_settings = AgentSettings { credential: Some(self.0.path().join("agent.key")), ..AgentSettings::default() };
+            Config::load(&cli_settings, Some(&file))
         }
     }
 
     #[test]
-    fn the_command_line_goes_before_the_file_and_the_file_before_the_credential() {
+    fn the_command_line_overrides_the_file_and_the_file_overrides_the_credential() {
         let site = Site::new();
         assert_eq!(site.load("").unwrap().route.address.to_string(), "http://ctl:7443");
         let config = site.load("controller = \"http://other:1\"\nspool_reports = 5\n").unwrap();
@@ -343,7 +343,7 @@ mod tests {
 
     /// The kubelet writes a new directory and swaps one symlink to it; the agent's paths go through that link.
     #[test]
-    fn a_mounted_config_map_that_changes_is_noticed() {
+    fn a_change_of_a_mounted_config_map_is_detected() {
         let site = Site::new();
         let at = |name: &str| site.0.path().join(name);
         let turn = |folder: &str, text: &str| {
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_stands_for_a_credential_and_needs_a_node_and_a_controller() {
+    fn a_token_replaces_a_credential_and_requires_a_node_and_a_controller() {
         let site = Site::new();
         let token = site.write("token", "a.b.c", 0o644);
         let load = |text: &str| {
@@ -385,14 +385,14 @@ mod tests {
         assert!(!config.has_changed());
         // The command line overrides the file.
         let file = site.write("agent.toml", &format!("token = {:?}\n", token.display()), 0o644);
-        let told = AgentSettings { credential: Some(site.0.path().join("agent.key")), ..AgentSettings::default() };
-        assert!(matches!(Config::load(&told, Some(&file)).unwrap().route.credentials, NodeCredentials::Key(_)));
+        let cli_settings = AgentSettings { credential: Some(site.0.path().join("agent.key")), ..AgentSettings::default() };
+        assert!(matches!(Config::load(&cli_settings, Some(&file)).unwrap().route.credentials, NodeCredentials::Key(_)));
         fs::remove_file(&token).unwrap();
         assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::Token(_))));
     }
 
     #[test]
-    fn what_others_can_read_or_write_is_not_trusted() {
+    fn files_that_others_can_read_or_write_are_rejected() {
         let site = Site::new();
         let policy = site.write("policy.toml", "", 0o666);
         let text = format!("policy = {:?}\n", policy.display());
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_named_with_its_place_and_https_is_refused() {
+    fn a_mistake_is_reported_with_its_position_and_https_is_rejected() {
         let site = Site::new();
         let error = site.load("\ncontroler = \"x\"\n").unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("controller"), "{error}");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_runs_no_check_that_occupies_the_node() {
+    fn an_agent_runs_no_check_that_needs_the_whole_node() {
         let config = Site::new().load("").unwrap();
         let checks = config.checks();
         assert!(checks.iter().any(|(id, _)| id.as_str() == "kernel-log"));

@@ -21,8 +21,8 @@ struct StoredPermit {
     until: Timestamp,
 }
 
-/// Stores a permit that is valid from `asked`, or removes it if the reply had none.
-pub fn store(state: &Path, permit: Option<DrainPermit>, asked: Timestamp) -> io::Result<()> {
+/// Stores a permit that is valid from `sent_at`, or removes it if the reply had none.
+pub fn store(state: &Path, permit: Option<DrainPermit>, sent_at: Timestamp) -> io::Result<()> {
     let path = state.join(FILE);
     let Some(permit) = permit else {
         return match fs::remove_file(&path) {
@@ -30,15 +30,15 @@ pub fn store(state: &Path, permit: Option<DrainPermit>, asked: Timestamp) -> io:
             _ => Ok(()),
         };
     };
-    let text = serde_json::to_vec(&StoredPermit { until: asked.plus(permit.duration) }).map_err(io::Error::from)?;
-    let beside = state.join(format!(".{FILE}.{}.tmp", std::process::id()));
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path))
+    let text = serde_json::to_vec(&StoredPermit { until: sent_at.plus(permit.duration) }).map_err(io::Error::from)?;
+    let temporary = state.join(format!(".{FILE}.{}.tmp", std::process::id()));
+    fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &path))
 }
 
 /// Whether a permit is valid now.
 pub fn is_valid(state: &Path, now: Timestamp) -> bool {
-    let kept = fs::read(state.join(FILE)).ok().and_then(|text| serde_json::from_slice::<StoredPermit>(&text).ok());
-    kept.is_some_and(|kept| now < kept.until && kept.until.since(now) <= MAX_VALIDITY)
+    let stored = fs::read(state.join(FILE)).ok().and_then(|text| serde_json::from_slice::<StoredPermit>(&text).ok());
+    stored.is_some_and(|stored| now < stored.until && stored.until.since(now) <= MAX_VALIDITY)
 }
 
 #[cfg(test)]
@@ -46,18 +46,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permit_counts_for_its_time_and_not_at_all_once_it_is_taken_back() {
+    fn a_permit_is_valid_for_its_duration_and_not_after_it_is_revoked() {
         let (state, at) = (tempfile::tempdir().unwrap(), Timestamp::from_secs(1_794_700_800));
-        let fresh = |after: i64| is_valid(state.path(), at.plus(Span::from_secs(after)));
-        assert!(!fresh(0), "no permit was given");
+        let is_valid_after = |after: i64| is_valid(state.path(), at.plus(Span::from_secs(after)));
+        assert!(!is_valid_after(0), "no permit was given");
         store(state.path(), None, at).unwrap();
         store(state.path(), Some(DrainPermit { duration: Span::minutes(2) }), at).unwrap();
-        assert!(fresh(0) && fresh(119) && !fresh(120));
-        assert!(!fresh(-3600), "the clock was set back since");
+        assert!(is_valid_after(0) && is_valid_after(119) && !is_valid_after(120));
+        assert!(!is_valid_after(-3600), "the clock was set back since");
         store(state.path(), None, at).unwrap();
-        assert!(!fresh(1));
+        assert!(!is_valid_after(1));
         fs::write(state.path().join(FILE), "{\"until\"").unwrap();
-        assert!(!fresh(1), "truncated");
+        assert!(!is_valid_after(1), "truncated");
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
     }
 }

@@ -75,24 +75,24 @@ pub(super) fn pending(state: &Path) -> Vec<(PathBuf, HookReport)> {
     paths.retain(|path| path.extension().is_some_and(|kind| kind == "json"));
     paths.sort();
     let read = |path: PathBuf| {
-        let handed = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        if handed.is_none() {
+        let hook_report = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        if hook_report.is_none() {
             let _unreadable = fs::remove_file(&path);
         }
-        handed.map(|handed| (path, handed))
+        hook_report.map(|hook_report| (path, hook_report))
     };
     paths.into_iter().filter_map(read).collect()
 }
 
 /// Builds the report for submitted evidence.
-pub(super) fn report(handed: HookReport, config: &Config, number: u64) -> AgentReport {
+pub(super) fn report(hook_report: HookReport, config: &Config, number: u64) -> AgentReport {
     AgentReport {
         node: config.route.node.clone(),
-        hardware: handed.hardware,
+        hardware: hook_report.hardware,
         number,
         at: now(),
-        up: handed.up,
-        checks: handed.checks,
+        up: hook_report.up,
+        checks: hook_report.checks,
         versions: config.route.versions.clone(),
         dropped: None,
     }
@@ -106,32 +106,32 @@ impl HookSocket {
     pub(super) fn bind(state: &Path) -> io::Result<Self> {
         let path = state.join(SOCKET_FILE);
         // Left by an earlier agent: the lock rules out another running one.
-        let _old = fs::remove_file(&path);
-        let bell = UnixDatagram::bind(path)?;
-        bell.set_nonblocking(true)?;
-        Ok(Self(bell))
+        let _removed = fs::remove_file(&path);
+        let socket = UnixDatagram::bind(path)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self(socket))
     }
 
     pub(super) const fn socket(&self) -> &UnixDatagram {
         &self.0
     }
 
-    /// Returns whether the bell rang since the last call.
+    /// Returns whether the agent was woken since the last call.
     pub(super) fn take_wakeup(&self) -> bool {
-        let mut rang = false;
+        let mut woken = false;
         while self.0.recv(&mut [0]).is_ok() {
-            rang = true;
+            woken = true;
         }
-        rang
+        woken
     }
 }
 
-/// Rings the bell. Returns whether an agent is running; a full queue means that it has been rung already.
+/// Wakes the agent. Returns whether one is running; a full queue means that it has been woken already.
 pub fn wake_agent(state: &Path) -> bool {
     let send = || {
-        let bell = UnixDatagram::unbound()?;
-        bell.set_nonblocking(true)?;
-        bell.send_to(&[1], state.join(SOCKET_FILE))
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.send_to(&[1], state.join(SOCKET_FILE))
     };
     match send() {
         Ok(_) => true,
@@ -144,26 +144,26 @@ pub fn wake_agent(state: &Path) -> bool {
 /// # Errors
 /// If the state directory cannot be used. An agent that has started meanwhile is no error: it picks the evidence up.
 pub fn deliver(config: &Config, limit: Duration) -> io::Result<SubmitOutcome> {
-    let until = Instant::now() + limit;
+    let deadline = Instant::now() + limit;
     fs::create_dir_all(&config.state)?;
-    let _mine = match lock_state(&config.state) {
-        Ok(mine) => mine,
+    let _lock = match lock_state(&config.state) {
+        Ok(lock) => lock,
         Err(AgentError::Taken(_)) => return Ok(SubmitOutcome::ByAgent),
         Err(error) => return Err(io::Error::other(super::chain(&error))),
     };
     let mut spool = Spool::open(&config.state.join("spool"), config.spool_limits)?;
-    for (path, handed) in pending(&config.state) {
+    for (path, hook_report) in pending(&config.state) {
         let number = spool.number();
-        spool.add(&report(handed, config, number));
+        spool.add(&report(hook_report, config, number));
         fs::remove_file(path)?;
     }
     while let Some(next) = spool.next_message() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             spool.mark_retry();
             return Ok(SubmitOutcome::Spooled);
         }
-        let tried = attempt(&config.route, next.message(&config.route), left);
+        let tried = attempt(&config.route, next.message(&config.route), remaining);
         match tried.outcome {
             SendOutcome::Accepted => spool.mark_accepted(&next),
             SendOutcome::Rejected => spool.mark_rejected(&next),
@@ -173,7 +173,7 @@ pub fn deliver(config: &Config, limit: Duration) -> io::Result<SubmitOutcome> {
             }
         }
         // A lost permit is issued again; only a prolog waits for it.
-        let _kept = drain_permit::store(&config.state, tried.permit, tried.sent_at);
+        let _stored = drain_permit::store(&config.state, tried.permit, tried.sent_at);
     }
     Ok(SubmitOutcome::Sent)
 }
@@ -182,32 +182,32 @@ pub fn deliver(config: &Config, limit: Duration) -> io::Result<SubmitOutcome> {
 mod tests {
     use super::*;
 
-    fn handed() -> HookReport {
+    fn hook_report() -> HookReport {
         HookReport { hardware: Hardware::default(), up: None, checks: Vec::new() }
     }
 
     #[test]
-    fn what_was_handed_in_waits_until_it_is_taken_and_half_a_file_is_nothing() {
+    fn submitted_reports_wait_until_taken_and_a_truncated_file_is_removed() {
         let state = tempfile::tempdir().unwrap();
         assert!(pending(state.path()).is_empty());
-        handed().submit(state.path()).unwrap();
+        hook_report().submit(state.path()).unwrap();
         fs::write(state.path().join(FOLDER).join("0-1.json"), "{\"hardware\"").unwrap();
-        let found = pending(state.path());
-        assert_eq!(found.iter().map(|(_, handed)| handed.clone()).collect::<Vec<_>>(), [handed()]);
+        let submitted = pending(state.path());
+        assert_eq!(submitted.iter().map(|(_, report)| report.clone()).collect::<Vec<_>>(), [hook_report()]);
         assert_eq!(fs::read_dir(state.path().join(FOLDER)).unwrap().count(), 1);
     }
 
     #[test]
-    fn only_a_running_agent_hears_the_bell_and_many_rings_are_one() {
+    fn only_a_running_agent_is_woken_and_many_wake_ups_are_merged() {
         let state = tempfile::tempdir().unwrap();
         assert!(!wake_agent(state.path()));
-        let bell = HookSocket::bind(state.path()).unwrap();
-        assert!(!bell.take_wakeup());
+        let socket = HookSocket::bind(state.path()).unwrap();
+        assert!(!socket.take_wakeup());
         for _ in 0..2000 {
             assert!(wake_agent(state.path()));
         }
-        assert!(bell.take_wakeup() && !bell.take_wakeup());
-        drop(bell);
+        assert!(socket.take_wakeup() && !socket.take_wakeup());
+        drop(socket);
         assert!(!wake_agent(state.path()), "its old socket does not answer");
         HookSocket::bind(state.path()).unwrap();
     }

@@ -79,8 +79,8 @@ pub struct Reply {
 
 impl Reply {
     /// Parses a complete response. `None` if it is not HTTP.
-    pub fn read(answer: &[u8]) -> Option<Self> {
-        let text = String::from_utf8_lossy(answer);
+    pub fn read(response: &[u8]) -> Option<Self> {
+        let text = String::from_utf8_lossy(response);
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.get(..3)?.parse().ok()?;
         let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
@@ -112,8 +112,8 @@ pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], l
     stream.set_write_timeout(Some(left(deadline)?))?;
     // The endpoint may reject a report before it has read all of it; its response counts then.
     let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-    let answer = read_response(&mut stream, deadline);
-    match (written, answer) {
+    let response = read_response(&mut stream, deadline);
+    match (written, response) {
         (_, Ok(reply)) => Ok(reply),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
     }
@@ -132,36 +132,36 @@ fn connect(to: &Address, limit: Duration) -> io::Result<TcpStream> {
 }
 
 fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    let remaining = deadline.saturating_duration_since(Instant::now());
+    if remaining.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(remaining) }
 }
 
 fn read_response(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         stream.set_read_timeout(Some(left(deadline)?))?;
         match stream.read(&mut buffer) {
             Ok(0) => break,
-            Ok(count) => answer.extend(&buffer[..count]),
+            Ok(count) => response.extend(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The endpoint may reset the connection after its response if it did not read the whole body.
-            Err(_) if is_complete(&answer) => break,
+            Err(_) if is_complete(&response) => break,
             Err(error) => return Err(error),
         }
-        if is_complete(&answer) {
+        if is_complete(&response) {
             break;
         }
-        if answer.len() > MAX_RESPONSE_BYTES {
+        if response.len() > MAX_RESPONSE_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the response is too long"));
         }
     }
-    Reply::read(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
+    Reply::read(&response).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
 }
 
 /// Whether the response has reached its declared length.
-pub fn is_complete(answer: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(answer);
+pub fn is_complete(response: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(response);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
     header(head, "content-length")
         .and_then(|length| length.parse().ok())
@@ -179,7 +179,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn addresses_are_read_and_https_is_refused_with_a_way_out() {
+    fn addresses_are_parsed_and_https_is_rejected_with_a_hint() {
         for (text, host, port, prefix) in [
             ("http://ctl:7443", "ctl", 7443, ""),
             ("http://10.0.0.1", "10.0.0.1", 80, ""),
@@ -197,18 +197,18 @@ mod tests {
     }
 
     /// Answers one connection with these bytes and returns what it received.
-    fn door(answer: &'static [u8]) -> (Address, std::thread::JoinHandle<Vec<u8>>) {
+    fn serve_once(response: &'static [u8]) -> (Address, std::thread::JoinHandle<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let (mut got, mut buffer) = (Vec::new(), [0; 1024]);
-            while !got.ends_with(b"BODY") {
+            let (mut received, mut buffer) = (Vec::new(), [0; 1024]);
+            while !received.ends_with(b"BODY") {
                 let count = stream.read(&mut buffer).unwrap();
-                got.extend(&buffer[..count]);
+                received.extend(&buffer[..count]);
             }
-            stream.write_all(answer).unwrap();
-            got
+            stream.write_all(response).unwrap();
+            received
         });
         (address, thread)
     }
@@ -218,25 +218,25 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_posted_with_its_node_and_the_answer_is_read() {
+    fn a_report_is_posted_with_its_node_and_the_response_is_parsed() {
         let (address, thread) =
-            door(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nlater on\n");
+            serve_once(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nlater on\n");
         let reply = send(&address).unwrap();
         let (retry_after, text) = (Some(Duration::from_secs(7)), "later on".to_owned());
         assert_eq!(reply, Reply { status: 503, retry_after, text, permit: None });
-        let got = String::from_utf8(thread.join().unwrap()).unwrap();
-        assert!(got.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{got}");
-        assert!(got.contains("\r\nX-Doctor-Node: n1\r\n") && got.contains("\r\nContent-Length: 4\r\n"), "{got}");
+        let received = String::from_utf8(thread.join().unwrap()).unwrap();
+        assert!(received.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{received}");
+        assert!(received.contains("\r\nX-Doctor-Node: n1\r\n") && received.contains("\r\nContent-Length: 4\r\n"), "{received}");
     }
 
     #[test]
-    fn what_is_no_http_and_what_never_ends_are_errors() {
-        let (address, _thread) = door(b"SSH-2.0-OpenSSH_9.6\r\n\r\n");
+    fn a_response_that_is_not_http_or_never_ends_is_an_error() {
+        let (address, _thread) = serve_once(b"SSH-2.0-OpenSSH_9.6\r\n\r\n");
         assert_eq!(send(&address).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        let (address, _thread) = door(b"");
+        let (address, _thread) = serve_once(b"");
         assert!(send(&address).is_err());
         let endless: &'static [u8] = vec![b'x'; MAX_RESPONSE_BYTES + 8192].leak();
-        let (address, _thread) = door(endless);
+        let (address, _thread) = serve_once(endless);
         assert!(send(&address).is_err());
     }
 }

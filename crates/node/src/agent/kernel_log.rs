@@ -101,8 +101,8 @@ impl KernelLog {
             Source::Plain { path, length, changes } => {
                 quiet(changes);
                 // Gone or shorter: the file was replaced and all of its content is new.
-                let found = path.metadata().map_or(0, |found| found.len());
-                std::mem::replace(length, found) != found
+                let new_length = path.metadata().map_or(0, |metadata| metadata.len());
+                std::mem::replace(length, new_length) != new_length
             }
             Source::None => false,
         };
@@ -128,14 +128,14 @@ impl KernelLog {
 
     fn due(&self) -> Option<Instant> {
         let gathered = self.unhandled_since? + DEBOUNCE;
-        Some(self.last_run.map_or(gathered, |looked| gathered.max(looked + MIN_INTERVAL)))
+        Some(self.last_run.map_or(gathered, |last_run| gathered.max(last_run + MIN_INTERVAL)))
     }
 }
 
 fn watch(folder: &Path) -> io::Result<OwnedFd> {
     let changes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-    let which = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
-    inotify::add_watch(&changes, folder, which)?;
+    let events = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+    inotify::add_watch(&changes, folder, events)?;
     Ok(changes)
 }
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_file_is_news_once_and_bursts_are_gathered() {
+    fn a_grown_file_is_reported_once_and_bursts_are_merged() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("dev")).unwrap();
         let path = root.path().join("dev/kmsg");

@@ -83,18 +83,18 @@ pub enum AgentError {
 ///
 /// # Errors
 /// Only at startup. Later only a signal ends the agent.
-pub fn run(told: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
+pub fn run(cli_settings: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
     allocator::limit_memory();
-    let config = Config::load(told, file)?;
+    let config = Config::load(cli_settings, file)?;
     let failed = |source| AgentError::State { path: config.state.clone(), source };
     let spool = Spool::open(&config.state.join("spool"), config.spool_limits).map_err(failed)?;
-    let _mine = lock_state(&config.state)?;
-    let bell = HookSocket::bind(&config.state).map_err(failed)?;
+    let _state_lock = lock_state(&config.state)?;
+    let hook_socket = HookSocket::bind(&config.state).map_err(failed)?;
     let outbox = Arc::new(Outbox::new(spool, config.route.clone(), config.state.clone()));
-    let (hung_up, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
-    hung_up.set_nonblocking(true).map_err(AgentError::Signals)?;
+    let (sighup, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
+    sighup.set_nonblocking(true).map_err(AgentError::Signals)?;
     signal_hook::low_level::pipe::register(SIGHUP, signal).map_err(AgentError::Signals)?;
-    let (done, ended) = mpsc::channel::<()>();
+    let (done, sender_ended) = mpsc::channel::<()>();
     let sending = Arc::clone(&outbox);
     let body = move || {
         let _ends_with_this = done;
@@ -102,25 +102,25 @@ pub fn run(told: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) ->
     };
     thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
     log_line(&format!("reporting as {} to {}", config.route.node, config.route.address));
-    let rung = WakeSources { sighup: hung_up, hook_socket: bell };
-    Agent::new(told, file, config, &outbox, stop, rung).run();
+    let wake_sources = WakeSources { sighup, hook_socket };
+    Agent::new(cli_settings, file, config, &outbox, stop, wake_sources).run();
     outbox.close();
     // Do not wait longer for a sender in mid-exchange: unsent reports are on disk.
-    let _in_time = ended.recv_timeout(SENDER_SHUTDOWN_GRACE);
+    let _in_time = sender_ended.recv_timeout(SENDER_SHUTDOWN_GRACE);
     log_line(&format!("stopped; reports in the spool: {}", outbox.waiting()));
     Ok(())
 }
 
 /// Logs to stderr; systemd adds the time.
-fn log_line(words: &str) {
-    eprintln!("doctor-node: {words}");
+fn log_line(text: &str) {
+    eprintln!("doctor-node: {text}");
 }
 
 /// External wake-ups.
 struct WakeSources {
     /// SIGHUP: reload the configuration.
     sighup: UnixStream,
-    /// Rung by a scheduler's hook that has submitted evidence.
+    /// Woken by a scheduler's hook that has submitted evidence.
     hook_socket: HookSocket,
 }
 
@@ -148,12 +148,12 @@ struct Agent<'a> {
 
 impl<'a> Agent<'a> {
     fn new(
-        told: &'a AgentSettings,
+        cli_settings: &'a AgentSettings,
         file: Option<&'a std::path::Path>,
         config: Config,
         outbox: &'a Outbox,
         stop: &'a Stop,
-        rung: WakeSources,
+        wake_sources: WakeSources,
     ) -> Self {
         let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
             log_line(&format!("cannot follow the kernel log, it is read every few minutes instead: {error}"));
@@ -161,11 +161,11 @@ impl<'a> Agent<'a> {
         });
         let started = Instant::now();
         Self {
-            cli_settings: told,
+            cli_settings,
             file,
             outbox,
             stop,
-            wake_sources: rung,
+            wake_sources,
             started,
             schedule: plan(&config),
             log_checks: log_checks(&config),
@@ -209,7 +209,7 @@ impl<'a> Agent<'a> {
 
     fn is_full_report_due(&mut self) -> bool {
         let due = self.outbox.take_full_report_request()
-            || self.last_full_report.is_none_or(|said| said.elapsed() >= FULL_REPORT_INTERVAL);
+            || self.last_full_report.is_none_or(|last_report| last_report.elapsed() >= FULL_REPORT_INTERVAL);
         if due {
             self.last_full_report = Some(Instant::now());
         }
@@ -222,11 +222,11 @@ impl<'a> Agent<'a> {
         let runner = LocalRunner::new(&config.root, self.stop).state(Some(&config.state));
         let runner = runner.library(config.library.clone()).driver_helper(&self.driver_helper);
         let probes_of = |check: &CheckId| {
-            let found = config.catalogue.get(check);
-            found.map_or_else(Vec::new, |found| (found.probes)(&config.catalogue.params(&config.policy, check)))
+            let check_def = config.catalogue.get(check);
+            check_def.map_or_else(Vec::new, |check_def| (check_def.probes)(&config.catalogue.params(&config.policy, check)))
         };
         runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
-        let (mut news, mut room) = (Vec::new(), MAX_EVIDENCE_BYTES);
+        let (mut changed, mut bytes_left) = (Vec::new(), MAX_EVIDENCE_BYTES);
         let up = check::uptime(&runner);
         for id in due {
             let Some(check) = config.catalogue.get(id) else { continue };
@@ -238,31 +238,31 @@ impl<'a> Agent<'a> {
                 return;
             }
             let observation = (check.interpret)(&params, &outputs);
-            let past = Baselines::at(now());
+            let baselines = Baselines::at(now());
             let judgement =
-                classify_with_baselines(config.rules_of(id), config.profile.as_ref(), &past, id, &observation);
+                classify_with_baselines(config.rules_of(id), config.profile.as_ref(), &baselines, id, &observation);
             // The result changes when the grace ends, and is reported then.
             let judgement = apply_boot_grace(judgement, up, config.policy.agents.boot_grace);
             self.verdicts.record(id, judgement.verdict, &judgement.findings, &judgement.text, now());
             if self.report_dedup.should_report(id, &observation, &judgement) {
                 let probes = probes.into_iter().zip(outputs).collect();
                 let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
-                room = truncate_evidence(room, &mut evidence);
-                news.push(evidence);
+                bytes_left = truncate_evidence(bytes_left, &mut evidence);
+                changed.push(evidence);
             }
         }
         self.save_verdicts(due);
-        if news.is_empty() {
+        if changed.is_empty() {
             return;
         }
         let hardware = hardware::collect(&runner);
         drop(runner);
-        self.report(hardware, up, news);
+        self.report(hardware, up, changed);
     }
 
     fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {
         let route = &self.config.route;
-        let trouble = self.outbox.add(|number| AgentReport {
+        let error = self.outbox.add(|number| AgentReport {
             node: route.node.clone(),
             hardware,
             number,
@@ -272,12 +272,12 @@ impl<'a> Agent<'a> {
             versions: route.versions.clone(),
             dropped: None,
         });
-        if let Some(trouble) = &trouble
-            && self.spool_error.as_ref() != Some(trouble)
+        if let Some(error) = &error
+            && self.spool_error.as_ref() != Some(error)
         {
-            log_line(&format!("cannot write the spool, reports are in memory only: {trouble}"));
+            log_line(&format!("cannot write the spool, reports are in memory only: {error}"));
         }
-        self.spool_error = trouble;
+        self.spool_error = error;
     }
 
     /// Saves the verdicts for hooks. If that fails, a hook runs the checks itself.
@@ -285,22 +285,22 @@ impl<'a> Agent<'a> {
         if self.config.fast_checks().all(|check| due.contains(&check)) {
             self.verdicts.mark_all_checked(now());
         }
-        let _kept = self.verdicts.write(&self.config.state);
+        let _saved = self.verdicts.write(&self.config.state);
     }
 
     /// Reports the evidence that hooks have submitted.
     fn take_hook_reports(&self) {
-        for (path, handed) in hook_reports::pending(&self.config.state) {
-            let _on_disk_or_in_memory = self.outbox.add(|number| hook_reports::report(handed, &self.config, number));
+        for (path, hook_report) in hook_reports::pending(&self.config.state) {
+            let _on_disk_or_in_memory = self.outbox.add(|number| hook_reports::report(hook_report, &self.config, number));
             // If the file stays, it is reported again; the controller counts it once.
-            let _gone = std::fs::remove_file(path);
+            let _removed = std::fs::remove_file(path);
         }
     }
 
     /// Reloads the configuration on SIGHUP or if a file has changed.
     fn reload_if_changed(&mut self) {
-        let asked = io::Read::read(&mut self.wake_sources.sighup, &mut [0; 64]).is_ok_and(|count| count > 0);
-        if !asked {
+        let signalled = io::Read::read(&mut self.wake_sources.sighup, &mut [0; 64]).is_ok_and(|count| count > 0);
+        if !signalled {
             if self.files_checked_at.elapsed() < FILE_CHECK_INTERVAL {
                 return;
             }
@@ -332,8 +332,8 @@ impl<'a> Agent<'a> {
             }
             Err(error) => {
                 self.config.note_files();
-                let why = chain(&error);
-                log_line(&format!("the changed configuration is invalid, the previous one stays in force: {why}"));
+                let reason = chain(&error);
+                log_line(&format!("the changed configuration is invalid, the previous one stays in force: {reason}"));
             }
         }
     }
@@ -341,14 +341,14 @@ impl<'a> Agent<'a> {
     /// Sleeps until a check is due, the kernel logs a message, or a signal arrives.
     fn sleep(&self) {
         let at = Instant::now();
-        let mut until = self.files_checked_at + FILE_CHECK_INTERVAL;
+        let mut deadline = self.files_checked_at + FILE_CHECK_INTERVAL;
         if let Some(due) = self.schedule.next() {
-            until = until.min(self.started + due);
+            deadline = deadline.min(self.started + due);
         }
         if let Some(due) = self.log.next() {
-            until = until.min(due);
+            deadline = deadline.min(due);
         }
-        let wait = until.saturating_duration_since(at);
+        let wait = deadline.saturating_duration_since(at);
         let wake = self.stop.wake();
         let mut fds = vec![
             PollFd::new(&self.wake_sources.sighup, PollFlags::IN),

@@ -25,15 +25,15 @@ struct LastReport {
 impl ReportDedup {
     /// Returns whether to report this result, and records it as reported if so.
     pub fn should_report(&mut self, check: &CheckId, observation: &Observation, judgement: &Classification) -> bool {
-        let answer = result_digest(observation, judgement);
-        let most = if judgement.verdict == Verdict::Fail { MAX_FAILURE_REPORTS } else { 1 };
-        let told = self.by_check.entry(check.clone()).or_insert(LastReport { digest: answer, repeats: 0 });
-        if told.digest != answer {
-            *told = LastReport { digest: answer, repeats: 0 };
+        let digest = result_digest(observation, judgement);
+        let max_reports = if judgement.verdict == Verdict::Fail { MAX_FAILURE_REPORTS } else { 1 };
+        let last = self.by_check.entry(check.clone()).or_insert(LastReport { digest, repeats: 0 });
+        if last.digest != digest {
+            *last = LastReport { digest, repeats: 0 };
         }
-        let news = told.repeats < most;
-        told.repeats = told.repeats.saturating_add(u8::from(news));
-        news
+        let is_new = last.repeats < max_reports;
+        last.repeats = last.repeats.saturating_add(u8::from(is_new));
+        is_new
     }
 
     /// Makes every result reportable again.
@@ -69,7 +69,7 @@ mod tests {
         reason::ReasonCode,
     };
 
-    fn seen(value: f64, key: Option<&str>) -> Observation {
+    fn observation(value: f64, key: Option<&str>) -> Observation {
         let event = key.map(|key| Event { key: Some(key.to_owned()), ..Event::seen("xid-79", Entity::node(), "bus") });
         Observation::measured(vec![Metric::count("errors", Entity::node(), value)], event.into_iter().collect())
     }
@@ -80,23 +80,23 @@ mod tests {
     }
 
     #[test]
-    fn only_a_changed_answer_is_news_and_a_number_within_its_limits_is_not() {
-        let (mut said, check) = (ReportDedup::default(), CheckId::new("memory").unwrap());
-        let mut news = |value, key, verdict| said.should_report(&check, &seen(value, key), &judged(verdict));
-        assert!(news(1.0, None, Verdict::Pass), "the first result");
-        assert!(!news(2.0, None, Verdict::Pass));
-        assert!(news(2.0, Some("boot:1"), Verdict::Pass), "an event");
-        assert!(!news(2.0, Some("boot:1"), Verdict::Pass), "the same event");
-        assert!(news(2.0, Some("boot:2"), Verdict::Pass), "another of its kind");
-        assert!(news(9.0, None, Verdict::Inconclusive), "inconclusive");
+    fn only_a_changed_result_is_reported_and_a_value_within_its_limits_is_no_change() {
+        let (mut dedup, check) = (ReportDedup::default(), CheckId::new("memory").unwrap());
+        let mut reports = |value, key, verdict| dedup.should_report(&check, &observation(value, key), &judged(verdict));
+        assert!(reports(1.0, None, Verdict::Pass), "the first result");
+        assert!(!reports(2.0, None, Verdict::Pass));
+        assert!(reports(2.0, Some("boot:1"), Verdict::Pass), "an event");
+        assert!(!reports(2.0, Some("boot:1"), Verdict::Pass), "the same event");
+        assert!(reports(2.0, Some("boot:2"), Verdict::Pass), "another of its kind");
+        assert!(reports(9.0, None, Verdict::Inconclusive), "inconclusive");
     }
 
     #[test]
-    fn a_failure_is_told_until_any_rule_has_it_confirmed() {
-        let (mut said, check) = (ReportDedup::default(), CheckId::new("memory").unwrap());
-        let mut fails = || said.should_report(&check, &seen(9.0, None), &judged(Verdict::Fail));
-        assert_eq!((0..10).filter(|_| fails()).count(), usize::from(MAX_FAILURE_REPORTS));
-        said.clear();
-        assert!(said.should_report(&check, &seen(9.0, None), &judged(Verdict::Fail)));
+    fn a_failure_is_reported_until_any_rule_confirms_it() {
+        let (mut dedup, check) = (ReportDedup::default(), CheckId::new("memory").unwrap());
+        let mut reports_failure = || dedup.should_report(&check, &observation(9.0, None), &judged(Verdict::Fail));
+        assert_eq!((0..10).filter(|_| reports_failure()).count(), usize::from(MAX_FAILURE_REPORTS));
+        dedup.clear();
+        assert!(dedup.should_report(&check, &observation(9.0, None), &judged(Verdict::Fail)));
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_due_at_the_start_and_then_each_at_its_period() {
+    fn all_checks_are_due_at_startup_and_then_at_their_periods() {
         let mut schedule = schedule("n1", Timestamp::from_secs(1_000_000));
         assert_eq!(schedule.next(), Some(Duration::ZERO));
         assert_eq!(schedule.take_due(Duration::ZERO).len(), 3);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_start_together_spread_over_the_period_and_a_restart_keeps_the_moment() {
+    fn nodes_that_start_together_spread_over_the_period_and_a_restart_keeps_the_phase() {
         let at = |node: &str, start: i64| {
             let start = Timestamp::from_secs(start);
             let mut schedule = schedule(node, start);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_sleep_is_not_made_up_for() {
+    fn missed_runs_are_not_made_up() {
         let mut schedule = schedule("n1", Timestamp::from_secs(5));
         schedule.take_due(Duration::ZERO);
         let late = MINUTE * 60 * 8;

@@ -135,14 +135,14 @@ pub(super) enum SendOutcome {
 }
 
 /// Runs until the outbox is closed.
-pub fn run(outbox: &Outbox, tell: &dyn Fn(&str)) {
-    let mut sender = Sender { outbox, tell, last_error: None, failures: 0, last_accepted: None };
+pub fn run(outbox: &Outbox, log: &dyn Fn(&str)) {
+    let mut sender = Sender { outbox, log, last_error: None, failures: 0, last_accepted: None };
     while sender.step() {}
 }
 
 struct Sender<'a> {
     outbox: &'a Outbox,
-    tell: &'a dyn Fn(&str),
+    log: &'a dyn Fn(&str),
     /// The last message about the controller, to log each one once.
     last_error: Option<String>,
     failures: u32,
@@ -159,7 +159,7 @@ impl Sender<'_> {
             inside.spool.mark_retry();
             return false;
         }
-        let quiet = self.last_accepted.map_or(HEARTBEAT, |spoke| spoke.elapsed());
+        let quiet = self.last_accepted.map_or(HEARTBEAT, |last| last.elapsed());
         if next.is_none() && quiet < HEARTBEAT {
             let (_inside, _timeout) =
                 self.outbox.wake.wait_timeout(inside, HEARTBEAT - quiet).unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +169,7 @@ impl Sender<'_> {
         let route = Arc::clone(&inside.route);
         let mut report = match &next {
             Some(next) => next.message(&route),
-            None => bare(&route, inside.spool.number()),
+            None => empty_report(&route, inside.spool.number()),
         };
         let behind = inside.spool.len() - usize::from(matches!(next, Some(NextMessage::Report(_))));
         report.versions.waiting = u32::try_from(behind).unwrap_or(u32::MAX);
@@ -185,18 +185,18 @@ impl Sender<'_> {
     }
 
     fn handle_outcome(&mut self, next: Option<&NextMessage>, tried: Attempt) {
-        let Attempt { outcome: fate, log_message: said, permit, sent_at: asked } = tried;
+        let Attempt { outcome, log_message, permit, sent_at } = tried;
         let mut inside = self.outbox.lock();
-        match (&fate, next) {
+        match (&outcome, next) {
             (SendOutcome::Accepted, next) => {
                 // A lost permit is renewed within a minute; until then hooks do not drain.
-                let _kept = drain_permit::store(&inside.permit_directory, permit, asked);
+                let _stored = drain_permit::store(&inside.permit_directory, permit, sent_at);
                 if let Some(next) = next {
                     inside.spool.mark_accepted(next);
                 }
                 self.last_accepted = Some(Instant::now());
                 if self.last_error.take().is_some() {
-                    (self.tell)("the controller accepts reports again");
+                    (self.log)("the controller accepts reports again");
                 }
                 self.failures = 0;
             }
@@ -206,13 +206,13 @@ impl Sender<'_> {
             }
             (SendOutcome::Rejected, None) | (SendOutcome::Retry(_), _) => inside.spool.mark_retry(),
         }
-        if let Some(said) = said
-            && self.last_error.as_ref() != Some(&said)
+        if let Some(log_message) = log_message
+            && self.last_error.as_ref() != Some(&log_message)
         {
-            (self.tell)(&said);
-            self.last_error = Some(said);
+            (self.log)(&log_message);
+            self.last_error = Some(log_message);
         }
-        let at_least = match fate {
+        let at_least = match outcome {
             SendOutcome::Accepted => return,
             SendOutcome::Retry(at_least) => at_least,
             SendOutcome::Rejected => Duration::ZERO,
@@ -225,14 +225,14 @@ impl Sender<'_> {
 
     /// Waits. A stop or a new route ends the wait early; new reports do not.
     fn pause(&self, mut inside: MutexGuard<'_, Inside>, wait: Duration) {
-        let until = Instant::now() + wait;
+        let deadline = Instant::now() + wait;
         let route = Arc::clone(&inside.route);
         while !inside.closing && Arc::ptr_eq(&route, &inside.route) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return;
             }
-            inside = self.outbox.wake.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+            inside = self.outbox.wake.wait_timeout(inside, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -242,12 +242,12 @@ impl NextMessage {
     pub(super) fn message(&self, route: &Route) -> AgentReport {
         match self {
             Self::Report(report) => (**report).clone(),
-            Self::Lost { number, dropped } => AgentReport { dropped: Some(dropped.clone()), ..bare(route, *number) },
+            Self::Lost { number, dropped } => AgentReport { dropped: Some(dropped.clone()), ..empty_report(route, *number) },
         }
     }
 }
 
-fn bare(route: &Route, number: u64) -> AgentReport {
+fn empty_report(route: &Route, number: u64) -> AgentReport {
     AgentReport {
         up: None,
         node: route.node.clone(),
@@ -265,14 +265,14 @@ pub(super) struct Attempt {
     pub(super) outcome: SendOutcome,
     /// Message for the log.
     log_message: Option<String>,
-    /// Valid from `asked`.
+    /// Valid from `sent_at`.
     pub(super) permit: Option<DrainPermit>,
     pub(super) sent_at: Timestamp,
 }
 
 pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Attempt {
-    let asked = now();
-    let failed = |fate, said: String| Attempt { outcome: fate, log_message: Some(said), permit: None, sent_at: asked };
+    let sent_at = now();
+    let failed = |outcome, log_message: String| Attempt { outcome, log_message: Some(log_message), permit: None, sent_at };
     // The machine may have been renamed since the report was stored.
     report.node = route.node.clone();
     let (key, token) = match &route.credentials {
@@ -287,9 +287,9 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
     };
     match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
         Ok(reply) => {
-            let (fate, said) = classify_reply(route, &reply);
+            let (outcome, log_message) = classify_reply(route, &reply);
             let open = |text: &String| DrainPermit::open(text, &route.node, report.number, &key);
-            Attempt { outcome: fate, log_message: said, permit: reply.permit.as_ref().and_then(open), sent_at: asked }
+            Attempt { outcome, log_message, permit: reply.permit.as_ref().and_then(open), sent_at }
         }
         Err(error) => failed(SendOutcome::Retry(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
     }
@@ -297,29 +297,29 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
 
 fn classify_reply(route: &Route, reply: &Reply) -> (SendOutcome, Option<String>) {
     let address = &route.address;
-    let said = |words: &str| Some(format!("{address} {words} ({}: {})", reply.status, reply.text));
+    let message = |text: &str| Some(format!("{address} {text} ({}: {})", reply.status, reply.text));
     match (reply.status, &route.credentials) {
         (200..=299, _) => (SendOutcome::Accepted, None),
         (401 | 403, NodeCredentials::Key(_)) => {
-            (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not accept this node's credential"))
+            (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not accept this node's credential"))
         }
         // The cluster will renew the token.
         (401 | 403, NodeCredentials::Token(_)) => {
-            (SendOutcome::Retry(MAX_BACKOFF), said("does not accept this node's token"))
+            (SendOutcome::Retry(MAX_BACKOFF), message("does not accept this node's token"))
         }
-        (404 | 405, _) => (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not accept agent reports")),
+        (404 | 405, _) => (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not accept agent reports")),
         (409, _) => {
-            (SendOutcome::Retry(OPERATOR_BACKOFF), said("does not support reports of this doctor-node version"))
+            (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not support reports of this doctor-node version"))
         }
-        (400 | 411 | 413 | 422, _) => (SendOutcome::Rejected, said("rejected this report; it is counted as lost")),
-        _ => (SendOutcome::Retry(reply.retry_after.unwrap_or_default().min(MAX_BACKOFF)), said("is busy")),
+        (400 | 411 | 413 | 422, _) => (SendOutcome::Rejected, message("rejected this report; it is counted as lost")),
+        _ => (SendOutcome::Retry(reply.retry_after.unwrap_or_default().min(MAX_BACKOFF)), message("is busy")),
     }
 }
 
 /// Doubles from one second to one minute. `jitter`, from 0 to 1, subtracts up to half.
 fn back_off(failures: u32, jitter: f64) -> Duration {
-    let whole = FIRST_WAIT.saturating_mul(1 << failures.min(6)).min(MAX_BACKOFF);
-    whole.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
+    let full = FIRST_WAIT.saturating_mul(1 << failures.min(6)).min(MAX_BACKOFF);
+    full.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
 }
 
 fn jitter(node: &str) -> f64 {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_kept_is_forgotten_and_only_what_can_never_be_taken_is_given_up() {
+    fn a_report_is_removed_only_if_it_was_accepted_or_can_never_be() {
         assert_eq!(fate(200, None), SendOutcome::Accepted);
         for status in [401, 403, 404, 409] {
             assert_eq!(fate(status, None), SendOutcome::Retry(OPERATOR_BACKOFF), "{status}");
@@ -360,21 +360,21 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_not_accepted_or_not_there_is_tried_again_soon_and_loses_nothing() {
+    fn a_rejected_or_missing_token_is_retried_soon_and_loses_no_report() {
         let token = route(NodeCredentials::Token("no/such/token".into()));
         for status in [401, 403] {
             let reply = Reply { status, retry_after: None, text: String::new(), permit: None };
             assert_eq!(classify_reply(&token, &reply).0, SendOutcome::Retry(MAX_BACKOFF), "{status}");
         }
-        let tried = attempt(&token, bare(&token, 1), Duration::from_secs(1));
+        let tried = attempt(&token, empty_report(&token, 1), Duration::from_secs(1));
         assert_eq!(tried.outcome, SendOutcome::Retry(Duration::ZERO));
-        assert!(tried.log_message.is_some_and(|said| said.contains("cannot read the token no/such/token: ")));
+        assert!(tried.log_message.is_some_and(|message| message.contains("cannot read the token no/such/token: ")));
     }
 
     #[test]
-    fn waits_grow_to_a_minute_and_differ_from_node_to_node() {
-        let waits: Vec<u64> = (0..9).map(|failures| back_off(failures, 0.0).as_secs()).collect();
-        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    fn the_back_off_grows_to_a_minute_and_differs_between_nodes() {
+        let seconds: Vec<u64> = (0..9).map(|failures| back_off(failures, 0.0).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         assert_eq!(back_off(3, 1.0), Duration::from_secs(4));
         assert!((0.0..1.0).contains(&jitter("n1")));
     }

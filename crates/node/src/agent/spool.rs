@@ -89,7 +89,7 @@ impl Spool {
     ///
     /// # Errors
     /// If the directory cannot be created or read.
-    pub fn open(directory: &Path, room: SpoolLimits) -> io::Result<Self> {
+    pub fn open(directory: &Path, limits: SpoolLimits) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         let mut numbers = Vec::new();
         for entry in fs::read_dir(directory)? {
@@ -97,7 +97,7 @@ impl Spool {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.ends_with(".tmp") {
                 // A crash interrupted the write.
-                let _gone = fs::remove_file(entry.path());
+                let _removed = fs::remove_file(entry.path());
             }
             // Only canonical names: a file with another spelling would be counted as lost but never removed.
             let number = name.strip_suffix(".report").and_then(to_number).filter(|number| file_name(*number) == name);
@@ -109,10 +109,10 @@ impl Spool {
         let lost = lost.filter(|lost| lost.through <= MOST_NUMBER);
         let counted = lost.as_ref().map_or(0, |lost| lost.through);
         let spared = lost.as_ref().and_then(|lost| lost.spared);
-        let mut spool = Self { directory: directory.to_owned(), limits: room, lost, ..Self::empty() };
+        let mut spool = Self { directory: directory.to_owned(), limits, lost, ..Self::empty() };
         for (number, bytes) in numbers {
             if number <= counted && Some(number) != spared {
-                let _gone = fs::remove_file(spool.path(number));
+                let _removed = fs::remove_file(spool.path(number));
             } else {
                 spool.queue.push_back(SpooledReport { number, bytes, body: None });
             }
@@ -142,8 +142,8 @@ impl Spool {
     pub fn number(&mut self) -> u64 {
         if self.next >= self.reserved {
             let reserved = self.next + BLOCK;
-            let kept = write_atomically(&self.directory.join(NUMBER), reserved.to_string().as_bytes());
-            self.note(kept);
+            let written = write_atomically(&self.directory.join(NUMBER), reserved.to_string().as_bytes());
+            self.note(written);
             self.reserved = reserved;
         }
         self.next += 1;
@@ -157,15 +157,15 @@ impl Spool {
             return;
         };
         let bytes = body.len() as u64;
-        let kept = write_atomically(&self.path(report.number), &body);
-        let body = kept.is_err().then_some(body);
-        self.note(kept);
+        let written = write_atomically(&self.path(report.number), &body);
+        let body = written.is_err().then_some(body);
+        self.note(written);
         self.queue.push_back(SpooledReport { number: report.number, bytes, body });
         self.make_room();
     }
 
-    /// Returns the first message. It counts as being sent until [`Self::taken`], [`Self::not_taken`] or
-    /// [`Self::refused`].
+    /// Returns the first message. It counts as being sent until [`Self::mark_accepted`], [`Self::mark_retry`] or
+    /// [`Self::mark_rejected`].
     pub fn next_message(&mut self) -> Option<NextMessage> {
         loop {
             let front = self.queue.front().map(|waiting| waiting.number);
@@ -233,8 +233,8 @@ impl Spool {
     }
 
     fn read(&self, number: u64) -> Option<AgentReport> {
-        let kept = self.queue.iter().find(|waiting| waiting.number == number)?;
-        let report: AgentReport = match &kept.body {
+        let spooled = self.queue.iter().find(|waiting| waiting.number == number)?;
+        let report: AgentReport = match &spooled.body {
             Some(body) => serde_json::from_slice(body).ok()?,
             None => serde_json::from_slice(&fs::read(self.path(number)).ok()?).ok()?,
         };
@@ -243,8 +243,8 @@ impl Spool {
 
     fn make_room(&mut self) {
         while self.queue.len() > 1 && (over(&self.queue, self.limits, |_| true) || self.memory_is_full()) {
-            let front_flies = self.queue.front().map(|waiting| waiting.number) == self.in_flight;
-            self.drop_at(usize::from(front_flies));
+            let front_in_flight = self.queue.front().map(|waiting| waiting.number) == self.in_flight;
+            self.drop_at(usize::from(front_in_flight));
         }
     }
 
@@ -252,8 +252,8 @@ impl Spool {
         over(&self.queue, MEMORY_LIMITS, |waiting| waiting.body.is_some())
     }
 
-    fn drop_at(&mut self, place: usize) {
-        let Some(waiting) = self.queue.get(place) else { return };
+    fn drop_at(&mut self, index: usize) {
+        let Some(waiting) = self.queue.get(index) else { return };
         let number = waiting.number;
         let dropped = match self.read(number) {
             Some(report) => counts(&report),
@@ -282,12 +282,12 @@ impl Spool {
     }
 
     /// Subtracts counts that the controller has accepted; more may have been added meanwhile.
-    fn subtract_reported(&mut self, told: &DroppedReports) {
+    fn subtract_reported(&mut self, reported: &DroppedReports) {
         let Some(mut lost) = self.lost.take() else { return };
-        lost.dropped.reports = lost.dropped.reports.saturating_sub(told.reports);
-        for (check, times) in &told.checks {
-            if let Some(left) = lost.dropped.checks.get_mut(check) {
-                *left = left.saturating_sub(*times);
+        lost.dropped.reports = lost.dropped.reports.saturating_sub(reported.reports);
+        for (check, times) in &reported.checks {
+            if let Some(remaining) = lost.dropped.checks.get_mut(check) {
+                *remaining = remaining.saturating_sub(*times);
             }
         }
         lost.dropped.checks.retain(|_, times| *times > 0);
@@ -331,13 +331,13 @@ fn to_number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|number| *number <= MOST_NUMBER)
 }
 
-fn over(waiting: &VecDeque<SpooledReport>, room: SpoolLimits, which: impl Fn(&&SpooledReport) -> bool) -> bool {
+fn over(waiting: &VecDeque<SpooledReport>, limits: SpoolLimits, which: impl Fn(&&SpooledReport) -> bool) -> bool {
     let (mut reports, mut bytes) = (0, 0);
     for waiting in waiting.iter().filter(which) {
         reports += 1;
         bytes += waiting.bytes;
     }
-    reports > room.reports || bytes > room.bytes
+    reports > limits.reports || bytes > limits.bytes
 }
 
 fn counts(report: &AgentReport) -> DroppedReports {

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_one_plain_line_and_is_never_shown() {
+    fn a_token_is_one_plain_line_and_is_never_printed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let read = |text: &[u8]| {

@@ -31,7 +31,7 @@ struct Arguments {
 }
 
 fn kind(name: &str) -> Result<InjectedErrorKind, String> {
-    let known = || InjectedErrorKind::ALL.iter().map(|planted| planted.name()).collect::<Vec<_>>().join(", ");
+    let known = || InjectedErrorKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
     InjectedErrorKind::from_name(name).ok_or_else(|| format!("expected one of {}", known()))
 }
 

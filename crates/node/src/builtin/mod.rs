@@ -38,7 +38,7 @@ static SUBTASKS: &[Subtask] = &[
 /// Entry point of a test's process.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let name = args.next().and_then(|name| name.into_string().ok());
-    if let Some((_, work)) = SUBTASKS.iter().find(|(hand, _)| name.as_deref() == Some(hand)) {
+    if let Some((_, work)) = SUBTASKS.iter().find(|(subtask, _)| name.as_deref() == Some(subtask)) {
         return work(&args.collect::<Vec<_>>());
     }
     // Without a parent, no process would read the result.
@@ -48,14 +48,14 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let args = args.collect();
-    let answer = match test {
+    let result = match test {
         BuiltinTest::Collective => to_output(collective::run(args)),
         BuiltinTest::Dcgm => dcgm::run(args),
         BuiltinTest::Dl => to_output(dl::run(args)),
         BuiltinTest::Fabric => to_output(fabric::run(args)),
         BuiltinTest::Storage => to_output(storage::run(args)),
     };
-    match serde_json::to_writer(std::io::stdout().lock(), &answer) {
+    match serde_json::to_writer(std::io::stdout().lock(), &result) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

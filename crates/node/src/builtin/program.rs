@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_by_path_by_name_and_in_further_places() {
+    fn a_program_is_found_by_path_by_name_and_in_extra_directories() {
         assert_eq!(Program::find("/bin/sh", &[]).unwrap().path, Path::new("/bin/sh"));
         assert!(Program::find("sh", &[]).unwrap().path.is_absolute());
         let folder = tempfile::tempdir().unwrap();

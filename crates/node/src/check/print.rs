@@ -26,22 +26,22 @@ pub struct Row<'a> {
 }
 
 /// Flattens answers in the order of checks, the worst finding of each check first.
-pub fn rows(answers: &[CheckResult]) -> Vec<Row<'_>> {
+pub fn rows(results: &[CheckResult]) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
-    for answer in answers {
-        if answer.findings.is_empty() {
+    for result in results {
+        if result.findings.is_empty() {
             rows.push(Row {
-                check: &answer.check,
+                check: &result.check,
                 entity: Entity::node(),
-                verdict: answer.verdict,
+                verdict: result.verdict,
                 severity: None,
-                reason: &answer.reason,
-                text: &answer.text,
+                reason: &result.reason,
+                text: &result.text,
                 rule: None,
             });
         }
-        rows.extend(answer.findings.iter().map(|finding| Row {
-            check: &answer.check,
+        rows.extend(result.findings.iter().map(|finding| Row {
+            check: &result.check,
             entity: finding.entity.clone(),
             verdict: finding.verdict,
             severity: Some(finding.severity),
@@ -55,15 +55,15 @@ pub fn rows(answers: &[CheckResult]) -> Vec<Row<'_>> {
 
 /// Renders a table: failures by severity, then inconclusive, then passed checks, then the meaning of the severities.
 /// Checks that do not apply are grouped by reason, or listed one per line with `every_line`.
-pub fn table(answers: &[CheckResult], every_line: bool) -> String {
-    let rows = rows(answers);
-    let shown = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
+pub fn table(results: &[CheckResult], every_line: bool) -> String {
+    let rows = rows(results);
+    let rows_with = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
     let width = rows.iter().map(|row| row.check.as_str().len()).max().unwrap_or(0).max("CHECK".len());
     let mut out = format!("{:width$}  {:14}  {:8}  WHY\n", "CHECK", "VERDICT", "SEVERITY");
-    let mut failing: Vec<_> = shown(Verdict::Fail).collect();
+    let mut failing: Vec<_> = rows_with(Verdict::Fail).collect();
     failing.sort_by_key(|row| std::cmp::Reverse(row.severity));
     let listed = if every_line { vec![Verdict::NotApplicable] } else { Vec::new() };
-    let rest = [Verdict::Inconclusive, Verdict::Pass].into_iter().chain(listed).flat_map(shown);
+    let rest = [Verdict::Inconclusive, Verdict::Pass].into_iter().chain(listed).flat_map(rows_with);
     let mut severities = Vec::new();
     for row in failing.into_iter().chain(rest) {
         severities.extend(row.severity);
@@ -75,9 +75,9 @@ pub fn table(answers: &[CheckResult], every_line: bool) -> String {
         let _infallible = writeln!(out, "\n{legend}");
     }
     if !every_line {
-        out.push_str(&not_applicable(shown(Verdict::NotApplicable)));
+        out.push_str(&not_applicable(rows_with(Verdict::NotApplicable)));
     }
-    out.push_str(&summary(answers));
+    out.push_str(&summary(results));
     out
 }
 
@@ -96,29 +96,29 @@ fn not_applicable<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
     out
 }
 
-fn wrapped(words: &[&str]) -> Vec<String> {
+fn wrapped(items: &[&str]) -> Vec<String> {
     const WIDTH: usize = 110;
     let mut lines: Vec<String> = Vec::new();
-    for word in words {
+    for item in items {
         match lines.last_mut() {
-            Some(line) if line.len() + word.len() + 2 <= WIDTH => {
+            Some(line) if line.len() + item.len() + 2 <= WIDTH => {
                 line.push_str(", ");
-                line.push_str(word);
+                line.push_str(item);
             }
-            _ => lines.push((*word).to_owned()),
+            _ => lines.push((*item).to_owned()),
         }
     }
     lines
 }
 
 /// Returns one line with the counts per verdict and the total time.
-pub fn summary(answers: &[CheckResult]) -> String {
-    let count = |verdict: Verdict| answers.iter().filter(|answer| answer.verdict == verdict).count();
-    let took = answers.iter().fold(Span::ZERO, |sum, answer| Span::from_millis(sum.millis() + answer.took.millis()));
+pub fn summary(results: &[CheckResult]) -> String {
+    let count = |verdict: Verdict| results.iter().filter(|result| result.verdict == verdict).count();
+    let elapsed = results.iter().fold(Span::ZERO, |sum, result| Span::from_millis(sum.millis() + result.took.millis()));
     format!(
-        "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable; {took}\n",
-        answers.len(),
-        if answers.len() == 1 { "check" } else { "checks" },
+        "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable; {elapsed}\n",
+        results.len(),
+        if results.len() == 1 { "check" } else { "checks" },
         count(Verdict::Fail),
         count(Verdict::Inconclusive),
         count(Verdict::Pass),

@@ -78,46 +78,46 @@ pub(super) struct CheckRun {
 
 /// Runs the named checks, or the suite without names, and records their results in `known`.
 pub(super) fn run_checks(
-    eyes: &CheckRunner,
+    check_runner: &CheckRunner,
     names: &[CheckId],
     suite: Suite,
     known: &mut Verdicts,
     stop: &Stop,
 ) -> Result<CheckRun, HookCheckError> {
-    let runner = LocalRunner::new(&eyes.root, stop).state(Some(&eyes.state)).library(eyes.library.clone());
-    let found = match eyes.detects_profile {
-        true => profile::select_profile(&MachineArgs::detect_all(), Some(&eyes.state), &runner)?.profile,
+    let runner = LocalRunner::new(&check_runner.root, stop).state(Some(&check_runner.state)).library(check_runner.library.clone());
+    let detected = match check_runner.detects_profile {
+        true => profile::select_profile(&MachineArgs::detect_all(), Some(&check_runner.state), &runner)?.profile,
         false => None,
     };
-    let profile = eyes.profile.as_ref().or(found.as_ref());
-    let answers = check::check_with_evidence(names, suite, &eyes.policy, profile, &runner)?;
+    let profile = check_runner.profile.as_ref().or(detected.as_ref());
+    let results = check::check_with_evidence(names, suite, &check_runner.policy, profile, &runner)?;
     let at = now();
-    let (mut news, mut room) = (Vec::new(), MAX_EVIDENCE_BYTES);
-    let checks = answers.len();
-    for (answer, mut evidence) in answers {
-        let before = known.get(&answer.check).cloned();
-        known.record(&answer.check, answer.verdict, &answer.findings, &answer.text, at);
-        if should_report(before.as_ref(), known.get(&answer.check), &answer) {
-            room = truncate_evidence(room, &mut evidence);
-            news.push(evidence);
+    let (mut reported, mut bytes_left) = (Vec::new(), MAX_EVIDENCE_BYTES);
+    let checks = results.len();
+    for (result, mut evidence) in results {
+        let before = known.get(&result.check).cloned();
+        known.record(&result.check, result.verdict, &result.findings, &result.text, at);
+        if should_report(before.as_ref(), known.get(&result.check), &result) {
+            bytes_left = truncate_evidence(bytes_left, &mut evidence);
+            reported.push(evidence);
         }
     }
     if names.is_empty() && stop.requested().is_none() {
         known.mark_all_checked(at);
     }
     let (hardware, up) = (hardware::collect(&runner), check::uptime(&runner));
-    Ok(CheckRun { checks, report: HookReport { hardware, up, checks: news } })
+    Ok(CheckRun { checks, report: HookReport { hardware, up, checks: reported } })
 }
 
 /// Whether the result has changed, or is a failure that needs confirmation.
-fn should_report(before: Option<&StoredResult>, after: Option<&StoredResult>, answer: &CheckResult) -> bool {
-    let keys = |held: &StoredResult| {
-        held.findings.iter().map(|one| (one.rule.clone(), one.entity.clone())).collect::<Vec<_>>()
+fn should_report(before: Option<&StoredResult>, after: Option<&StoredResult>, result: &CheckResult) -> bool {
+    let keys = |stored: &StoredResult| {
+        stored.findings.iter().map(|one| (one.rule.clone(), one.entity.clone())).collect::<Vec<_>>()
     };
-    let times = |held: &StoredResult| held.findings.iter().map(|one| one.times).min().unwrap_or(0);
+    let times = |stored: &StoredResult| stored.findings.iter().map(|one| one.times).min().unwrap_or(0);
     match (before, after) {
         (Some(before), Some(after)) if before.verdict == after.verdict && keys(before) == keys(after) => {
-            answer.verdict == Verdict::Fail && times(after) <= MAX_FAILURE_REPORTS
+            result.verdict == Verdict::Fail && times(after) <= MAX_FAILURE_REPORTS
         }
         _ => true,
     }

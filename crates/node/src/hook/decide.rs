@@ -77,32 +77,32 @@ enum DrainAuthority {
     Permit,
 }
 
-pub(super) fn work(moment: HookKind, settings: &Settings, surroundings: &SlurmEnv, stop: &Stop) -> Done {
-    let ear = report_target(settings);
-    let job = JobEnd::from_env(surroundings).filter(|_| moment == HookKind::Epilog);
-    let mut words: Vec<String> = job.iter().filter(|job| !job.is_success()).map(JobEnd::summary).collect();
+pub(super) fn work(kind: HookKind, settings: &Settings, slurm_env: &SlurmEnv, stop: &Stop) -> Done {
+    let target = report_target(settings);
+    let job = JobEnd::from_env(slurm_env).filter(|_| kind == HookKind::Epilog);
+    let mut parts: Vec<String> = job.iter().filter(|job| !job.is_success()).map(JobEnd::summary).collect();
     if let Some(job) = job.as_ref().filter(|job| !job.is_success())
         && let Err(error) = job.store(&settings.state, now())
     {
-        words.push(format!("cannot store the end of the job: {error}"));
+        parts.push(format!("cannot store the end of the job: {error}"));
     }
-    let deeper = job.as_ref().is_some_and(|job| job.needs_deeper_checks(&settings.epilog));
-    let known = match gather_verdicts(moment, deeper, settings, &ear) {
+    let deep = job.as_ref().is_some_and(|job| job.needs_deeper_checks(&settings.epilog));
+    let known = match gather_verdicts(kind, deep, settings, &target) {
         Ok(known) => known,
         Err(error) => {
-            words.push(format!("inconclusive: no check ran: {}", chain(&error)));
-            return Done { code: exit::CONTINUE, line: words.join("; ") };
+            parts.push(format!("inconclusive: no check ran: {}", chain(&error)));
+            return Done { code: exit::CONTINUE, line: parts.join("; ") };
         }
     };
-    words.push(known.words(deeper));
-    let hook = Hook { kind: moment, settings, slurm_env: surroundings, stop };
-    let (code, did) = match &ear {
+    parts.push(known.summary(deep));
+    let hook = Hook { kind, settings, slurm_env, stop };
+    let (code, action) = match &target {
         ReportTarget::Slurm => hook.act_standalone(&known),
         ReportTarget::Controller(config) => hook.report(config, &known),
         ReportTarget::Unconfigured(why) => (exit::CONTINUE, Some(format!("not reported: {why}"))),
     };
-    words.extend(did);
-    Done { code, line: words.join("; ") }
+    parts.extend(action);
+    Done { code, line: parts.join("; ") }
 }
 
 fn report_target(settings: &Settings) -> ReportTarget {
@@ -117,33 +117,33 @@ fn report_target(settings: &Settings) -> ReportTarget {
 
 /// Returns stored verdicts if they are fresh enough, and otherwise runs checks.
 fn gather_verdicts(
-    moment: HookKind,
-    deeper: bool,
+    kind: HookKind,
+    deep: bool,
     settings: &Settings,
-    ear: &ReportTarget,
+    target: &ReportTarget,
 ) -> Result<KnownVerdicts, HookCheckError> {
     let fresh = |verdicts: Verdicts| {
         let age = verdicts.age(now()).filter(|age| *age <= settings.fresh)?;
         Some(KnownVerdicts { verdicts, source: VerdictSource::Stored(age) })
     };
-    let of_agent = match ear {
+    let of_agent = match target {
         ReportTarget::Controller(config) => fresh(Verdicts::read(&config.state)),
         ReportTarget::Slurm | ReportTarget::Unconfigured(_) => None,
     };
     let mut verdicts = Verdicts::read(&settings.state);
     // Older results, of an earlier deep check or from before the agent came, have not been verified since.
     verdicts.forget_before(now().minus(settings.fresh));
-    let (mut names, suite) = match deeper {
+    let (mut names, suite) = match deep {
         true => (settings.epilog.deeper.clone(), Suite::Quick),
         false => (Vec::new(), Suite::Fast),
     };
-    if !deeper {
+    if !deep {
         // HealthCheckProgram must run the checks; a job need not wait for the same checks again.
-        let of_hook = || fresh(verdicts.clone()).filter(|_| moment != HookKind::Health);
+        let of_hook = || fresh(verdicts.clone()).filter(|_| kind != HookKind::Health);
         if let Some(known) = of_agent.or_else(of_hook) {
-            let least = min_action_severity(moment, settings, ear);
+            let min_severity = min_action_severity(kind, settings, target);
             let failing: BTreeSet<_> =
-                least.iter().flat_map(|least| known.confirmed(*least)).map(|one| one.0).collect();
+                min_severity.iter().flat_map(|min_severity| known.confirmed(*min_severity)).map(|one| one.0).collect();
             names = failing.into_iter().cloned().collect();
             if names.is_empty() {
                 return Ok(known);
@@ -152,24 +152,24 @@ fn gather_verdicts(
             verdicts = known.verdicts;
         }
     }
-    let eyes = match ear {
+    let check_runner = match target {
         ReportTarget::Controller(config) => CheckRunner::of_agent(config, settings),
         ReportTarget::Slurm | ReportTarget::Unconfigured(_) => CheckRunner::standalone(settings)?,
     };
-    let until = Stop::never().after(settings.limit(moment).to_std().mul_f64(CHECK_TIME_SHARE));
-    let begun = now();
-    let looked = run_checks(&eyes, &names, suite, &mut verdicts, &until)?;
+    let stop = Stop::never().after(settings.limit(kind).to_std().mul_f64(CHECK_TIME_SHARE));
+    let started = now();
+    let check_run = run_checks(&check_runner, &names, suite, &mut verdicts, &stop)?;
     // If writing fails, the next hook runs the checks itself.
-    let _kept = verdicts.write(&settings.state);
-    Ok(KnownVerdicts { verdicts, source: VerdictSource::Fresh(looked, begun) })
+    let _saved = verdicts.write(&settings.state);
+    Ok(KnownVerdicts { verdicts, source: VerdictSource::Fresh(check_run, started) })
 }
 
 /// Returns the severity from which this hook acts itself. `None` if it only reports.
-fn min_action_severity(moment: HookKind, settings: &Settings, ear: &ReportTarget) -> Option<Severity> {
-    match ear {
+fn min_action_severity(kind: HookKind, settings: &Settings, target: &ReportTarget) -> Option<Severity> {
+    match target {
         ReportTarget::Slurm => Some(Severity::Reset),
         ReportTarget::Controller(_) => {
-            (moment == HookKind::Prolog && settings.prolog.block).then_some(Severity::Isolate)
+            (kind == HookKind::Prolog && settings.prolog.block).then_some(Severity::Isolate)
         }
         ReportTarget::Unconfigured(_) => None,
     }
@@ -177,27 +177,27 @@ fn min_action_severity(moment: HookKind, settings: &Settings, ear: &ReportTarget
 
 impl KnownVerdicts {
     /// Returns confirmed failures of at least this severity, the worst first.
-    fn confirmed(&self, least: Severity) -> impl Iterator<Item = (&CheckId, &StoredFinding)> {
+    fn confirmed(&self, min_severity: Severity) -> impl Iterator<Item = (&CheckId, &StoredFinding)> {
         let failing = self.verdicts.failing().into_iter();
-        failing.filter(move |(_, finding)| finding.is_confirmed() && finding.severity >= least)
+        failing.filter(move |(_, finding)| finding.is_confirmed() && finding.severity >= min_severity)
     }
 
     /// Returns the worst of them that this run observed. A stored finding may have been repaired since.
-    fn worst_fresh(&self, least: Severity) -> Option<(&CheckId, &StoredFinding)> {
-        self.confirmed(least).find(|(check, _)| self.fresh_result(check).is_some())
+    fn worst_fresh(&self, min_severity: Severity) -> Option<(&CheckId, &StoredFinding)> {
+        self.confirmed(min_severity).find(|(check, _)| self.fresh_result(check).is_some())
     }
 
     /// Returns this run's own result of a check.
     fn fresh_result(&self, check: &CheckId) -> Option<&StoredResult> {
         match &self.source {
             VerdictSource::Stored(_) => None,
-            VerdictSource::Fresh(_, begun) => self.verdicts.get(check).filter(|held| held.at >= *begun),
+            VerdictSource::Fresh(_, started) => self.verdicts.get(check).filter(|result| result.at >= *started),
         }
     }
 
-    fn words(&self, deeper: bool) -> String {
+    fn summary(&self, deep: bool) -> String {
         let failing = self.verdicts.failing();
-        let what = match failing.as_slice() {
+        let health = match failing.as_slice() {
             [] => "healthy".to_owned(),
             [(check, finding), more @ ..] => {
                 let StoredFinding { reason, severity, text, .. } = finding;
@@ -208,14 +208,14 @@ impl KnownVerdicts {
         let unknown = match (self.verdicts.inconclusive(), self.verdicts.why_inconclusive()) {
             (0, _) => String::new(),
             (count, None) => format!(", {count} inconclusive"),
-            (count, Some(why)) => format!(", {count} inconclusive ({why})"),
+            (count, Some(cause)) => format!(", {count} inconclusive ({cause})"),
         };
         let how = match &self.source {
             VerdictSource::Stored(age) => format!("checked {age} ago"),
-            VerdictSource::Fresh(looked, _) if deeper => format!("deeper checks run: {}", looked.checks),
-            VerdictSource::Fresh(looked, _) => format!("checks run: {}", looked.checks),
+            VerdictSource::Fresh(check_run, _) if deep => format!("deeper checks run: {}", check_run.checks),
+            VerdictSource::Fresh(check_run, _) => format!("checks run: {}", check_run.checks),
         };
-        format!("{what}{unknown}, {how}")
+        format!("{health}{unknown}, {how}")
     }
 }
 
@@ -236,9 +236,9 @@ impl Hook<'_> {
 
     /// Reports new results to the controller, which decides. Only a prolog that may block acts itself.
     fn report(&self, config: &Config, known: &KnownVerdicts) -> (u8, Option<String>) {
-        let told = match &known.source {
-            VerdictSource::Fresh(looked, _) if looked.has_report() => {
-                Some(match reporting::report(config, &looked.report, REPORT_TIME) {
+        let report_text = match &known.source {
+            VerdictSource::Fresh(check_run, _) if check_run.has_report() => {
+                Some(match reporting::report(config, &check_run.report, REPORT_TIME) {
                     Ok(SubmitOutcome::ByAgent) => "the agent reports it".to_owned(),
                     Ok(SubmitOutcome::Sent) => "reported".to_owned(),
                     Ok(SubmitOutcome::Spooled) => "the controller does not accept it now, it is spooled".to_owned(),
@@ -248,13 +248,13 @@ impl Hook<'_> {
             VerdictSource::Fresh(..) | VerdictSource::Stored(_) => None,
         };
         if !self.may_block() || known.worst_fresh(Severity::Isolate).is_none() {
-            return (exit::CONTINUE, told);
+            return (exit::CONTINUE, report_text);
         }
         let (code, did) = match self.block(config, known) {
             Ok(did) => (exit::BLOCK_JOB, format!("the job is blocked on this node: {did}")),
-            Err(why) => (exit::CONTINUE, format!("the job is allowed: {why}")),
+            Err(reason) => (exit::CONTINUE, format!("the job is allowed: {reason}")),
         };
-        (code, Some(told.into_iter().chain([did]).collect::<Vec<_>>().join("; ")))
+        (code, Some(report_text.into_iter().chain([did]).collect::<Vec<_>>().join("; ")))
     }
 
     /// Takes the node out of service, or returns why not. Every node may hold a permit without knowing how many others
@@ -282,15 +282,15 @@ impl Hook<'_> {
 
     /// Decides and acts locally, within the breaker's limits.
     fn act_standalone(&self, known: &KnownVerdicts) -> (u8, Option<String>) {
-        let trouble = known.worst_fresh(Severity::Reset);
-        if trouble.is_none() && !self.settings.release {
+        let failure = known.worst_fresh(Severity::Reset);
+        if failure.is_none() && !self.settings.release {
             return (exit::CONTINUE, None);
         }
         let Some(node) = self.slurm_env.node(self.settings).or_else(|| node_paths::this_node().ok()) else {
             return (exit::CONTINUE, Some("nothing is done: the name of this node in Slurm is unknown".to_owned()));
         };
         let policy = match CheckRunner::standalone(self.settings) {
-            Ok(eyes) => eyes.policy,
+            Ok(check_runner) => check_runner.policy,
             Err(error) => return (exit::CONTINUE, Some(format!("nothing is done: {}", chain(&error)))),
         };
         match self.decide_and_act(&node, known, &policy.breaker, DrainAuthority::Standalone) {
@@ -309,61 +309,61 @@ impl Hook<'_> {
         node: &NodeName,
         known: &KnownVerdicts,
         limits: &BreakerLimits,
-        word: DrainAuthority,
+        authority: DrainAuthority,
     ) -> Result<DrainOutcome, SlurmError> {
         let slurm = self.slurm();
-        let is_over = |check: &CheckId| known.fresh_result(check).is_some_and(|held| held.verdict == Verdict::Pass);
+        let is_over = |check: &CheckId| known.fresh_result(check).is_some_and(|result| result.verdict == Verdict::Pass);
         let nodes = slurm.nodes()?;
-        let scene = DrainInput {
+        let input = DrainInput {
             name: node.as_str(),
             nodes: &nodes,
-            worst_failure: known.worst_fresh(match word {
+            worst_failure: known.worst_fresh(match authority {
                 DrainAuthority::Standalone => Severity::Reset,
                 DrainAuthority::Permit => Severity::Isolate,
             }),
             has_cleared: &is_over,
-            release: self.settings.release && word == DrainAuthority::Standalone,
+            release: self.settings.release && authority == DrainAuthority::Standalone,
             limits,
             now: now(),
         };
-        match scene.decide() {
+        match input.decide() {
             Decision::Skip(HookSkipReason::Healthy) => Ok((None, false)),
-            Decision::Skip(why @ HookSkipReason::DrainedAlready) => Ok((Some(why.to_string()), true)),
-            Decision::Skip(why) => Ok((Some(why.to_string()), false)),
+            Decision::Skip(cause @ HookSkipReason::DrainedAlready) => Ok((Some(cause.to_string()), true)),
+            Decision::Skip(cause) => Ok((Some(cause.to_string()), false)),
             Decision::Release => {
                 slurm.resume(node)?;
                 Ok((Some("resumed: the finding has cleared".to_owned()), false))
             }
-            Decision::Revert(why) => revert_drain(&slurm, node, &why),
+            Decision::Revert(cause) => revert_drain(&slurm, node, &cause),
             Decision::Drain(reason) => {
                 slurm.drain(node, &reason)?;
                 std::thread::sleep(RECHECK_DELAY);
-                let nodes = match self.recheck_nodes(&slurm, word) {
-                    Err(error) if word == DrainAuthority::Permit => return revert_drain(&slurm, node, &chain(&error)),
+                let nodes = match self.recheck_nodes(&slurm, authority) {
+                    Err(error) if authority == DrainAuthority::Permit => return revert_drain(&slurm, node, &chain(&error)),
                     nodes => nodes?,
                 };
-                match (DrainInput { nodes: &nodes, now: now(), ..scene }).must_revert() {
+                match (DrainInput { nodes: &nodes, now: now(), ..input }).must_revert() {
                     None => Ok((Some("drained".to_owned()), true)),
-                    Some(why) => revert_drain(&slurm, node, &why),
+                    Some(cause) => revert_drain(&slurm, node, &cause),
                 }
             }
         }
     }
 
     /// Queries the nodes after the drain. If no later hook would undo it, leaves time to do so.
-    fn recheck_nodes(&self, slurm: &Slurm<'_>, word: DrainAuthority) -> Result<Vec<Node>, SlurmError> {
-        match word {
+    fn recheck_nodes(&self, slurm: &Slurm<'_>, authority: DrainAuthority) -> Result<Vec<Node>, SlurmError> {
+        match authority {
             DrainAuthority::Standalone => slurm.nodes(),
             DrainAuthority::Permit => {
-                let left = self.stop.cap_wait(self.settings.limit(self.kind).to_std());
-                let until = Stop::never().after(left.saturating_sub(REVERT_TIME));
-                Slurm::find(self.settings, self.slurm_env, &until).nodes()
+                let remaining = self.stop.cap_wait(self.settings.limit(self.kind).to_std());
+                let stop = Stop::never().after(remaining.saturating_sub(REVERT_TIME));
+                Slurm::find(self.settings, self.slurm_env, &stop).nodes()
             }
         }
     }
 }
 
-fn revert_drain(slurm: &Slurm<'_>, node: &NodeName, why: &dyn Display) -> Result<DrainOutcome, SlurmError> {
+fn revert_drain(slurm: &Slurm<'_>, node: &NodeName, reason: &dyn Display) -> Result<DrainOutcome, SlurmError> {
     slurm.resume(node)?;
-    Ok((Some(format!("drain reverted: {why}")), false))
+    Ok((Some(format!("drain reverted: {reason}")), false))
 }

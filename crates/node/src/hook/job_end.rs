@@ -59,14 +59,14 @@ impl Status {
 
 impl JobEnd {
     /// Reads Slurm's environment of an epilog. `None` outside of one, or if this Slurm does not set the variables.
-    pub(super) fn from_env(surroundings: &SlurmEnv) -> Option<Self> {
-        let job = surroundings.get("SLURM_JOB_ID").or_else(|| surroundings.get("SLURM_JOBID"))?;
+    pub(super) fn from_env(slurm_env: &SlurmEnv) -> Option<Self> {
+        let job = slurm_env.get("SLURM_JOB_ID").or_else(|| slurm_env.get("SLURM_JOBID"))?;
         if job.len() > 20 || !job.bytes().all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        let pair = surroundings.get("SLURM_JOB_EXIT_CODE2").and_then(Status::parse_pair);
-        let raw = |name| surroundings.get(name).and_then(Status::from_wait_status);
-        let user = surroundings.get("SLURM_JOB_USER").unwrap_or("?");
+        let pair = slurm_env.get("SLURM_JOB_EXIT_CODE2").and_then(Status::parse_pair);
+        let raw = |name| slurm_env.get(name).and_then(Status::from_wait_status);
+        let user = slurm_env.get("SLURM_JOB_USER").unwrap_or("?");
         let plain = |c: &char| c.is_ascii_alphanumeric() || "._-@$".contains(*c);
         Some(Self {
             job: job.to_owned(),
@@ -112,14 +112,14 @@ impl JobEnd {
 }
 
 fn tidy(folder: &Path) -> io::Result<()> {
-    let mut kept = Vec::new();
+    let mut remaining = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        kept.push((entry.metadata()?.modified()?, entry.path()));
+        remaining.push((entry.metadata()?.modified()?, entry.path()));
     }
-    kept.sort();
-    kept.reverse();
-    for (number, (changed, path)) in kept.into_iter().enumerate() {
+    remaining.sort();
+    remaining.reverse();
+    for (number, (changed, path)) in remaining.into_iter().enumerate() {
         if number >= MAX_FILES || changed.elapsed().is_ok_and(|age| age > RETENTION) {
             fs::remove_file(path)?;
         }
@@ -133,19 +133,19 @@ mod tests {
     use crate::hook::slurm_env::tests::of;
 
     fn ended(pair: &str, derived: &str) -> JobEnd {
-        let told = of(&[
+        let env = of(&[
             ("SLURM_JOB_ID", "17"),
             ("SLURM_JOB_USER", "ann"),
             ("SLURM_JOB_EXIT_CODE2", pair),
             ("SLURM_JOB_DERIVED_EC", derived),
         ]);
-        JobEnd::from_env(&told).unwrap()
+        JobEnd::from_env(&env).unwrap()
     }
 
     #[test]
-    fn a_job_that_died_of_the_machines_signals_calls_for_a_look_and_a_cancelled_one_does_not() {
+    fn a_job_killed_by_a_hardware_signal_needs_deeper_checks_and_a_cancelled_one_does_not() {
         // From an epilog of Slurm 22.05.8 on 2026-11-15, except for the last three.
-        for (pair, derived, looks, words) in [
+        for (pair, derived, needs_checks, summary) in [
             ("0:0", "0", false, "job 17 succeeded"),
             ("3:0", "0", false, "job 17 ended with code 3"),
             ("0:6", "0", true, "job 17 ended by signal 6"),
@@ -156,14 +156,14 @@ mod tests {
             ("0:0", "7", true, "job 17 ended by signal 7"),
         ] {
             let end = ended(pair, derived);
-            assert_eq!((end.needs_deeper_checks(&Epilog::default()), end.summary().as_str()), (looks, words));
+            assert_eq!((end.needs_deeper_checks(&Epilog::default()), end.summary().as_str()), (needs_checks, summary));
         }
         let codes = Epilog { exit_codes: vec![3], ..Epilog::default() };
         assert!(ended("3:0", "0").needs_deeper_checks(&codes) && !ended("0:0", "0").needs_deeper_checks(&codes));
     }
 
     #[test]
-    fn what_slurm_does_not_say_is_not_made_up() {
+    fn missing_slurm_variables_are_not_invented() {
         assert_eq!(JobEnd::from_env(&of(&[])), None);
         assert_eq!(JobEnd::from_env(&of(&[("SLURM_JOB_ID", "17")])), None);
         assert_eq!(JobEnd::from_env(&of(&[("SLURM_JOB_ID", "../etc"), ("SLURM_JOB_EXIT_CODE2", "0:0")])), None);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_few_are_kept() {
+    fn only_the_newest_records_are_kept() {
         let state = tempfile::tempdir().unwrap();
         for job in 0..40 {
             let end = JobEnd { job: format!("{job}"), ..ended("0:6", "0") };

@@ -15,15 +15,15 @@ const ROTATED_FILE: &str = "hook.log.1";
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Prints and logs the line. Slurm gets it even if it cannot be logged.
-pub(super) fn log_line(state: &Path, moment: HookKind, words: &str) {
-    let words = words.replace(|c: char| c.is_control(), " ");
-    print_stderr(&format!("doctor-node: {}: {words}", moment.as_str()));
+pub(super) fn log_line(state: &Path, kind: HookKind, text: &str) {
+    let text = text.replace(|c: char| c.is_control(), " ");
+    print_stderr(&format!("doctor-node: {}: {text}", kind.as_str()));
     let path = state.join(FILE);
     let _made = fs::create_dir_all(state);
     if fs::metadata(&path).is_ok_and(|file| file.len() >= MAX_BYTES) {
         let _turned = fs::rename(&path, state.join(ROTATED_FILE));
     }
-    let line = format!("{} {}: {words}\n", now(), moment.as_str());
+    let line = format!("{} {}: {text}\n", now(), kind.as_str());
     // One write per line: hooks of several jobs may run concurrently.
     let _kept =
         File::options().create(true).append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_kept_up_to_a_limit_and_never_break_in_two() {
+    fn the_log_keeps_a_limited_number_of_complete_lines() {
         let state = tempfile::tempdir().unwrap();
         log_line(state.path(), HookKind::Health, "one\nand the same");
         let text = fs::read_to_string(state.path().join(FILE)).unwrap();

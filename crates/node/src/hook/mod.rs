@@ -95,40 +95,40 @@ struct HookArgs {
     settings: Settings,
 }
 
-/// Runs the hook and returns its exit code. `alone` overrides the file. A panic of this program is not a fault of the
+/// Runs the hook and returns its exit code. `standalone` overrides the file. A panic of this program is not a fault of the
 /// node.
-pub fn run(moment: HookKind, config: Option<&Path>, alone: bool) -> u8 {
-    std::panic::catch_unwind(|| run_hook(moment, config, alone)).unwrap_or(exit::CONTINUE)
+pub fn run(kind: HookKind, config: Option<&Path>, standalone: bool) -> u8 {
+    std::panic::catch_unwind(|| run_hook(kind, config, standalone)).unwrap_or(exit::CONTINUE)
 }
 
-fn run_hook(moment: HookKind, config: Option<&Path>, alone: bool) -> u8 {
+fn run_hook(kind: HookKind, config: Option<&Path>, standalone: bool) -> u8 {
     // The files in the state directory describe users' jobs.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let mut settings = match Settings::load(config) {
         Ok(settings) => settings,
         Err(error) => {
             // Without settings there is no state directory to log to.
-            let said = format!("doctor-node: {}: no check ran: {}", moment.as_str(), line::chain(&error));
-            line::print_stderr(&said);
+            let message = format!("doctor-node: {}: no check ran: {}", kind.as_str(), line::chain(&error));
+            line::print_stderr(&message);
             return exit::CONTINUE;
         }
     };
-    settings.alone |= alone;
+    settings.alone |= standalone;
     let state = settings.state.clone();
-    let (code, said) = supervised(&HookArgs { moment, settings });
-    line::log_line(&state, moment, &said);
+    let (code, message) = supervised(&HookArgs { moment: kind, settings });
+    line::log_line(&state, kind, &message);
     code
 }
 
 /// Starts the worker and returns its result within the time limit.
-fn supervised(order: &HookArgs) -> (u8, String) {
-    let abandoned = HungProbes::in_directory(&order.settings.state);
-    let what = format!("hook {}", order.moment.as_str());
+fn supervised(args: &HookArgs) -> (u8, String) {
+    let abandoned = HungProbes::in_directory(&args.settings.state);
+    let what = format!("hook {}", args.moment.as_str());
     if let Some(pid) = abandoned.hanging(&what) {
         return (exit::CONTINUE, format!("inconclusive: an earlier check still hangs in the kernel (process {pid})"));
     }
-    let limit = order.settings.limit(order.moment).to_std();
-    let text = match serde_json::to_string(order) {
+    let limit = args.settings.limit(args.moment).to_std();
+    let text = match serde_json::to_string(args) {
         Ok(text) => text,
         Err(error) => return (exit::CONTINUE, format!("inconclusive: cannot serialise the settings: {error}")),
     };
@@ -138,10 +138,10 @@ fn supervised(order: &HookArgs) -> (u8, String) {
     // Signals end this process, as Slurm expects. The worker is in its own process group and has its own limit.
     match child::run(&mut command, &limits, &Stop::never(), Echo::default()) {
         Ok(ChildOutcome::Exited { status, stderr, .. }) => {
-            let said = String::from_utf8_lossy(&stderr).trim().to_owned();
+            let stderr_text = String::from_utf8_lossy(&stderr).trim().to_owned();
             match status.code().and_then(|code| u8::try_from(code).ok()) {
-                Some(code @ (exit::CONTINUE | exit::BLOCK_JOB)) => (code, said),
-                _ => (exit::CONTINUE, format!("inconclusive: the check ended with {status}: {said}")),
+                Some(code @ (exit::CONTINUE | exit::BLOCK_JOB)) => (code, stderr_text),
+                _ => (exit::CONTINUE, format!("inconclusive: the check ended with {status}: {stderr_text}")),
             }
         }
         Ok(ChildOutcome::Unkillable { pid, child }) => {
@@ -149,7 +149,7 @@ fn supervised(order: &HookArgs) -> (u8, String) {
             (exit::CONTINUE, format!("inconclusive: the check hangs in the kernel (process {pid}) and was left behind"))
         }
         Ok(ChildOutcome::TimedOut | ChildOutcome::Stopped(_)) => {
-            (exit::CONTINUE, format!("inconclusive: the check took longer than {}", order.settings.limit(order.moment)))
+            (exit::CONTINUE, format!("inconclusive: the check took longer than {}", args.settings.limit(args.moment)))
         }
         Ok(ChildOutcome::TooLong) => (exit::CONTINUE, "inconclusive: the check printed too much output".to_owned()),
         Err(error) => (exit::CONTINUE, format!("inconclusive: cannot start the check: {error}")),
@@ -158,16 +158,16 @@ fn supervised(order: &HookArgs) -> (u8, String) {
 
 /// The worker: does the work, prints its line on standard error, and exits with the hook's code.
 pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
-    let order = args.next().and_then(|text| serde_json::from_str::<HookArgs>(text.to_str()?).ok());
-    let Some(HookArgs { moment, settings }) = order else {
+    let hook_args = args.next().and_then(|text| serde_json::from_str::<HookArgs>(text.to_str()?).ok());
+    let Some(HookArgs { moment, settings }) = hook_args else {
         line::print_stderr(&format!("{HOOK_ARGUMENT} is internal to doctor-node"));
         return ExitCode::FAILURE;
     };
     // Gives up shortly before it is killed, so that it can print what it waited for.
     let limit = settings.limit(moment).to_std();
     let stop = Stop::never().after(limit.saturating_sub(GRACE));
-    let surroundings = slurm_env::SlurmEnv::new(env::vars_os());
-    let done = decide::work(moment, &settings, &surroundings, &stop);
+    let slurm_env = slurm_env::SlurmEnv::new(env::vars_os());
+    let done = decide::work(moment, &settings, &slurm_env, &stop);
     line::print_stderr(&done.line);
     ExitCode::from(done.code)
 }

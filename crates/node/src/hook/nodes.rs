@@ -40,7 +40,7 @@ impl Node {
     /// Whether Slurm or an operator has taken it out of service or is doing so.
     pub(super) fn is_out(&self) -> bool {
         const OUT: [&str; 6] = ["DOWN", "DRAIN", "FAIL", "REBOOT", "POWER", "FUTURE"];
-        self.state.split('+').any(|word| OUT.iter().any(|out| word.starts_with(out)))
+        self.state.split('+').any(|flag| OUT.iter().any(|out| flag.starts_with(out)))
     }
 
     /// Whether we have it out of service. A reason left over from an ended drain does not count.
@@ -56,7 +56,7 @@ impl Node {
 
     /// Whether there is a machine that could run jobs, now or after a repair.
     pub(super) fn exists(&self) -> bool {
-        !self.state.split('+').any(|word| word == "FUTURE" || word == "POWERED_DOWN")
+        !self.state.split('+').any(|flag| flag == "FUTURE" || flag == "POWERED_DOWN")
     }
 
     /// Whether the same jobs may run on both nodes.
@@ -85,20 +85,20 @@ impl Node {
 }
 
 fn after<'a>(line: &'a str, key: &str) -> Option<&'a str> {
-    line.find(key).map(|place| &line[place + key.len()..])
+    line.find(key).map(|index| &line[index + key.len()..])
 }
 
 /// Parses a reason up to its `[user@time]` stamp. Newer versions print further fields behind it.
 fn reason(rest: &str) -> Option<Reason> {
-    let stamps = rest.match_indices(" [").filter_map(|(place, _)| {
-        let (stamp, _) = rest[place + 2..].split_once(']')?;
+    let stamps = rest.match_indices(" [").filter_map(|(index, _)| {
+        let (stamp, _) = rest[index + 2..].split_once(']')?;
         let (who, when) = stamp.rsplit_once('@')?;
         let plain = !who.is_empty() && !who.contains(' ');
         let at: Option<Timestamp> = format!("{when}Z").parse().ok();
-        (plain && (at.is_some() || when == "Unknown")).then_some((place, at))
+        (plain && (at.is_some() || when == "Unknown")).then_some((index, at))
     });
     // The first stamp: the fields behind it contain free text that may look like one.
-    let (text, at) = stamps.into_iter().next().map_or((rest, None), |(place, at)| (&rest[..place], at));
+    let (text, at) = stamps.into_iter().next().map_or((rest, None), |(index, at)| (&rest[..index], at));
     let text = text.trim_end();
     (!text.is_empty() && text != "(null)" && text != "none").then(|| Reason { text: text.to_owned(), at })
 }
@@ -124,7 +124,7 @@ pub(super) mod tests {
     const DRAINED: &str = "NodeName=node1 Arch=x86_64 CoresPerSocket=48  CPUAlloc=0 Version=22.05.8 OS=Linux 6.18.44-fc-v310 #1 SMP @0  RealMemory=1900000 State=IDLE+DRAIN ThreadsPerCore=1 Partitions=gpu,debug  BootTime=2026-11-15T00:10:06 ExtSensorsTemp=n/s Reason=gpucheck: xid 79 gpu 3 [root@2026-11-15T00:26:50]";
 
     #[test]
-    fn a_reason_has_its_words_and_its_moment_and_nothing_of_what_follows() {
+    fn a_reason_has_its_text_and_time_and_nothing_that_follows() {
         let parsed = parse(DRAINED).unwrap();
         let mut drained = node("node1", "IDLE+DRAIN", Some(("gpucheck: xid 79 gpu 3", 1_794_702_410)));
         drained.partitions.push("debug".to_owned());
@@ -132,29 +132,29 @@ pub(super) mod tests {
         assert!(parsed[0].is_out() && !parsed[0].is_ours());
         let more = format!("{DRAINED} Comment=a [x@2026-11-15T00:26:50] b Extra=c\n");
         assert_eq!(parse(&more).unwrap()[0].reason, parsed[0].reason);
-        let ours = DRAINED.replace("gpucheck:", "doctor: gpu [0] a@b").replace("gpu 3", "gpu 3 [hook]");
-        let ours = parse(&ours).unwrap().remove(0).reason.unwrap();
-        assert_eq!(ours.text, "doctor: gpu [0] a@b xid 79 gpu 3 [hook]");
-        assert!(ours.is_from_hook());
+        let with_our_reason = DRAINED.replace("gpucheck:", "doctor: gpu [0] a@b").replace("gpu 3", "gpu 3 [hook]");
+        let with_our_reason = parse(&with_our_reason).unwrap().remove(0).reason.unwrap();
+        assert_eq!(with_our_reason.text, "doctor: gpu [0] a@b xid 79 gpu 3 [hook]");
+        assert!(with_our_reason.is_from_hook());
     }
 
     proptest! {
         #[test]
-        fn any_reason_that_slurm_prints_is_read_back_and_no_text_is_too_odd(
-            words in "[!-~]([ -~]{0,80}[!-~])?", extra in "[ -~]{0,40}", any in "\\PC{0,200}",
+        fn any_reason_that_slurm_prints_is_parsed(
+            text in "[!-~]([ -~]{0,80}[!-~])?", extra in "[ -~]{0,40}", any in "\\PC{0,200}",
         ) {
             // The stamp follows the reason; a reason that contains something like a stamp is cut there.
-            prop_assume!(!words.contains(" [") && !["(null)", "none"].contains(&words.as_str()));
-            let line = format!("NodeName=n1 State=IDLE+DRAIN Partitions=gpu Reason={words} [root@2026-11-15T00:26:50] Comment={extra}");
-            prop_assert_eq!(parse(&line).unwrap(), [node("n1", "IDLE+DRAIN", Some((&words, 1_794_702_410)))]);
+            prop_assume!(!text.contains(" [") && !["(null)", "none"].contains(&text.as_str()));
+            let line = format!("NodeName=n1 State=IDLE+DRAIN Partitions=gpu Reason={text} [root@2026-11-15T00:26:50] Comment={extra}");
+            prop_assert_eq!(parse(&line).unwrap(), [node("n1", "IDLE+DRAIN", Some((&text, 1_794_702_410)))]);
             let _parsed = parse(&any);
         }
     }
 
     #[test]
-    fn a_line_break_in_somebodys_words_hides_no_other_node() {
-        let broken = DRAINED.replace("xid 79 gpu 3", "xid 79\ngpu 3");
-        let text = format!("{broken} Comment=see\n\nticket 7\nNodeName=node2 State=IDLE Partitions=gpu\n");
+    fn a_line_break_in_a_reason_hides_no_other_node() {
+        let with_line_break = DRAINED.replace("xid 79 gpu 3", "xid 79\ngpu 3");
+        let text = format!("{with_line_break} Comment=see\n\nticket 7\nNodeName=node2 State=IDLE Partitions=gpu\n");
         let nodes = parse(&text).unwrap();
         assert_eq!(nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["node1", "node2"]);
         let reason = nodes[0].reason.as_ref().unwrap();
@@ -162,7 +162,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_node_without_a_reason_has_none_and_other_text_is_not_guessed_at() {
+    fn a_node_without_a_reason_has_none_and_other_text_is_not_parsed() {
         let idle = "NodeName=node2 Arch=x86_64 State=IDLE ThreadsPerCore=1 Partitions=gpu \n";
         assert_eq!(parse(idle).unwrap(), [node("node2", "IDLE", None)]);
         for text in ["", "\n", "slurm_load_node error: x\n", "NodeName= State=IDLE", "NodeName=n1 Arch=x"] {

@@ -15,8 +15,8 @@ pub(super) fn agent_config(agent: &Path) -> Result<Config, ConfigError> {
 
 /// Submits the evidence. If no agent runs, sends it from here within `limit`; what the controller does not accept is
 /// spooled.
-pub(super) fn report(config: &Config, news: &HookReport, limit: Duration) -> io::Result<SubmitOutcome> {
-    news.submit(&config.state)?;
+pub(super) fn report(config: &Config, hook_report: &HookReport, limit: Duration) -> io::Result<SubmitOutcome> {
+    hook_report.submit(&config.state)?;
     if hook_reports::wake_agent(&config.state) {
         return Ok(SubmitOutcome::ByAgent);
     }

@@ -41,8 +41,8 @@ pub(super) struct Slurm<'a> {
 }
 
 impl<'a> Slurm<'a> {
-    pub(super) fn find(settings: &Settings, surroundings: &SlurmEnv, stop: &'a Stop) -> Self {
-        Self { folders: surroundings.programs(settings), conf: surroundings.conf(settings), stop }
+    pub(super) fn find(settings: &Settings, slurm_env: &SlurmEnv, stop: &'a Stop) -> Self {
+        Self { folders: slurm_env.programs(settings), conf: slurm_env.conf(settings), stop }
     }
 
     /// Returns every node that Slurm shows.
@@ -78,9 +78,9 @@ impl<'a> Slurm<'a> {
                 Ok(String::from_utf8_lossy(&stdout).into_owned())
             }
             ChildOutcome::Exited { status, stdout, stderr } => {
-                let said = [stderr, stdout].concat();
-                let said = String::from_utf8_lossy(&said);
-                let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+                let output = [stderr, stdout].concat();
+                let output = String::from_utf8_lossy(&output);
+                let line = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim();
                 Err(SlurmError::Failed(if line.is_empty() { status.to_string() } else { line.to_owned() }))
             }
             ChildOutcome::TimedOut | ChildOutcome::Stopped(_) | ChildOutcome::Unkillable { .. } => {

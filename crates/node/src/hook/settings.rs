@@ -164,20 +164,20 @@ impl Settings {
     }
 
     fn check(&self, path: &Path) -> Result<(), SettingsError> {
-        for (key, given, most) in [
+        for (key, given, max) in [
             ("health.limit", self.health.limit, LONGEST_HEALTH),
             ("prolog.limit", self.prolog.limit, LONGEST),
             ("epilog.limit", self.epilog.limit, LONGEST),
         ] {
-            if given < SHORTEST || given > most {
-                return Err(SettingsError::Limit { path: path.to_owned(), key, given, least: SHORTEST, most });
+            if given < SHORTEST || given > max {
+                return Err(SettingsError::Limit { path: path.to_owned(), key, given, least: SHORTEST, most: max });
             }
         }
         Ok(())
     }
 
-    pub const fn limit(&self, moment: HookKind) -> Span {
-        match moment {
+    pub const fn limit(&self, kind: HookKind) -> Span {
+        match kind {
             HookKind::Health => self.health.limit,
             HookKind::Prolog => self.prolog.limit,
             HookKind::Epilog => self.epilog.limit,
@@ -199,16 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn a_site_says_only_what_it_changes_and_nothing_blocks_or_drains_by_default() {
+    fn a_site_overrides_only_its_settings_and_no_hook_blocks_or_drains_by_default() {
         let settings = load("alone = true\n[prolog]\nblock = true\n", 0o644).unwrap();
         let prolog = Prolog { block: true, ..Prolog::default() };
         assert_eq!(settings, Settings { alone: true, prolog, ..Settings::default() });
-        let usual = Settings::default();
-        assert!(!usual.alone && !usual.release && !usual.prolog.block);
+        let defaults = Settings::default();
+        assert!(!defaults.alone && !defaults.release && !defaults.prolog.block);
     }
 
     #[test]
-    fn a_mistake_is_named_with_its_place_and_limits_stay_below_slurms() {
+    fn a_mistake_is_reported_with_its_position_and_limits_stay_below_slurms() {
         let error = load("[prolog]\nblok = true\n", 0o644).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("block"), "{error}");
         let error = load("[health]\nlimit = \"2m\"\n", 0o644).unwrap_err().to_string();

@@ -52,8 +52,8 @@ impl SlurmEnv {
 
     /// Returns Slurm's name of this node.
     pub(super) fn node(&self, settings: &Settings) -> Option<NodeName> {
-        let told = || self.get("SLURMD_NODENAME").and_then(|name| NodeName::new(name).ok());
-        settings.node.clone().or_else(told)
+        let from_env = || self.get("SLURMD_NODENAME").and_then(|name| NodeName::new(name).ok());
+        settings.node.clone().or_else(from_env)
     }
 
     /// Returns the directories that may hold Slurm's programs, the likeliest first.
@@ -72,14 +72,14 @@ impl SlurmEnv {
     /// Returns the path of slurm.conf. `None` leaves it to Slurm's programs.
     pub(super) fn conf(&self, settings: &Settings) -> Option<PathBuf> {
         let of_slurmd = || self.slurmd.as_ref().and_then(|slurmd| slurmd.conf.clone());
-        let beside = || {
+        let next_to_program = || {
             let prefix = self.slurmd.as_ref()?.program.parent()?.parent()?;
-            let places = [prefix.join("etc/slurm.conf"), prefix.join("etc/slurm/slurm.conf")];
-            places.into_iter().find(|path| path.exists())
+            let candidates = [prefix.join("etc/slurm.conf"), prefix.join("etc/slurm/slurm.conf")];
+            candidates.into_iter().find(|path| path.exists())
         };
-        let usual = || CONFIGURATIONS.iter().map(PathBuf::from).find(|path| path.exists());
-        let told = settings.slurm_conf.clone().or_else(|| self.get("SLURM_CONF").map(PathBuf::from));
-        told.or_else(of_slurmd).or_else(usual).or_else(beside)
+        let default = || CONFIGURATIONS.iter().map(PathBuf::from).find(|path| path.exists());
+        let configured = settings.slurm_conf.clone().or_else(|| self.get("SLURM_CONF").map(PathBuf::from));
+        configured.or_else(of_slurmd).or_else(default).or_else(next_to_program)
     }
 }
 
@@ -90,8 +90,8 @@ fn find_parent_slurmd() -> Option<Slurmd> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let Ok(program) = fs::read_link(folder.join("exe")) else { continue };
         if program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("slurm")) {
-            let words = zero_separated(&folder.join("cmdline"));
-            let conf = conf_argument(&words).or_else(|| {
+            let args = zero_separated(&folder.join("cmdline"));
+            let conf = conf_argument(&args).or_else(|| {
                 let variables = zero_separated(&folder.join("environ"));
                 variables.iter().find_map(|one| one.strip_prefix("SLURM_CONF=").map(PathBuf::from))
             });
@@ -105,11 +105,11 @@ fn find_parent_slurmd() -> Option<Slurmd> {
 }
 
 /// Finds `-f FILE` or `-fFILE` on slurmd's command line.
-fn conf_argument(words: &[String]) -> Option<PathBuf> {
-    let mut words = words.iter().skip(1);
-    while let Some(word) = words.next() {
-        match word.strip_prefix("-f") {
-            Some("") => return words.next().map(PathBuf::from),
+fn conf_argument(args: &[String]) -> Option<PathBuf> {
+    let mut args = args.iter().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.strip_prefix("-f") {
+            Some("") => return args.next().map(PathBuf::from),
             Some(path) => return Some(path.into()),
             None => {}
         }
@@ -119,8 +119,8 @@ fn conf_argument(words: &[String]) -> Option<PathBuf> {
 
 fn zero_separated(path: &Path) -> Vec<String> {
     let bytes = fs::read(path).unwrap_or_default();
-    let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    let args = bytes.split(|byte| *byte == 0).filter(|arg| !arg.is_empty());
+    args.map(|arg| String::from_utf8_lossy(arg).into_owned()).collect()
 }
 
 #[cfg(test)]
@@ -133,37 +133,37 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_set_goes_first_then_the_slurmd_above_then_the_usual_places() {
+    fn settings_go_first_then_the_parent_slurmd_then_the_default_paths() {
         let settings = Settings::default();
-        let mut bare = of(&[("SLURMD_NODENAME", "n7")]);
-        assert_eq!(bare.node(&settings).unwrap().as_str(), "n7");
-        assert!(bare.programs(&settings).contains(&PathBuf::from("/usr/bin")), "without any PATH");
-        bare.slurmd = Some(Slurmd { program: "/opt/s/sbin/slurmd".into(), conf: Some("/opt/s/etc/slurm.conf".into()) });
-        assert_eq!(bare.programs(&settings)[0], PathBuf::from("/opt/s/bin"));
-        assert_eq!(bare.conf(&settings), Some("/opt/s/etc/slurm.conf".into()));
-        bare.variables.insert("SLURM_CONF".into(), "/run/a.conf".into());
-        assert_eq!(bare.conf(&settings), Some("/run/a.conf".into()));
+        let mut env = of(&[("SLURMD_NODENAME", "n7")]);
+        assert_eq!(env.node(&settings).unwrap().as_str(), "n7");
+        assert!(env.programs(&settings).contains(&PathBuf::from("/usr/bin")), "without any PATH");
+        env.slurmd = Some(Slurmd { program: "/opt/s/sbin/slurmd".into(), conf: Some("/opt/s/etc/slurm.conf".into()) });
+        assert_eq!(env.programs(&settings)[0], PathBuf::from("/opt/s/bin"));
+        assert_eq!(env.conf(&settings), Some("/opt/s/etc/slurm.conf".into()));
+        env.variables.insert("SLURM_CONF".into(), "/run/a.conf".into());
+        assert_eq!(env.conf(&settings), Some("/run/a.conf".into()));
         let settings = Settings {
             node: NodeName::new("n8").ok(),
             slurm_conf: Some("/x.conf".into()),
             slurm_programs: Some("/x/bin".into()),
             ..settings
         };
-        assert_eq!(bare.node(&settings).unwrap().as_str(), "n8");
-        assert_eq!(bare.conf(&settings), Some("/x.conf".into()));
-        assert_eq!(bare.programs(&settings)[0], PathBuf::from("/x/bin"));
+        assert_eq!(env.node(&settings).unwrap().as_str(), "n8");
+        assert_eq!(env.conf(&settings), Some("/x.conf".into()));
+        assert_eq!(env.programs(&settings)[0], PathBuf::from("/x/bin"));
     }
 
     #[test]
-    fn the_command_line_of_slurmd_names_its_configuration() {
-        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    fn the_command_line_of_slurmd_names_its_configuration_file() {
+        let args = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         for (text, conf) in [
             ("slurmd -N node1 -f /tmp/a/slurm.conf", Some("/tmp/a/slurm.conf")),
             ("slurmd -D -f/etc/s.conf -s", Some("/etc/s.conf")),
             ("slurmd -D -s", None),
             ("slurmd --conf-server ctl:6817", None),
         ] {
-            assert_eq!(conf_argument(&words(text)), conf.map(PathBuf::from), "{text}");
+            assert_eq!(conf_argument(&args(text)), conf.map(PathBuf::from), "{text}");
         }
     }
 }

@@ -91,8 +91,8 @@ impl DrainInput<'_> {
     }
 
     fn decide_drained(&self, own: &Node) -> Decision {
-        if let Some(why) = self.must_revert() {
-            return Decision::Revert(why);
+        if let Some(cause) = self.must_revert() {
+            return Decision::Revert(cause);
         }
         if self.worst_failure.is_some() {
             return Decision::Skip(HookSkipReason::DrainedAlready);
@@ -112,17 +112,17 @@ impl DrainInput<'_> {
         let peer = |node: &&Node| node.name == own.name || node.shares_a_partition(own);
         let total = self.nodes.iter().filter(peer).filter(|node| node.exists() || node.is_drained_by_hook()).count();
         let out = taken.iter().copied().filter(peer).count();
-        let most = self.limits.max_out(u32::try_from(total).unwrap_or(u32::MAX));
-        let over = |count: usize, most: u32| u32::try_from(count).unwrap_or(u32::MAX) >= most;
-        if over(out, most) {
-            return Some(HookSkipReason::DrainShare { out, total, most });
+        let max_out = self.limits.max_out(u32::try_from(total).unwrap_or(u32::MAX));
+        let over = |count: usize, limit: u32| u32::try_from(count).unwrap_or(u32::MAX) >= limit;
+        if over(out, max_out) {
+            return Some(HookSkipReason::DrainShare { out, total, most: max_out });
         }
         let hour_ago = at.minus(Span::hours(1));
         // A reason without a time may be from this hour.
-        let lately = |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
-        let lately = taken.iter().filter(lately).count();
+        let is_recent = |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
+        let recent = taken.iter().filter(is_recent).count();
         let per_hour = self.limits.nodes_per_hour;
-        over(lately, per_hour).then_some(HookSkipReason::DrainRate(lately, per_hour))
+        over(recent, per_hour).then_some(HookSkipReason::DrainRate(recent, per_hour))
     }
 
     /// Returns why our visible drain must be undone, if enough other nodes were drained before it.
@@ -133,10 +133,10 @@ impl DrainInput<'_> {
             return None;
         }
         let key = |node: &Node| (node.reason.as_ref().and_then(|reason| reason.at), node.name.clone());
-        let mine = key(own);
+        let own_key = key(own);
         let before: Vec<&Node> =
-            self.nodes.iter().filter(|node| node.is_drained_by_hook() && key(node) < mine).collect();
-        self.breaker_refusal(own, &before, mine.0.unwrap_or(self.now))
+            self.nodes.iter().filter(|node| node.is_drained_by_hook() && key(node) < own_key).collect();
+        self.breaker_refusal(own, &before, own_key.0.unwrap_or(self.now))
     }
 }
 
@@ -167,11 +167,11 @@ mod tests {
     const NOW: i64 = 1_794_702_410;
     const LIMITS: BreakerLimits = BreakerLimits { percent_of_pool: 10.0, nodes_per_hour: 3 };
 
-    fn sick() -> Verdicts {
-        let mut kept = Verdicts::none();
-        let found = [finding("gpu-xid", "xid-79", Severity::Isolate, 1)];
-        kept.record(&found[0].check, Verdict::Fail, &found, "", Timestamp::from_secs(NOW));
-        kept
+    fn failing_verdicts() -> Verdicts {
+        let mut verdicts = Verdicts::none();
+        let findings = [finding("gpu-xid", "xid-79", Severity::Isolate, 1)];
+        verdicts.record(&findings[0].check, Verdict::Fail, &findings, "", Timestamp::from_secs(NOW));
+        verdicts
     }
 
     /// The cluster: this node, the others, and idle nodes up to `total`.
@@ -180,9 +180,9 @@ mod tests {
         [own].into_iter().chain(others).chain(idle).collect()
     }
 
-    fn decide(nodes: &[Node], kept: &Verdicts, release: bool, over: bool) -> Decision {
-        let failing = kept.failing();
-        let scene = DrainInput {
+    fn decide(nodes: &[Node], verdicts: &Verdicts, release: bool, over: bool) -> Decision {
+        let failing = verdicts.failing();
+        let input = DrainInput {
             name: "n1",
             nodes,
             worst_failure: failing.first().copied(),
@@ -191,26 +191,26 @@ mod tests {
             limits: &LIMITS,
             now: Timestamp::from_secs(NOW),
         };
-        scene.decide()
+        input.decide()
     }
 
     #[test]
-    fn a_sick_node_is_drained_with_our_reason_and_a_well_one_is_not_touched() {
+    fn a_failing_node_is_drained_with_our_reason_and_a_healthy_one_is_not_touched() {
         let nodes = cluster(node("n1", "IDLE", None), Vec::new(), 20);
         let drain = "doctor: xid-79 gpu-xid: gpu-xid is wrong [hook]";
-        assert_eq!(decide(&nodes, &sick(), false, false), Decision::Drain(drain.to_owned()));
+        assert_eq!(decide(&nodes, &failing_verdicts(), false, false), Decision::Drain(drain.to_owned()));
         assert_eq!(check_in_reason(drain).unwrap().as_str(), "gpu-xid");
         assert_eq!(decide(&nodes, &Verdicts::none(), true, true), Decision::Skip(HookSkipReason::Healthy));
         let busy = cluster(node("n1", "ALLOCATED", None), Vec::new(), 20);
-        assert!(matches!(decide(&busy, &sick(), false, false), Decision::Drain(_)), "its jobs run on");
-        let left = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
-        assert!(matches!(decide(&left, &sick(), false, false), Decision::Drain(_)), "an operator ended its old drain");
+        assert!(matches!(decide(&busy, &failing_verdicts(), false, false), Decision::Drain(_)), "its jobs run on");
+        let resumed = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
+        assert!(matches!(decide(&resumed, &failing_verdicts(), false, false), Decision::Drain(_)), "an operator ended its old drain");
         let missing = cluster(node("n2", "IDLE", None), Vec::new(), 2);
-        assert!(matches!(decide(&missing, &sick(), false, false), Decision::Skip(HookSkipReason::UnknownNode(_))));
+        assert!(matches!(decide(&missing, &failing_verdicts(), false, false), Decision::Skip(HookSkipReason::UnknownNode(_))));
     }
 
     #[test]
-    fn what_somebody_else_did_is_never_touched() {
+    fn a_state_set_by_others_is_never_touched() {
         for own in [
             node("n1", "IDLE+DRAIN", Some(("Maintenance", NOW - 60))),
             node("n1", "DOWN+NOT_RESPONDING", Some(("Not responding", NOW - 60))),
@@ -219,8 +219,8 @@ mod tests {
             node("n1", "IDLE+DRAIN", Some(("my doctor: said so", NOW - 60))),
         ] {
             let nodes = cluster(own.clone(), Vec::new(), 20);
-            let left = decide(&nodes, &sick(), true, true);
-            assert!(matches!(left, Decision::Skip(HookSkipReason::Foreign { .. })), "{own:?}: {left:?}");
+            let decision = decide(&nodes, &failing_verdicts(), true, true);
+            assert!(matches!(decision, Decision::Skip(HookSkipReason::Foreign { .. })), "{own:?}: {decision:?}");
             assert_eq!(
                 decide(&nodes, &Verdicts::none(), true, true),
                 Decision::Skip(HookSkipReason::Healthy),
@@ -230,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn the_breakers_share_and_hourly_limit_hold() {
+    fn the_breakers_share_and_hourly_limit_apply() {
         let drained = |name: &str, ago: i64| node(name, "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - ago)));
         let after =
-            |others: Vec<Node>, total| decide(&cluster(node("n1", "IDLE", None), others, total), &sick(), false, false);
+            |others: Vec<Node>, total| decide(&cluster(node("n1", "IDLE", None), others, total), &failing_verdicts(), false, false);
         assert!(matches!(after(vec![], 5), Decision::Drain(_)), "one always may");
-        let refused = after(vec![drained("n2", 86_400)], 19);
-        assert_eq!(refused, Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 19, most: 1 }));
+        let decision = after(vec![drained("n2", 86_400)], 19);
+        assert_eq!(decision, Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 19, most: 1 }));
         assert!(matches!(after(vec![drained("n2", 86_400)], 20), Decision::Drain(_)));
         let three: Vec<Node> = ["n2", "n3", "n4"].map(|name| drained(name, 3000)).to_vec();
         assert_eq!(after(three, 100), Decision::Skip(HookSkipReason::DrainRate(3, 3)));
@@ -248,41 +248,41 @@ mod tests {
     }
 
     #[test]
-    fn the_share_is_of_the_nodes_of_our_partitions_that_are_there() {
+    fn the_share_counts_existing_nodes_of_our_partitions() {
         let drained = |name: &str| node(name, "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - 86_400)));
         let elsewhere = |mut node: Node| {
             node.partitions = vec!["cpu".to_owned()];
             node
         };
-        let after = |others: Vec<Node>| decide(&cluster(node("n1", "IDLE", None), others, 0), &sick(), false, false);
+        let after = |others: Vec<Node>| decide(&cluster(node("n1", "IDLE", None), others, 0), &failing_verdicts(), false, false);
         let idle =
             |count: usize, state: &str| (0..count).map(|n| node(&format!("i{n}"), state, None)).collect::<Vec<_>>();
-        let refused = Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 10, most: 1 });
+        let decision = Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 10, most: 1 });
         let with = |mut others: Vec<Node>, more: Vec<Node>| {
             others.extend(more);
             others
         };
         let small = with(vec![drained("n2")], idle(8, "IDLE"));
-        assert_eq!(after(small.clone()), refused);
+        assert_eq!(after(small.clone()), decision);
         let many = idle(500, "IDLE").into_iter().map(elsewhere).collect();
-        assert_eq!(after(with(small.clone(), many)), refused, "nodes of other partitions do not count");
+        assert_eq!(after(with(small.clone(), many)), decision, "nodes of other partitions do not count");
         for state in ["IDLE+CLOUD+POWERED_DOWN", "FUTURE"] {
-            assert_eq!(after(with(small.clone(), idle(500, state))), refused, "{state}");
+            assert_eq!(after(with(small.clone(), idle(500, state))), decision, "{state}");
         }
         let other = with(vec![elsewhere(drained("n2"))], idle(8, "IDLE"));
         assert!(matches!(after(other), Decision::Drain(_)), "drains of other partitions do not count");
     }
 
     #[test]
-    fn nodes_whose_prolog_stopped_a_job_count_as_out() {
+    fn nodes_whose_prolog_blocked_a_job_count_as_out() {
         let stopped = vec![node("n2", "IDLE+DRAIN", Some(("Prolog error", NOW - 86_400)))];
         let nodes = cluster(node("n1", "IDLE", None), stopped, 10);
-        let refused = decide(&nodes, &sick(), false, false);
-        assert_eq!(refused, Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 10, most: 1 }));
+        let decision = decide(&nodes, &failing_verdicts(), false, false);
+        assert_eq!(decision, Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 10, most: 1 }));
     }
 
     #[test]
-    fn of_many_that_drain_within_a_second_as_many_stay_drained_as_may_and_all_find_the_same() {
+    fn of_many_concurrent_drains_only_the_allowed_number_stays_and_all_nodes_agree() {
         let names: Vec<String> = (0..30).map(|n| format!("n{n:02}")).collect();
         for (second, limits, stay) in [
             (0, BreakerLimits { percent_of_pool: 10.0, nodes_per_hour: 100 }, 3),
@@ -294,45 +294,45 @@ mod tests {
             };
             let nodes: Vec<Node> = names.iter().enumerate().map(|(n, name)| drained(n, name)).collect();
             let stays = |name: &String| {
-                let (trouble, is_over, now) = (None, &|_: &CheckId| false, Timestamp::from_secs(NOW));
-                let scene = DrainInput {
+                let (failure, is_over, now) = (None, &|_: &CheckId| false, Timestamp::from_secs(NOW));
+                let input = DrainInput {
                     name,
                     nodes: &nodes,
-                    worst_failure: trouble,
+                    worst_failure: failure,
                     has_cleared: is_over,
                     release: false,
                     limits: &limits,
                     now,
                 };
-                scene.must_revert().is_none()
+                input.must_revert().is_none()
             };
             assert_eq!(names.iter().filter(|name| stays(name)).count(), stay);
         }
     }
 
     #[test]
-    fn only_a_hooks_own_drain_ends_and_only_when_its_check_is_well_again() {
+    fn only_a_hooks_own_drain_ends_and_only_when_its_check_passes_again() {
         let own = |reason| cluster(node("n1", "IDLE+DRAIN", Some((reason, NOW - 60))), Vec::new(), 20);
         let hooks = own("doctor: xid-79 gpu-xid: off the bus [hook]");
         // Its hook was killed before the second query, and another node had been drained earlier.
         let mut two = hooks.clone();
         two[1] = node("n0", "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - 90)));
-        let late = decide(&two[..2], &sick(), false, false);
+        let late = decide(&two[..2], &failing_verdicts(), false, false);
         assert_eq!(late, Decision::Revert(HookSkipReason::DrainShare { out: 1, total: 2, most: 1 }));
         two[0] = node("n1", "IDLE+DRAIN", Some(("doctor: xid-79 gpu-xid: off the bus [hook]", NOW - 86_400)));
         two[1] = node("n0", "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - 90_000)));
-        let old = decide(&two[..2], &sick(), false, false);
+        let old = decide(&two[..2], &failing_verdicts(), false, false);
         assert_eq!(old, Decision::Skip(HookSkipReason::DrainedAlready), "changed limits do not release a failed node");
         assert_eq!(decide(&hooks, &Verdicts::none(), true, true), Decision::Release);
-        for (nodes, kept, release, over) in [
+        for (nodes, verdicts, release, over) in [
             (&hooks, Verdicts::none(), false, true),
             (&hooks, Verdicts::none(), true, false),
             (&own("doctor: xid-79 off the bus [c-1]"), Verdicts::none(), true, true),
             (&own("doctor: ecc gpu-ecc: [hook]"), Verdicts::none(), true, true),
         ] {
-            let left = decide(nodes, &kept, release, over);
-            assert!(matches!(left, Decision::Skip(HookSkipReason::StaysDrained(_))), "{left:?}");
+            let decision = decide(nodes, &verdicts, release, over);
+            assert!(matches!(decision, Decision::Skip(HookSkipReason::StaysDrained(_))), "{decision:?}");
         }
-        assert_eq!(decide(&hooks, &sick(), true, true), Decision::Skip(HookSkipReason::DrainedAlready));
+        assert_eq!(decide(&hooks, &failing_verdicts(), true, true), Decision::Skip(HookSkipReason::DrainedAlready));
     }
 }

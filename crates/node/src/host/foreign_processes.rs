@@ -26,7 +26,7 @@ struct SeenProcess {
 
 /// Returns all processes except the sessions of our jobs. Requires root: with `hidepid` on `/proc`, other users see
 /// only their own processes.
-fn list_foreign(ours: &[u32]) -> io::Result<Vec<SeenProcess>> {
+fn list_foreign(own_pids: &[u32]) -> io::Result<Vec<SeenProcess>> {
     if !rustix::process::geteuid().is_root() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can see the processes of all users"));
     }
@@ -36,7 +36,7 @@ fn list_foreign(ours: &[u32]) -> io::Result<Vec<SeenProcess>> {
         let Some(_) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // It may have ended since the listing.
         let Ok(line) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        seen.extend(parse(&line).filter(|seen| !ours.contains(&seen.stat.session) && !ours.contains(&seen.stat.pid)));
+        seen.extend(parse(&line).filter(|seen| !own_pids.contains(&seen.stat.session) && !own_pids.contains(&seen.stat.pid)));
     }
     Ok(seen)
 }
@@ -56,17 +56,17 @@ fn to_processes(seen: Vec<SeenProcess>) -> Vec<Process> {
 }
 
 /// Returns processes that have a GPU open, except for those known to do so without using it.
-pub(super) fn gpu_users(ours: &[u32], bystanders: &[String]) -> Result<Vec<Process>, String> {
+pub(super) fn gpu_users(own_pids: &[u32], bystanders: &[String]) -> Result<Vec<Process>, String> {
     let mut holders = Vec::new();
-    for seen in list_foreign(ours).map_err(|error| format!("/proc: {error}"))? {
-        if bystanders.contains(&seen.name) {
+    for process in list_foreign(own_pids).map_err(|error| format!("/proc: {error}"))? {
+        if bystanders.contains(&process.name) {
             continue;
         }
-        match holds_gpu(seen.stat.pid) {
-            Ok(true) => holders.push(seen),
+        match holds_gpu(process.stat.pid) {
+            Ok(true) => holders.push(process),
             Ok(false) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(format!("only root can see the open files of process {} ({})", seen.stat.pid, seen.name));
+                return Err(format!("only root can see the open files of process {} ({})", process.stat.pid, process.name));
             }
             // It has ended meanwhile.
             Err(_) => {}
@@ -92,17 +92,17 @@ fn is_gpu(path: &[u8]) -> bool {
 }
 
 /// Returns processes with a terminal that are computing. An idle shell is not work.
-pub(super) fn terminal_users(ours: &[u32]) -> Result<Vec<Process>, String> {
-    let look = || -> Result<Vec<SeenProcess>, String> {
-        let all = list_foreign(ours).map_err(|error| format!("/proc: {error}"))?;
-        Ok(all.into_iter().filter(|seen| seen.terminal != 0).collect())
+pub(super) fn terminal_users(own_pids: &[u32]) -> Result<Vec<Process>, String> {
+    let list = || -> Result<Vec<SeenProcess>, String> {
+        let all = list_foreign(own_pids).map_err(|error| format!("/proc: {error}"))?;
+        Ok(all.into_iter().filter(|process| process.terminal != 0).collect())
     };
-    let before = look()?;
+    let before = list()?;
     if before.is_empty() {
         return Ok(Vec::new());
     }
     std::thread::sleep(CPU_SAMPLE_TIME);
-    let mut after = look()?;
+    let mut after = list()?;
     after.retain(|now| {
         let same = |then: &&SeenProcess| (then.stat.pid, then.stat.start_ticks) == (now.stat.pid, now.stat.start_ticks);
         // New processes are judged by the next query.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn terminal_and_time_are_read_behind_a_name_with_spaces() {
+    fn terminal_and_time_are_parsed_after_a_name_with_spaces() {
         let line = "4 (a ) b (c) R 1 4 4 34816 4 0 0 0 0 0 70 5 0 0 20 0 1 0 900 1 1";
         let seen = parse(line).unwrap();
         assert_eq!((seen.terminal, seen.ticks, seen.name.as_str()), (34816, 75, "a ) b (c"));
@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen_unless_it_is_ours() {
+    fn this_process_is_listed_unless_it_is_our_own() {
         let me = std::process::id();
         let session = parse(&fs::read_to_string("/proc/self/stat").unwrap()).unwrap().stat.session;
-        let there = |ours: &[u32]| list_foreign(ours).unwrap().iter().any(|seen| seen.stat.pid == me);
-        assert!(there(&[]));
-        assert!(!there(&[me]) && !there(&[session]));
+        let is_listed = |own_pids: &[u32]| list_foreign(own_pids).unwrap().iter().any(|seen| seen.stat.pid == me);
+        assert!(is_listed(&[]));
+        assert!(!is_listed(&[me]) && !is_listed(&[session]));
     }
 }

@@ -42,10 +42,10 @@ pub fn serve_request(state: &Path) -> io::Result<()> {
     if line.last() != Some(&b'\n') {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the request is incomplete"));
     }
-    let question: RequestFrame = serde_json::from_slice(&line).map_err(io::Error::other)?;
-    let said =
-        handle_request(state, &question.ask).unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
-    serde_json::to_writer(&mut output, &ResponseFrame { number: question.number, said }).map_err(io::Error::other)?;
+    let request: RequestFrame = serde_json::from_slice(&line).map_err(io::Error::other)?;
+    let response =
+        handle_request(state, &request.ask).unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
+    serde_json::to_writer(&mut output, &ResponseFrame { number: request.number, said: response }).map_err(io::Error::other)?;
     writeln!(output)?;
     output.flush()
 }
@@ -57,20 +57,20 @@ fn handle_request(state: &Path, ask: &HostRequest) -> io::Result<HostResponse> {
     let state = &state.canonicalize()?;
     let jobs = state_files::runs(state)?;
     match ask {
-        HostRequest::Look(wanted) => {
-            status::collect_status(state, &jobs, wanted).map(|look| HostResponse::Looked(Box::new(look)))
+        HostRequest::Look(query) => {
+            status::collect_status(state, &jobs, query).map(|host_status| HostResponse::Looked(Box::new(host_status)))
         }
-        HostRequest::Start(order) => start::start(state, &jobs, order),
+        HostRequest::Start(request) => start::start(state, &jobs, request),
         HostRequest::Cancel { run, grace } => {
             jobs.cancel(*run, *grace, now())?;
             systemd_scope::stop(*run);
             Ok(HostResponse::Done)
         }
         HostRequest::Mark(mark) => {
-            let ours = MarkFiles::new(state).apply(mark.op, &mark.change)?;
-            update_notices(state, mark, &ours).map(|()| HostResponse::Done)
+            let marks = MarkFiles::new(state).apply(mark.op, &mark.change)?;
+            update_notices(state, mark, &marks).map(|()| HostResponse::Done)
         }
-        HostRequest::Repair(order) => repairs::repair(state, &jobs, order).map(HostResponse::Repair),
+        HostRequest::Repair(request) => repairs::repair(state, &jobs, request).map(HostResponse::Repair),
         HostRequest::Report { op } => {
             vendor_reports::report(&state_files::reports(state)?, *op, now(), reporter).map(HostResponse::Report)
         }
@@ -78,8 +78,8 @@ fn handle_request(state: &Path, ask: &HostRequest) -> io::Result<HostResponse> {
 }
 
 /// Builds a command that runs this program as a reporter that outlives the connection.
-fn reporter(words: &[OsString], id: RunId) -> io::Result<Command> {
-    let all: Vec<OsString> = std::iter::once(std::env::current_exe()?.into()).chain(words.iter().cloned()).collect();
+fn reporter(args: &[OsString], id: RunId) -> io::Result<Command> {
+    let all: Vec<OsString> = std::iter::once(std::env::current_exe()?.into()).chain(args.iter().cloned()).collect();
     let mut command = systemd_scope::command(&all, id);
     command.current_dir("/");
     Ok(command)
@@ -99,8 +99,8 @@ fn is_our_notice(path: &Path) -> io::Result<bool> {
 }
 
 /// Writes a notice for people and site scripts while this machine is marked, and removes it afterwards.
-fn update_notices(state: &Path, mark: &MarkRequest, ours: &[OurMark]) -> io::Result<()> {
-    let kinds: Vec<String> = ours.iter().map(|mark| mark.kind.to_string()).collect();
+fn update_notices(state: &Path, mark: &MarkRequest, marks: &[OurMark]) -> io::Result<()> {
+    let kinds: Vec<String> = marks.iter().map(|mark| mark.kind.to_string()).collect();
     let text = format!("{NOTICE_PREFIX}{}. Please start no new work on this machine.\n", kinds.join(", "));
     for path in [Some(&state.join("lock")), mark.motd.as_ref()].into_iter().flatten() {
         if !is_our_notice(path)? {

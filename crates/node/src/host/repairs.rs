@@ -39,85 +39,85 @@ struct RepairIntent {
     boot: String,
 }
 
-pub(super) fn repair(state: &Path, runs: &Jobs, order: &RepairRequest) -> io::Result<RepairProgress> {
+pub(super) fn repair(state: &Path, runs: &Jobs, request: &RepairRequest) -> io::Result<RepairProgress> {
     let repairs = state_files::repairs(state)?;
     // Held to the end, so that only one of two controllers starts it.
     let lock = File::options().create(true).append(true).open(state.join("repairs/lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     // The job's id is the operation's number; runs are in another directory.
-    let id = RunId::from_number(order.op.number());
-    let asked = repairs.run_directory(id).join("asked.json");
+    let id = RunId::from_number(request.op.number());
+    let intent_file = repairs.run_directory(id).join("asked.json");
     let boot = process::boot_id();
-    let begun = files::read::<RepairIntent>(&asked)?;
-    if order.what == RepairKind::Reboot && begun.as_ref().is_some_and(|asked| asked.boot != boot) {
+    let intent = files::read::<RepairIntent>(&intent_file)?;
+    if request.what == RepairKind::Reboot && intent.as_ref().is_some_and(|intent| intent.boot != boot) {
         return Ok(RepairProgress::Done);
     }
-    let seen = repairs.state(id, now())?;
-    if seen != ObservedJobState::Absent {
-        return repair_progress(order.what, &seen, &repairs.run_directory(id));
+    let observed = repairs.state(id, now())?;
+    if observed != ObservedJobState::Absent {
+        return repair_progress(request.what, &observed, &repairs.run_directory(id));
     }
-    let users = StatusQuery { runs: Vec::new(), ..order.users.clone() };
-    if let Some(by) = in_use(status::collect_status(state, runs, &users)?, order) {
+    let users = StatusQuery { runs: Vec::new(), ..request.users.clone() };
+    if let Some(by) = in_use(status::collect_status(state, runs, &users)?, request) {
         return Ok(RepairProgress::InUse { by });
     }
     repairs.prune(now())?;
     fs::create_dir_all(repairs.run_directory(id))?;
-    if begun.is_none() {
-        files::create(&asked, &RepairIntent { boot: boot.clone() })?;
+    if intent.is_none() {
+        files::create(&intent_file, &RepairIntent { boot: boot.clone() })?;
     }
-    repairs.start(id, command(&repairs, id, order, &boot)?, now())?;
-    Ok(RepairProgress::UnderWay { text: format!("{} started", order.what.as_str()) })
+    repairs.start(id, command(&repairs, id, request, &boot)?, now())?;
+    Ok(RepairProgress::UnderWay { text: format!("{} started", request.what.as_str()) })
 }
 
 /// Returns who would lose work.
-fn in_use(mut look: HostStatus, order: &RepairRequest) -> Option<String> {
-    if let Some(run) = look.under_way.first() {
+fn in_use(mut status: HostStatus, request: &RepairRequest) -> Option<String> {
+    if let Some(run) = status.under_way.first() {
         return Some(format!("run {run} is active"));
     }
     // A reboot is the remedy for our own unkillable process.
-    if order.what == RepairKind::Reboot {
-        look.abandoned = None;
+    if request.what == RepairKind::Reboot {
+        status.abandoned = None;
     }
-    blocked_reason(&look, order.max_load_per_core)
+    blocked_reason(&status, request.max_load_per_core)
 }
 
-fn command(repairs: &Jobs, id: RunId, order: &RepairRequest, boot: &str) -> io::Result<Command> {
-    let mut words: Vec<OsString> = vec![std::env::current_exe()?.into(), "repair".into(), order.what.as_str().into()];
-    if order.what == RepairKind::Reboot {
-        words.extend(["--boot".into(), boot.into()]);
+fn command(repairs: &Jobs, id: RunId, request: &RepairRequest, boot: &str) -> io::Result<Command> {
+    let mut args: Vec<OsString> = vec![std::env::current_exe()?.into(), "repair".into(), request.what.as_str().into()];
+    if request.what == RepairKind::Reboot {
+        args.extend(["--boot".into(), boot.into()]);
     }
-    words.extend(["--limit".into(), order.limit.to_string().into()]);
-    words.extend(["--job-file".into(), repairs.job_file(id).into(), "--run".into(), id.to_string().into()]);
-    words.push("--".into());
-    words.extend(order.command.iter().map(OsString::from));
-    let mut command = systemd_scope::command(&words, id);
+    args.extend(["--limit".into(), request.limit.to_string().into()]);
+    args.extend(["--job-file".into(), repairs.job_file(id).into(), "--run".into(), id.to_string().into()]);
+    args.push("--".into());
+    args.extend(request.command.iter().map(OsString::from));
+    let mut command = systemd_scope::command(&args, id);
     command.current_dir("/");
     Ok(command)
 }
 
 /// Derives the stage of a repair from its job. For a reboot only a failed command counts: the next boot shows whether
 /// it happened, and a shutdown may end the job abnormally.
-fn repair_progress(what: RepairKind, seen: &ObservedJobState, place: &Path) -> io::Result<RepairProgress> {
+fn repair_progress(what: RepairKind, observed: &ObservedJobState, directory: &Path) -> io::Result<RepairProgress> {
     let under_way = |text: &str| RepairProgress::UnderWay { text: text.to_owned() };
-    let how = match seen {
+    let how = match observed {
         ObservedJobState::Ended { how, .. } => *how,
-        ObservedJobState::Unknown { why } => return Ok(under_way(why)),
+        ObservedJobState::Unknown { why: reason } => return Ok(under_way(reason)),
         ObservedJobState::Absent | ObservedJobState::Pending { .. } => return Ok(under_way("not started yet")),
         ObservedJobState::Running { .. } => return Ok(under_way("the command is running")),
     };
-    let words = || -> io::Result<String> {
-        let text = tail(&place.join("output.txt"), MAX_OUTPUT_BYTES)?.unwrap_or_default();
+    let last_line = || -> io::Result<String> {
+        let text = tail(&directory.join("output.txt"), MAX_OUTPUT_BYTES)?.unwrap_or_default();
         Ok(text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no output").to_owned())
     };
     Ok(match (what, how) {
         (RepairKind::Reset, JobEnd::Exited) => RepairProgress::Done,
         (RepairKind::Reboot, JobEnd::Exited) => under_way("the command succeeded, the machine has not rebooted yet"),
-        (_, JobEnd::Failed) => RepairProgress::Failed { text: words()? },
+        (_, JobEnd::Failed) => RepairProgress::Failed { text: last_line()? },
         (RepairKind::Reboot, _) => {
-            under_way(&format!("the command ended without a status, no reboot seen yet; output: {}", words()?))
+            under_way(&format!("the command ended without a status, no reboot seen yet; output: {}", last_line()?))
         }
         (RepairKind::Reset, _) => {
-            RepairProgress::Failed { text: format!("the command ended without a status; output: {}", words()?) }
+            RepairProgress::Failed { text: format!("the command ended without a status; output: {}", last_line()?) }
         }
     })
 }
@@ -128,20 +128,20 @@ mod tests {
     use doctor_core::{ids::JobId, time::Timestamp};
 
     #[test]
-    fn a_reset_is_done_when_its_command_helped_and_a_reboot_never_in_the_same_boot() {
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("output.txt"), "trying\nreset, but gpu-presence reports: 7 of 8\n\n").unwrap();
-        let said = |what, how| {
+    fn a_reset_is_done_when_its_command_succeeds_and_a_reboot_never_in_the_same_boot() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("output.txt"), "trying\nreset, but gpu-presence reports: 7 of 8\n\n").unwrap();
+        let progress = |what, how| {
             let (job, at) = (JobId("x".to_owned()), Timestamp::from_secs(1));
-            repair_progress(what, &ObservedJobState::Ended { job, started: None, at, how }, place.path()).unwrap()
+            repair_progress(what, &ObservedJobState::Ended { job, started: None, at, how }, directory.path()).unwrap()
         };
-        assert_eq!(said(RepairKind::Reset, JobEnd::Exited), RepairProgress::Done);
+        assert_eq!(progress(RepairKind::Reset, JobEnd::Exited), RepairProgress::Done);
         let text = "reset, but gpu-presence reports: 7 of 8".to_owned();
-        assert_eq!(said(RepairKind::Reset, JobEnd::Failed), RepairProgress::Failed { text: text.clone() });
-        assert_eq!(said(RepairKind::Reboot, JobEnd::Failed), RepairProgress::Failed { text });
-        assert!(matches!(said(RepairKind::Reset, JobEnd::Lost), RepairProgress::Failed { .. }));
+        assert_eq!(progress(RepairKind::Reset, JobEnd::Failed), RepairProgress::Failed { text: text.clone() });
+        assert_eq!(progress(RepairKind::Reboot, JobEnd::Failed), RepairProgress::Failed { text });
+        assert!(matches!(progress(RepairKind::Reset, JobEnd::Lost), RepairProgress::Failed { .. }));
         for how in [JobEnd::Exited, JobEnd::Lost, JobEnd::Killed] {
-            assert!(matches!(said(RepairKind::Reboot, how), RepairProgress::UnderWay { .. }), "{how}");
+            assert!(matches!(progress(RepairKind::Reboot, how), RepairProgress::UnderWay { .. }), "{how}");
         }
     }
 }

@@ -31,26 +31,26 @@ struct ReplyLimits {
     logs: u64,
 }
 
-pub(super) fn collect_status(state: &Path, jobs: &Jobs, wanted: &StatusQuery) -> io::Result<HostStatus> {
+pub(super) fn collect_status(state: &Path, jobs: &Jobs, query: &StatusQuery) -> io::Result<HostStatus> {
     // First, so that jobs that end meanwhile still count as ours.
-    let mut ours = jobs.running()?;
-    ours.extend(state_files::repairs(state)?.running()?);
-    ours.extend(state_files::reports(state)?.running()?);
-    let ours: Vec<u32> = ours.iter().map(|job| job.pid).collect();
+    let mut own_jobs = jobs.running()?;
+    own_jobs.extend(state_files::repairs(state)?.running()?);
+    own_jobs.extend(state_files::reports(state)?.running()?);
+    let own_pids: Vec<u32> = own_jobs.iter().map(|job| job.pid).collect();
     let loadavg = fs::read_to_string("/proc/loadavg").map_err(|error| format!("/proc/loadavg: {error}"));
     let load = loadavg.and_then(|text| {
         parse_load_average(&text).ok_or_else(|| "/proc/loadavg does not start with a load average".to_owned())
     });
-    let mut room = REPLY_LIMITS;
-    let runs = wanted.runs.iter().map(|run| run_status(jobs, *run, &mut room)).collect();
+    let mut limits = REPLY_LIMITS;
+    let runs = query.runs.iter().map(|run| run_status(jobs, *run, &mut limits)).collect();
     Ok(HostStatus {
         at: now(),
         boot_id: process::boot_id(),
         cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         load,
-        gpus: foreign_processes::gpu_users(&ours, &wanted.bystanders),
-        terminals: foreign_processes::terminal_users(&ours),
-        locks: wanted.locks.iter().filter(|path| !matches!(path.try_exists(), Ok(false))).cloned().collect(),
+        gpus: foreign_processes::gpu_users(&own_pids, &query.bystanders),
+        terminals: foreign_processes::terminal_users(&own_pids),
+        locks: query.locks.iter().filter(|path| !matches!(path.try_exists(), Ok(false))).cloned().collect(),
         abandoned: jobs.unkillable_job()?.map(|process| process.pid),
         marks: MarkFiles::new(state).read()?,
         under_way: jobs.active_runs(now())?,
@@ -59,39 +59,39 @@ pub(super) fn collect_status(state: &Path, jobs: &Jobs, wanted: &StatusQuery) ->
 }
 
 /// Collects one run. An unreadable run is unknown; the others are still reported.
-fn run_status(jobs: &Jobs, run: RunId, room: &mut ReplyLimits) -> RunStatus {
-    let seen = jobs.state(run, now()).unwrap_or_else(|error| ObservedJobState::Unknown { why: error.to_string() });
-    let place = jobs.run_directory(run);
-    let nodes = files::read::<Vec<NodeName>>(&place.join(NODES));
+fn run_status(jobs: &Jobs, run: RunId, limits: &mut ReplyLimits) -> RunStatus {
+    let observed = jobs.state(run, now()).unwrap_or_else(|error| ObservedJobState::Unknown { why: error.to_string() });
+    let directory = jobs.run_directory(run);
+    let nodes = files::read::<Vec<NodeName>>(&directory.join(NODES));
     let nodes = nodes.ok().flatten().unwrap_or_default();
-    let ObservedJobState::Ended { started, .. } = &seen else {
-        return RunStatus { nodes, ..RunStatus::without_result(run, seen) };
+    let ObservedJobState::Ended { started, .. } = &observed else {
+        return RunStatus { nodes, ..RunStatus::without_result(run, observed) };
     };
-    let log = log(&place, started.is_none(), room.logs);
-    room.logs -= log.as_ref().map_or(0, |text| text.len() as u64).min(room.logs);
-    match document(&place.join(DOCUMENT), room.documents) {
+    let log = log(&directory, started.is_none(), limits.logs);
+    limits.logs -= log.as_ref().map_or(0, |text| text.len() as u64).min(limits.logs);
+    match document(&directory.join(DOCUMENT), limits.documents) {
         Ok(document) => {
-            room.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
-            RunStatus { run, seen, document, log, nodes }
+            limits.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
+            RunStatus { run, seen: observed, document, log, nodes }
         }
         // It has ended and left a document: without that the run must not be reported as complete.
-        Err(why) => RunStatus { nodes, ..RunStatus::without_result(run, ObservedJobState::Unknown { why }) },
+        Err(reason) => RunStatus { nodes, ..RunStatus::without_result(run, ObservedJobState::Unknown { why: reason }) },
     }
 }
 
 /// Returns the end of the run's log, if that is not on the shared directory, and the program's own output. A run that
 /// never started has no log, only that output. An unreadable log is left out: no decision depends on it.
-fn log(place: &Path, never_began: bool, room: u64) -> Option<String> {
-    let log = tail(&place.join(LOG), MAX_LOG_BYTES.min(room / 2)).ok().flatten();
+fn log(directory: &Path, never_began: bool, max_bytes: u64) -> Option<String> {
+    let log = tail(&directory.join(LOG), MAX_LOG_BYTES.min(max_bytes / 2)).ok().flatten();
     if log.is_none() && !never_began {
         return None;
     }
-    let output = tail(&place.join("output.txt"), MAX_OUTPUT_BYTES.min(room / 4)).ok().flatten().unwrap_or_default();
+    let output = tail(&directory.join("output.txt"), MAX_OUTPUT_BYTES.min(max_bytes / 4)).ok().flatten().unwrap_or_default();
     let text = log.unwrap_or_default() + &output;
     (!text.is_empty()).then_some(text)
 }
 
-fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
+fn document(path: &Path, max_bytes: u64) -> Result<Option<String>, String> {
     let failed = |error: io::Error| format!("{}: {error}", path.display());
     let file = match fs::File::open(path) {
         Ok(file) => file,
@@ -103,7 +103,7 @@ fn document(path: &Path, room: u64) -> Result<Option<String>, String> {
         // It would not be accepted later either.
         return Ok(None);
     }
-    if length > room {
+    if length > max_bytes {
         return Err("the result did not fit into this response".to_owned());
     }
     let mut text = String::new();

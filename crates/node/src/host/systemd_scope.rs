@@ -31,9 +31,9 @@ const KILL_GRACE: Duration = Duration::from_millis(200);
 const MAX_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Builds the command, in a scope if possible.
-pub(super) fn command(words: &[OsString], run: RunId) -> Command {
+pub(super) fn command(args: &[OsString], run: RunId) -> Command {
     let outer = systemd_run().map(|program| scope(&program, run)).unwrap_or_default();
-    let mut all = outer.iter().chain(words);
+    let mut all = outer.iter().chain(args);
     let mut command = Command::new(all.next().map_or(OsStr::new(""), OsString::as_os_str));
     command.args(all);
     command
@@ -73,14 +73,14 @@ fn prefix(run: RunId) -> String {
 /// Builds the arguments of systemd-run. Two starters of the same run have one scope each; the claim decides between
 /// them.
 fn scope(program: &Path, run: RunId) -> Vec<OsString> {
-    let mut words = vec![program.as_os_str().to_owned()];
-    words.extend(["--scope", "--quiet", "--collect"].map(OsString::from));
-    words.push(format!("--unit={}{}", prefix(run), std::process::id()).into());
-    words.push(format!("--description=Cluster Doctor run {run}").into());
-    words.push("--property=KillMode=control-group".into());
-    words.push(format!("--property=TimeoutStopSec={STOP}").into());
-    words.push("--".into());
-    words
+    let mut args = vec![program.as_os_str().to_owned()];
+    args.extend(["--scope", "--quiet", "--collect"].map(OsString::from));
+    args.push(format!("--unit={}{}", prefix(run), std::process::id()).into());
+    args.push(format!("--description=Cluster Doctor run {run}").into());
+    args.push("--property=KillMode=control-group".into());
+    args.push(format!("--property=TimeoutStopSec={STOP}").into());
+    args.push("--".into());
+    args
 }
 
 #[cfg(test)]
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_named_after_its_run_and_ends_with_all_that_is_in_it() {
+    fn a_scope_is_named_after_its_run_and_ends_with_all_its_processes() {
         let run = RunId::from_number(7);
-        let words = scope(Path::new("/usr/bin/systemd-run"), run);
-        let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+        let args = scope(Path::new("/usr/bin/systemd-run"), run);
+        let args: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
         let unit = format!("--unit=cluster-doctor-{run}-{}", std::process::id());
-        assert_eq!(words[..5], ["/usr/bin/systemd-run", "--scope", "--quiet", "--collect", &unit]);
-        assert_eq!(words.last(), Some(&"--"));
-        assert!(words.contains(&"--property=KillMode=control-group"), "{words:?}");
+        assert_eq!(args[..5], ["/usr/bin/systemd-run", "--scope", "--quiet", "--collect", &unit]);
+        assert_eq!(args.last(), Some(&"--"));
+        assert!(args.contains(&"--property=KillMode=control-group"), "{args:?}");
     }
 }

@@ -37,10 +37,10 @@ impl Claim {
         let file = JobFile { run, process, ended: None };
         let failed = |source| ClaimError::Write { path: path.to_owned(), source };
         // Write aside, then link: the name appears with its content, and for one process only.
-        let aside = path.with_extension(format!("{}.claim", std::process::id()));
-        output::write_atomically(&aside, &bytes(&file).map_err(failed)?).map_err(failed)?;
-        let linked = fs::hard_link(&aside, path);
-        let _tidied = fs::remove_file(&aside);
+        let temporary = path.with_extension(format!("{}.claim", std::process::id()));
+        output::write_atomically(&temporary, &bytes(&file).map_err(failed)?).map_err(failed)?;
+        let linked = fs::hard_link(&temporary, path);
+        let _tidied = fs::remove_file(&temporary);
         match linked {
             Ok(()) => Ok(Some(Self { path: path.to_owned(), file })),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),

@@ -27,7 +27,7 @@ impl Log {
         let open = |path: &PathBuf| {
             Self::create(path).inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
         };
-        let files = paths.iter().enumerate().map(|(place, path)| (tests.get(place).cloned(), RefCell::new(open(path))));
+        let files = paths.iter().enumerate().map(|(index, path)| (tests.get(index).cloned(), RefCell::new(open(path))));
         Self { files: files.collect(), to_output: false }
     }
 

@@ -93,10 +93,10 @@ impl JobError {
 }
 
 /// Runs the job and returns its exit code (`doctor_checks::job_file::exit`).
-pub fn run(order: &JobParams, stop: &Stop) -> Result<u8, JobError> {
-    match &order.job_file {
-        Some(path) => with_claim(path, order.run, || work(order, stop)).map_err(JobError::Claim)?,
-        None => work(order, stop),
+pub fn run(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
+    match &job.job_file {
+        Some(path) => with_claim(path, job.run, || work(job, stop)).map_err(JobError::Claim)?,
+        None => work(job, stop),
     }
 }
 
@@ -116,35 +116,35 @@ pub fn with_claim<E>(
     Ok(result)
 }
 
-fn work(order: &JobParams, stop: &Stop) -> Result<u8, JobError> {
-    let log = match order.result_target {
-        ResultTarget::File(_) => Log::open(&order.logs, &order.tests),
+fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
+    let log = match job.result_target {
+        ResultTarget::File(_) => Log::open(&job.logs, &job.tests),
         ResultTarget::Output { .. } => Log::to_output(),
     };
     let started = now();
-    let names = order.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
-    log.line("job", &format!("run {} on {}: {names}", order.run, order.node));
+    let names = job.tests.iter().map(TestId::as_str).collect::<Vec<_>>().join(", ");
+    log.line("job", &format!("run {} on {}: {names}", job.run, job.node));
     // One driver helper process serves all tests of the job.
     let driver = Arc::default();
-    let quiet = runner(order, stop, &driver);
+    let quiet = runner(job, stop, &driver);
     // First, because probes fail once the job is stopped.
     let hardware = hardware::collect(&quiet);
     let up = check::uptime(&quiet);
-    let (tests, told) = run_tests(order, stop, &driver, &log);
-    let (run, node, ended) = (order.run, order.node.clone(), now());
+    let (tests, stop_reason) = run_tests(job, stop, &driver, &log);
+    let (run, node, ended) = (job.run, job.node.clone(), now());
     let document = Document { run, node, hardware, started, ended, tests, up };
-    let bytes = document.sign(&order.key).map_err(JobError::Sign)?;
-    let (code, words) = match told {
+    let bytes = document.sign(&job.key).map_err(JobError::Sign)?;
+    let (code, text) = match stop_reason {
         None => (exit::DONE, "done"),
         Some(StopReason::Signal) => (exit::STOPPED, "stopped by a signal; the result has the tests that finished"),
         Some(StopReason::TimeLimit) => {
             (exit::OVER_LIMIT, "time limit exceeded; the result has the tests that finished")
         }
     };
-    log.line("job", words);
-    deliver_result(&order.result_target, &bytes).inspect_err(|error| {
-        let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
-        log.line("job", &format!("the result could not be written{why}"));
+    log.line("job", text);
+    deliver_result(&job.result_target, &bytes).inspect_err(|error| {
+        let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
+        log.line("job", &format!("the result could not be written{cause}"));
     })?;
     Ok(code)
 }
@@ -168,25 +168,25 @@ fn deliver_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
 
 /// Returns the evidence of every test that finished, and what cut the rest short.
 fn run_tests(
-    order: &JobParams,
+    job: &JobParams,
     stop: &Stop,
     driver: &Arc<DriverHelper>,
     log: &Log,
 ) -> (Vec<TestEvidence>, Option<StopReason>) {
-    let catalogue = Catalogue::with_site_checks(&order.policy);
+    let catalogue = Catalogue::with_site_checks(&job.policy);
     let mut finished = Vec::new();
-    let mut room = MAX_EVIDENCE_BYTES;
-    for test in &order.tests {
-        if let Some(why) = stop.requested() {
-            return (finished, Some(why));
+    let mut bytes_left = MAX_EVIDENCE_BYTES;
+    for test in &job.tests {
+        if let Some(reason) = stop.requested() {
+            return (finished, Some(reason));
         }
-        let mut evidence = run_test(order, &catalogue, test, stop, driver, log);
-        let told = if was_killed(&evidence) { stop.requested_within(SIGNAL_DELIVERY_GRACE) } else { stop.requested() };
-        if let Some(why) = told {
+        let mut evidence = run_test(job, &catalogue, test, stop, driver, log);
+        let stop_reason = if was_killed(&evidence) { stop.requested_within(SIGNAL_DELIVERY_GRACE) } else { stop.requested() };
+        if let Some(reason) = stop_reason {
             log.line(test.as_str(), "interrupted");
-            return (finished, Some(why));
+            return (finished, Some(reason));
         }
-        room = truncate_evidence(room, &mut evidence);
+        bytes_left = truncate_evidence(bytes_left, &mut evidence);
         finished.push(evidence);
     }
     (finished, None)
@@ -205,13 +205,13 @@ fn was_killed(evidence: &TestEvidence) -> bool {
     evidence.probes.iter().any(|(_, output)| killed(output))
 }
 
-fn runner<'a>(order: &JobParams, stop: &'a Stop, driver: &Arc<DriverHelper>) -> LocalRunner<'a> {
-    let runner = LocalRunner::new(&order.root, stop).state(order.state.as_deref()).library(order.library.clone());
+fn runner<'a>(job: &JobParams, stop: &'a Stop, driver: &Arc<DriverHelper>) -> LocalRunner<'a> {
+    let runner = LocalRunner::new(&job.root, stop).state(job.state.as_deref()).library(job.library.clone());
     runner.driver_helper(driver)
 }
 
 fn run_test(
-    order: &JobParams,
+    job: &JobParams,
     catalogue: &Catalogue,
     test: &TestId,
     stop: &Stop,
@@ -219,58 +219,58 @@ fn run_test(
     log: &Log,
 ) -> TestEvidence {
     let started = now();
-    let say = |line: &str| log.line(test.as_str(), line);
-    let echo = |line: &str| say(&format!("| {line}"));
-    let runner = runner(order, stop, driver).echo(&echo);
+    let log_line = |line: &str| log.line(test.as_str(), line);
+    let echo = |line: &str| log_line(&format!("| {line}"));
+    let runner = runner(job, stop, driver).echo(&echo);
     let mut probes = Vec::new();
     match catalogue.get(test) {
         // A test without probes is no evidence; the controller reports it as such.
-        None => say("unknown test; this doctor-node may be older than the controller"),
+        None => log_line("unknown test; this doctor-node may be older than the controller"),
         Some(check) => {
-            let params = catalogue.params(&order.policy, test);
+            let params = catalogue.params(&job.policy, test);
             for probe in (check.probes)(&params) {
-                say(&describe(&probe));
+                log_line(&describe(&probe));
                 let output = runner.run(&probe);
                 if let ProbeOutput::Failed(failure) = &output {
-                    say(&format!("{}: {}", failure.kind, failure.text));
+                    log_line(&format!("{}: {}", failure.kind, failure.text));
                 }
                 probes.push((probe, output));
             }
             let outputs: Vec<_> = probes.iter().map(|(_, output)| output.clone()).collect();
-            log_observation(&(check.interpret)(&params, &outputs), &say);
+            log_observation(&(check.interpret)(&params, &outputs), &log_line);
         }
     }
     TestEvidence { test: test.clone(), started, ended: now(), probes }
 }
 
 /// Logs metrics and events for readers of the log, without a verdict.
-fn log_observation(observation: &Observation, say: &dyn Fn(&str)) {
+fn log_observation(observation: &Observation, log_line: &dyn Fn(&str)) {
     match observation {
         Observation::Measured { metrics, events, .. } => {
             for metric in metrics {
-                say(&format!("{} of {}: {} {}", metric.name, metric.entity, metric.value, metric.unit));
+                log_line(&format!("{} of {}: {} {}", metric.name, metric.entity, metric.value, metric.unit));
             }
             for event in events {
-                say(&format!("{} at {}: {}", event.code, event.entity, event.text));
+                log_line(&format!("{} at {}: {}", event.code, event.entity, event.text));
             }
         }
-        Observation::NotApplicable(why) => say(&format!("not applicable: {}", why.text)),
-        Observation::CouldNot(failure) => say(&format!("no measurement: {}: {}", failure.kind, failure.text)),
+        Observation::NotApplicable(reason) => log_line(&format!("not applicable: {}", reason.text)),
+        Observation::CouldNot(failure) => log_line(&format!("no measurement: {}: {}", failure.kind, failure.text)),
     }
 }
 
 /// Bytes of evidence per document: the controller rejects longer documents. The rest is for names, times and hardware.
 pub(crate) const MAX_EVIDENCE_BYTES: usize = MAX_DOCUMENT_BYTES as usize - (1 << 20);
 
-/// Replaces the evidence's outputs by a "too long" failure if it exceeds `room`. Returns the room that is left.
-pub(crate) fn truncate_evidence(room: usize, evidence: &mut TestEvidence) -> usize {
+/// Replaces the evidence's outputs by a "too long" failure if it exceeds `max_bytes`. Returns the bytes that are left.
+pub(crate) fn truncate_evidence(max_bytes: usize, evidence: &mut TestEvidence) -> usize {
     let length = |evidence: &TestEvidence| serde_json::to_vec(evidence).map_or(usize::MAX, |bytes| bytes.len());
-    if length(evidence) > room {
+    if length(evidence) > max_bytes {
         for (probe, output) in &mut evidence.probes {
             *output = failed(FailureKind::TooLong, format!("{}: the result document is full", describe(probe)));
         }
     }
-    room.saturating_sub(length(evidence))
+    max_bytes.saturating_sub(length(evidence))
 }
 
 /// Returns the directory that contains `path`.
@@ -288,12 +288,12 @@ mod tests {
     use doctor_core::time::Timestamp;
 
     #[test]
-    fn evidence_that_does_not_fit_becomes_the_fact_that_it_did_not() {
-        let moment = Timestamp::from_secs(1);
+    fn evidence_that_does_not_fit_is_replaced_by_a_failure() {
+        let at = Timestamp::from_secs(1);
         let mut evidence = TestEvidence {
             test: TestId::new("memory").unwrap(),
-            started: moment,
-            ended: moment,
+            started: at,
+            ended: at,
             probes: vec![(Probe::Kmsg, ProbeOutput::Text("x".repeat(5000)))],
         };
         assert!(truncate_evidence(10_000, &mut evidence) < 5000);

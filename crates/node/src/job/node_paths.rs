@@ -34,13 +34,13 @@ pub fn shared_paths(data: &Path, tests: &[TestId], node: &NodeName, run: RunId) 
 }
 
 /// Returns the index of this node in a run's nodes.
-pub fn node_index(nodes: &[NodeName], this: Option<&str>) -> anyhow::Result<usize> {
-    match (nodes, this) {
+pub fn node_index(nodes: &[NodeName], own_name: Option<&str>) -> anyhow::Result<usize> {
+    match (nodes, own_name) {
         ([_], _) => Ok(0),
-        (_, Some(this)) => nodes
+        (_, Some(own_name)) => nodes
             .iter()
-            .position(|node| node.as_str() == this)
-            .with_context(|| format!("node {this} is not part of this run")),
+            .position(|node| node.as_str() == own_name)
+            .with_context(|| format!("node {own_name} is not part of this run")),
         (_, None) => bail!("the run has {} nodes: set DOCTOR_NODE_NAME to the name of this one", nodes.len()),
     }
 }
@@ -51,7 +51,7 @@ pub fn own_paths(
     nodes: &[NodeName],
     logs: &[PathBuf],
     documents: &[PathBuf],
-    this: Option<&str>,
+    own_name: Option<&str>,
 ) -> anyhow::Result<(NodeName, Vec<PathBuf>, PathBuf)> {
     ensure!(
         nodes.len() == documents.len() && !nodes.is_empty() && logs.len().is_multiple_of(nodes.len()),
@@ -60,9 +60,9 @@ pub fn own_paths(
         documents.len(),
         logs.len()
     );
-    let place = node_index(nodes, this)?;
+    let index = node_index(nodes, own_name)?;
     let each = logs.len() / nodes.len();
-    Ok((nodes[place].clone(), logs[place * each..][..each].to_vec(), documents[place].clone()))
+    Ok((nodes[index].clone(), logs[index * each..][..each].to_vec(), documents[index].clone()))
 }
 
 /// Returns a random key that is not stored.
@@ -78,17 +78,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_takes_its_own_part_of_a_run_over_several() {
+    fn a_node_selects_its_own_paths_of_a_multi_node_run() {
         let name = |text: &str| NodeName::new(text).unwrap();
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
         let (nodes, logs, documents) =
             ([name("a"), name("b")], paths(&["a1", "a2", "b1", "b2"]), paths(&["a.json", "b.json"]));
-        let among = |this| own_paths(&nodes, &logs, &documents, this);
+        let among = |own_name| own_paths(&nodes, &logs, &documents, own_name);
         assert_eq!(among(Some("b")).unwrap(), (name("b"), paths(&["b1", "b2"]), PathBuf::from("b.json")));
         assert!(among(Some("c")).unwrap_err().to_string().contains("not part of this run"));
         assert!(among(None).unwrap_err().to_string().contains("DOCTOR_NODE_NAME"));
         assert!(own_paths(&nodes, &logs[..3], &documents, Some("a")).is_err());
-        let alone = own_paths(&nodes[..1], &logs[..2], &documents[..1], None).unwrap();
-        assert_eq!(alone, (name("a"), paths(&["a1", "a2"]), PathBuf::from("a.json")));
+        let single = own_paths(&nodes[..1], &logs[..2], &documents[..1], None).unwrap();
+        assert_eq!(single, (name("a"), paths(&["a1", "a2"]), PathBuf::from("a.json")));
     }
 }

@@ -31,21 +31,21 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the last whole lines that fit into `most` bytes. `None` if the file does not exist.
-pub(crate) fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
+/// Returns the last complete lines that fit into `max_bytes` bytes. `None` if the file does not exist.
+pub(crate) fn tail(path: &Path, max_bytes: u64) -> io::Result<Option<String>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
     let length = file.metadata()?.len();
-    let skipped = length.saturating_sub(most);
+    let skipped = length.saturating_sub(max_bytes);
     file.seek(SeekFrom::Start(skipped))?;
     let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
+    file.take(max_bytes).read_to_end(&mut bytes)?;
     if skipped > 0 {
         // The first line is cut off.
-        let begins = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |place| place + 1);
-        bytes.drain(..begins);
+        let start = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
+        bytes.drain(..start);
     }
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
@@ -61,7 +61,7 @@ pub(super) fn make_folders(path: &Path) -> io::Result<()> {
         Err(_) if path.is_dir() => Ok(()),
         Err(error) => Err(error),
         Ok(()) => {
-            let mode = |of: &Path| fs::metadata(of).map(|found| found.permissions().mode());
+            let mode = |of: &Path| fs::metadata(of).map(|metadata| metadata.permissions().mode());
             let above = parent(path);
             if mode(above)? & GROUP_WRITES != 0 {
                 fs::set_permissions(path, fs::Permissions::from_mode(mode(path)? | GROUP_WRITES))?;
@@ -78,16 +78,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_write_by_the_group_may_write_in_what_is_made() {
+    fn new_directories_inherit_group_write_permission() {
         let directory = tempfile::tempdir().unwrap();
         let mode = |path: &str| fs::metadata(directory.path().join(path)).unwrap().permissions().mode() & 0o7777;
-        for (given, wanted) in [(0o755, 0), (0o2775, 0o2020)] {
-            fs::set_permissions(directory.path(), fs::Permissions::from_mode(given)).unwrap();
-            let path = format!("memory-{given:o}/n1");
+        for (mode_of_parent, expected) in [(0o755, 0), (0o2775, 0o2020)] {
+            fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode_of_parent)).unwrap();
+            let path = format!("memory-{mode_of_parent:o}/n1");
             make_folders(&directory.path().join(&path)).unwrap();
             make_folders(&directory.path().join(&path)).unwrap();
-            assert_eq!(mode(&path) & 0o2020, wanted, "{given:o}");
-            assert_eq!(mode(&format!("memory-{given:o}")) & 0o2020, wanted, "{given:o}");
+            assert_eq!(mode(&path) & 0o2020, expected, "{mode_of_parent:o}");
+            assert_eq!(mode(&format!("memory-{mode_of_parent:o}")) & 0o2020, expected, "{mode_of_parent:o}");
         }
         fs::write(directory.path().join("file"), "").unwrap();
         assert!(make_folders(&directory.path().join("file")).is_err());
@@ -95,18 +95,18 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_text_the_last_whole_lines_are_read() {
+    fn tail_returns_the_last_complete_lines() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         assert_eq!(tail(&path, 8).unwrap(), None);
         fs::write(&path, "one\ntwo\nthree\n").unwrap();
-        for (most, expected) in [(100, "one\ntwo\nthree\n"), (9, "three\n"), (6, ""), (0, "")] {
-            assert_eq!(tail(&path, most).unwrap().as_deref(), Some(expected), "{most}");
+        for (max_bytes, expected) in [(100, "one\ntwo\nthree\n"), (9, "three\n"), (6, ""), (0, "")] {
+            assert_eq!(tail(&path, max_bytes).unwrap().as_deref(), Some(expected), "{max_bytes}");
         }
     }
 
     #[test]
-    fn a_file_appears_whole_and_leaves_nothing_beside_it() {
+    fn a_file_is_written_atomically_without_leftovers() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("memory/n1/result.json");
         write_atomically(&path, b"one").unwrap();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_put_in_place_is_tidied_away() {
+    fn a_temporary_file_that_cannot_be_renamed_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("taken");
         fs::create_dir_all(path.join("full")).unwrap();

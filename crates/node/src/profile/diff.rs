@@ -44,9 +44,9 @@ impl Comparison {
 
 /// Compares every expectation of the profile, with one row per measured entity. Values within half a percent count as
 /// equal: memory sizes differ slightly from boot to boot.
-pub fn compare(profile: &Profile, looked: &[CheckObservation]) -> Vec<Difference> {
+pub fn compare(profile: &Profile, observations: &[CheckObservation]) -> Vec<Difference> {
     let metrics = || {
-        looked.iter().flat_map(|seen| match &seen.observation {
+        observations.iter().flat_map(|seen| match &seen.observation {
             Observation::Measured { metrics, .. } => metrics.as_slice(),
             _ => &[],
         })
@@ -79,8 +79,8 @@ pub fn differences_table(rows: &[Difference]) -> String {
     let mut out = format!("{:width$}  {:14}  {:>18}  {:>18}  COMPARED\n", "METRIC", "PART", "EXPECTED", "SEEN");
     for row in rows {
         let seen = row.seen.map_or_else(|| "-".to_owned(), |value| value.to_string());
-        let (metric, entity, expected, word) = (&row.metric, &row.entity, row.expected, row.compared.as_str());
-        let _infallible = writeln!(out, "{metric:width$}  {entity:14}  {expected:>18}  {seen:>18}  {word}");
+        let (metric, entity, expected, comparison) = (&row.metric, &row.entity, row.expected, row.compared.as_str());
+        let _infallible = writeln!(out, "{metric:width$}  {entity:14}  {expected:>18}  {seen:>18}  {comparison}");
     }
     out
 }
@@ -95,7 +95,7 @@ mod tests {
     };
 
     #[test]
-    fn every_expectation_has_a_row_also_where_nothing_measured_it() {
+    fn every_expectation_has_a_row_even_if_it_was_not_measured() {
         let expect = [("gpu_count", 8.0), ("links", 18.0), ("mem", 1000.0), ("speed", 5.0)];
         let expect = expect.map(|(name, value)| (name.to_owned(), value)).into();
         let profile = Profile { sku: Sku::new("x").unwrap(), version: 1, expect };
@@ -107,8 +107,8 @@ mod tests {
             Metric::count("mem", Entity::node(), 996.0),
         ];
         let observation = Observation::measured(metrics, Vec::new());
-        let looked = [CheckObservation { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
-        let rows = compare(&profile, &looked);
+        let observations = [CheckObservation { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
+        let rows = compare(&profile, &observations);
         let compared: Vec<_> = rows.iter().map(|row| row.compared).collect();
         use Comparison::{Less, More, NotMeasured, Same};
         assert_eq!(compared, [Less, Same, More, Same, NotMeasured]);

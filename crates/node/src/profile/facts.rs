@@ -87,7 +87,7 @@ fn gpu_ids(files: &[FileText]) -> Vec<String> {
 
 fn gpu_names(runner: &dyn ProbeRunner) -> Vec<String> {
     match runner.run(&Probe::gpu(&["name"])) {
-        ProbeOutput::Gpus(answer) => answer.gpus.iter().filter_map(|gpu| gpu.text("name")).map(str::to_owned).collect(),
+        ProbeOutput::Gpus(result) => result.gpus.iter().filter_map(|gpu| gpu.text("name")).map(str::to_owned).collect(),
         _ => Vec::new(),
     }
 }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_nvidias_display_controllers_are_gpus() {
+    fn only_nvidia_display_controllers_are_gpus() {
         let file = |text: &str| FileText { path: String::new(), text: Ok(text.to_owned()) };
         let files = [
             // NVIDIA H200 with driver 570, 2026-11-15.

@@ -28,7 +28,7 @@ pub struct LearnedProfile {
 pub fn learn(
     sku: Sku,
     facts: &MachineFacts,
-    looked: &[CheckObservation],
+    observations: &[CheckObservation],
     rules: &[Rule],
     at: Timestamp,
 ) -> LearnedProfile {
@@ -40,13 +40,13 @@ pub fn learn(
             When::BelowProfile { metric, .. } => (metric, false),
             _ => continue,
         };
-        let Some(seen) = looked.iter().find(|seen| seen.check == rule.check) else { continue };
-        let values = match &seen.observation {
+        let Some(observed) = observations.iter().find(|observed| observed.check == rule.check) else { continue };
+        let values = match &observed.observation {
             Observation::Measured { metrics, .. } => {
                 metrics.iter().filter(|metric| metric.name == *name).map(|metric| metric.value).collect::<Vec<_>>()
             }
-            Observation::NotApplicable(why) => {
-                missing.push(format!("{name}: {} does not apply here: {}", rule.check, why.text));
+            Observation::NotApplicable(reason) => {
+                missing.push(format!("{name}: {} does not apply here: {}", rule.check, reason.text));
                 continue;
             }
             Observation::CouldNot(failure) => {
@@ -54,14 +54,14 @@ pub fn learn(
                 continue;
             }
         };
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if values.is_empty() || !least.is_finite() || !most.is_finite() {
+        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if values.is_empty() || !min.is_finite() || !max.is_finite() {
             missing.push(format!("{name}: {} measured no value", rule.check));
-        } else if exact && most - least > most.abs() * 1e-9 {
-            missing.push(format!("{name}: components differ ({least} to {most}), a profile needs one value"));
+        } else if exact && max - min > max.abs() * 1e-9 {
+            missing.push(format!("{name}: components differ ({min} to {max}), a profile needs one value"));
         } else {
-            expect.insert(name.clone(), least);
+            expect.insert(name.clone(), min);
         }
     }
     let source = format!("learnt from a machine at {at}");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rules_ask_of_a_profile_is_learnt_and_nothing_else() {
+    fn only_metrics_that_rules_compare_are_learned() {
         let rules = [
             rule("a", "gpu_count", "not_as_profile = true"),
             rule("a", "mem", "below_percent_of_profile = 98.0"),
@@ -141,7 +141,7 @@ mod tests {
             rule("b", "links", "not_as_profile = true"),
         ];
         let gpu = |id: &str, value| Metric::count("links", Entity::new(EntityKind::Gpu, id), value);
-        let looked = [
+        let observations = [
             seen(
                 "a",
                 vec![
@@ -159,12 +159,12 @@ mod tests {
         };
         let name = default_name(&facts).unwrap();
         assert_eq!(name.as_str(), "rack-server-9");
-        let learned = learn(name, &facts, &looked, &rules, Timestamp::from_secs(0));
+        let learned = learn(name, &facts, &observations, &rules, Timestamp::from_secs(0));
         assert_eq!(learned.file.expect.keys().collect::<Vec<_>>(), ["gpu_count", "mem"]);
         assert!(learned.missing[0].contains("17 to 18"), "{:?}", learned.missing);
         let text = learned.text().unwrap();
-        let back = ProfileFile::read(&text).unwrap();
-        assert_eq!(back, learned.file);
-        assert_eq!((back.detect.products.len(), back.detect.gpus), (1, Some(8)));
+        let read_back = ProfileFile::read(&text).unwrap();
+        assert_eq!(read_back, learned.file);
+        assert_eq!((read_back.detect.products.len(), read_back.detect.gpus), (1, Some(8)));
     }
 }

@@ -38,7 +38,7 @@ pub enum MetadataError {
 /// If the query fails or the answer is not a machine type; the caller continues without it.
 pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
     let service = Service::new(url)?;
-    let word = match cloud {
+    let name = match cloud {
         Cloud::Aws => {
             let token = service.token()?;
             service.request("GET", "/latest/meta-data/instance-type", ("X-aws-ec2-metadata-token", &token))?
@@ -52,7 +52,7 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
             service.request("GET", path, ("Metadata-Flavor", "Google"))?
         }
     };
-    machine_type(&word)
+    machine_type(&name)
 }
 
 /// Metadata fields for a support case, each with its name in our report. Only the instance and its location: the
@@ -99,9 +99,9 @@ pub fn instance_ids(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String
         Cloud::Azure => &AZURE,
         Cloud::Gcp => &GCP,
     };
-    let mut told = Vec::new();
+    let mut ids = Vec::new();
     for (name, path) in fields {
-        let answer = match cloud {
+        let response = match cloud {
             Cloud::Aws => {
                 service.request("GET", &format!("/latest/meta-data/{path}"), ("X-aws-ec2-metadata-token", &token))
             }
@@ -113,15 +113,15 @@ pub fn instance_ids(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String
                 service.request("GET", &format!("/computeMetadata/v1/instance/{path}"), ("Metadata-Flavor", "Google"))
             }
         };
-        match answer {
-            Ok(text) => told.extend(single_line(&text).map(|text| (*name, text))),
+        match response {
+            Ok(text) => ids.extend(single_line(&text).map(|text| (*name, text))),
             // The cloud has no such field.
             Err(MetadataError::Status(_)) => {}
             // A service that does not answer once is not queried seven more times.
             Err(error) => return Err(error),
         }
     }
-    Ok(told)
+    Ok(ids)
 }
 
 /// Accepts one line of plain text only: a captive portal answers with pages.
@@ -134,18 +134,18 @@ fn single_line(text: &str) -> Option<String> {
 ///
 /// # Errors
 /// If it is not a response or does not name a machine type.
-pub fn parse_response(answer: &[u8]) -> Result<String, MetadataError> {
-    machine_type(&body(answer)?)
+pub fn parse_response(response: &[u8]) -> Result<String, MetadataError> {
+    machine_type(&body(response)?)
 }
 
 fn machine_type(text: &str) -> Result<String, MetadataError> {
     // Google's is a path: projects/1234/machineTypes/a3-highgpu-8g.
-    let word = text.rsplit('/').next().unwrap_or_default();
+    let name = text.rsplit('/').next().unwrap_or_default();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    if word.is_empty() || word.len() > 64 || !word.bytes().all(plain) {
-        return Err(MetadataError::InvalidMachineType(for_message(word)));
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err(MetadataError::InvalidMachineType(for_message(name)));
     }
-    Ok(word.to_owned())
+    Ok(name.to_owned())
 }
 
 #[derive(Debug)]
@@ -167,49 +167,49 @@ impl Service {
     }
 
     fn request(&self, method: &str, path: &str, (name, value): (&str, &str)) -> Result<String, MetadataError> {
-        let until = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let host = self.address.ip();
         let request =
             format!("{method} {path} HTTP/1.0\r\nHost: {host}\r\n{name}: {value}\r\nContent-Length: 0\r\n\r\n");
         stream.write_all(request.as_bytes())?;
-        let answer = read_until(&mut stream, until)?;
-        body(&answer)
+        let response = read_until(&mut stream, deadline)?;
+        body(&response)
     }
 }
 
 /// Reads to the end within the time limit, so that a service that sends one byte a second cannot block us.
-fn read_until(stream: &mut TcpStream, until: Instant) -> Result<Vec<u8>, MetadataError> {
-    let mut answer = Vec::new();
+fn read_until(stream: &mut TcpStream, deadline: Instant) -> Result<Vec<u8>, MetadataError> {
+    let mut response = Vec::new();
     let mut some = [0; 4096];
     loop {
-        if is_complete(&answer) {
-            return Ok(answer);
+        if is_complete(&response) {
+            return Ok(response);
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(remaining))?;
         match stream.read(&mut some)? {
-            0 => return Ok(answer),
-            read => answer.extend_from_slice(&some[..read]),
+            0 => return Ok(response),
+            read => response.extend_from_slice(&some[..read]),
         }
-        if answer.len() as u64 > MAX_BYTES {
+        if response.len() as u64 > MAX_BYTES {
             return Err(MetadataError::InvalidMachineType("more than 16 KiB".to_owned()));
         }
     }
 }
 
-fn split(answer: &[u8]) -> Option<(String, &[u8])> {
-    let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
-    Some((String::from_utf8_lossy(&answer[..end]).into_owned(), &answer[end + 4..]))
+fn split(response: &[u8]) -> Option<(String, &[u8])> {
+    let end = response.windows(4).position(|four| four == b"\r\n\r\n")?;
+    Some((String::from_utf8_lossy(&response[..end]).into_owned(), &response[end + 4..]))
 }
 
 /// Whether the response has reached its declared length. Without one, it ends with the connection.
-pub fn is_complete(answer: &[u8]) -> bool {
-    let Some((head, body)) = split(answer) else { return false };
+pub fn is_complete(response: &[u8]) -> bool {
+    let Some((head, body)) = split(response) else { return false };
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
@@ -217,9 +217,9 @@ pub fn is_complete(answer: &[u8]) -> bool {
     length.is_some_and(|length| body.len() >= length)
 }
 
-fn body(answer: &[u8]) -> Result<String, MetadataError> {
-    let Some((head, body)) = split(answer) else {
-        return Err(MetadataError::Status(for_message(&String::from_utf8_lossy(answer))));
+fn body(response: &[u8]) -> Result<String, MetadataError> {
+    let Some((head, body)) = split(response) else {
+        return Err(MetadataError::Status(for_message(&String::from_utf8_lossy(response))));
     };
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
@@ -243,30 +243,30 @@ mod tests {
     use super::*;
 
     /// Serves these responses like a cloud would, and returns the requests' first lines and headers.
-    fn service(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
+    fn service(responses: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let served = thread::spawn(move || {
-            let mut seen = Vec::new();
-            for answer in answers {
+            let mut requests = Vec::new();
+            for response in responses {
                 let (mut stream, _) = listener.accept().unwrap();
                 let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-                seen.push(lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n"));
-                stream.write_all(answer.as_bytes()).unwrap();
+                requests.push(lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\n"));
+                stream.write_all(response.as_bytes()).unwrap();
             }
-            seen
+            requests
         });
         (url, served)
     }
 
     #[test]
-    fn each_cloud_is_asked_in_its_own_way() {
+    fn each_cloud_is_queried_with_its_own_request() {
         const TOKEN: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nTOKEN=";
         let (url, served) = service(&[TOKEN, "HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\np5.48xlarge"]);
         assert_eq!(instance_type(Cloud::Aws, &url).unwrap(), "p5.48xlarge");
-        let seen = served.join().unwrap();
-        assert!(seen[0].starts_with("PUT /latest/api/token ") && seen[0].contains("token-ttl-seconds: 60"), "{seen:?}");
-        assert!(seen[1].contains("X-aws-ec2-metadata-token: TOKEN="), "{seen:?}");
+        let requests = served.join().unwrap();
+        assert!(requests[0].starts_with("PUT /latest/api/token ") && requests[0].contains("token-ttl-seconds: 60"), "{requests:?}");
+        assert!(requests[1].contains("X-aws-ec2-metadata-token: TOKEN="), "{requests:?}");
 
         let (url, served) = service(&["HTTP/1.0 200 OK\r\n\r\nStandard_ND96isr_H100_v5"]);
         assert_eq!(instance_type(Cloud::Azure, &url).unwrap(), "Standard_ND96isr_H100_v5");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_told_by_what_its_cloud_has_and_a_silent_service_is_asked_once() {
+    fn instance_ids_are_what_the_cloud_has_and_a_silent_service_is_queried_once() {
         const NO: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
         let (url, served) = service(&[
             "HTTP/1.1 200 OK\r\n\r\n02aab8a4",
@@ -289,10 +289,10 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\neastus",
             NO,
         ]);
-        let told = instance_ids(Cloud::Azure, &url).unwrap();
-        assert_eq!(told, [("vm_id", "02aab8a4".to_owned()), ("location", "eastus".to_owned())]);
-        let seen = served.join().unwrap();
-        assert!(seen[0].starts_with("GET /metadata/instance/compute/vmId?") && seen.len() == 7, "{seen:?}");
+        let ids = instance_ids(Cloud::Azure, &url).unwrap();
+        assert_eq!(ids, [("vm_id", "02aab8a4".to_owned()), ("location", "eastus".to_owned())]);
+        let requests = served.join().unwrap();
+        assert!(requests[0].starts_with("GET /metadata/instance/compute/vmId?") && requests.len() == 7, "{requests:?}");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let silent = format!("http://{}", listener.local_addr().unwrap());
         assert!(matches!(instance_ids(Cloud::Gcp, &silent), Err(MetadataError::Io(_))));
@@ -301,15 +301,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_type_is_refused() {
-        for answer in [
+    fn an_invalid_machine_type_is_rejected() {
+        for response in [
             &["HTTP/1.1 404 Not Found\r\n\r\nno"][..],
             &["HTTP/1.1 200 OK\r\n\r\n"],
             &["HTTP/1.1 200 OK\r\n\r\n<html>sign in</html>"],
             &["hello"],
         ] {
-            let (url, served) = service(answer);
-            assert!(instance_type(Cloud::Azure, &url).is_err(), "{answer:?}");
+            let (url, served) = service(response);
+            assert!(instance_type(Cloud::Azure, &url).is_err(), "{response:?}");
             served.join().unwrap();
         }
         for url in ["https://127.0.0.1", "http://metadata.google.internal", "127.0.0.1", "http://"] {
@@ -318,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_says_nothing_is_not_waited_for() {
+    fn a_silent_service_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let began = Instant::now();
+        let started = Instant::now();
         assert!(matches!(instance_type(Cloud::Azure, &url), Err(MetadataError::Io(_))));
-        assert!(began.elapsed() < PATIENCE * 10, "{:?}", began.elapsed());
+        assert!(started.elapsed() < PATIENCE * 10, "{:?}", started.elapsed());
         drop(listener);
     }
 }

@@ -46,20 +46,20 @@ pub(super) fn describe(metadata: &str, runner: &dyn ProbeRunner) -> Value {
 }
 
 fn gpus(runner: &dyn ProbeRunner) -> (Value, Vec<Value>) {
-    let answer = match runner.run(&Probe::gpu(&GPU)) {
-        ProbeOutput::Gpus(answer) => answer,
+    let result = match runner.run(&Probe::gpu(&GPU)) {
+        ProbeOutput::Gpus(result) => result,
         ProbeOutput::Failed(failure) => return (json!({ "not_read": failure }), Vec::new()),
         _ => return (Value::Null, Vec::new()),
     };
-    let driver = match answer.driver {
+    let driver = match result.driver {
         Ok(driver) => json!({ "version": driver.version, "cuda": driver.cuda }),
         Err(failure) => json!({ "not_read": failure }),
     };
-    (driver, answer.gpus.iter().map(gpu).collect())
+    (driver, result.gpus.iter().map(gpu).collect())
 }
 
 fn gpu(gpu: &Gpu) -> Value {
-    let mut told = Map::from_iter([("bus".to_owned(), Value::from(gpu.bus.as_str()))]);
+    let mut fields = Map::from_iter([("bus".to_owned(), Value::from(gpu.bus.as_str()))]);
     for (name, reading) in &gpu.fields {
         let value = match reading {
             FieldValue::Text(text) => text.as_str().into(),
@@ -67,20 +67,20 @@ fn gpu(gpu: &Gpu) -> Value {
             FieldValue::NotSupported => Value::Null,
             FieldValue::Failed { text, .. } => json!({ "not_read": text }),
         };
-        told.insert(name.clone(), value);
+        fields.insert(name.clone(), value);
     }
-    told.into()
+    fields.into()
 }
 
 /// RDMA adapters, by name.
 fn adapters(runner: &dyn ProbeRunner) -> Value {
     let mut adapters = Map::new();
-    for (word, file) in ADAPTER {
+    for (key, file) in ADAPTER {
         let ProbeOutput::Files(files) = runner.run(&Probe::glob(&format!("{ADAPTERS}{file}"))) else { continue };
         for FileText { path, text } in files {
             let (Some(name), Ok(text)) = (path.rsplit('/').nth(1), text) else { continue };
             let adapter = adapters.entry(name).or_insert_with(|| json!({}));
-            adapter[word] = text.trim().into();
+            adapter[key] = text.trim().into();
         }
     }
     adapters.into()
@@ -91,13 +91,13 @@ fn cloud(url: &str, runner: &dyn ProbeRunner) -> Value {
     let args = MachineArgs { metadata: url.to_owned(), ..MachineArgs::detect_all() };
     let facts = profile::gather(&args, None, runner);
     let Some(cloud) = facts.machine.cloud() else { return Value::Null };
-    let mut told = Map::from_iter([("name".to_owned(), Value::from(cloud.code()))]);
+    let mut document = Map::from_iter([("name".to_owned(), Value::from(cloud.code()))]);
     if let Some(kind) = facts.machine.instance_type {
-        told.insert("instance_type".to_owned(), kind.into());
+        document.insert("instance_type".to_owned(), kind.into());
     }
     match metadata::instance_ids(cloud, url) {
-        Ok(fields) => told.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()))),
-        Err(error) => drop(told.insert("not_read".to_owned(), error.to_string().into())),
+        Ok(fields) => document.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()))),
+        Err(error) => drop(document.insert("not_read".to_owned(), error.to_string().into())),
     }
-    told.into()
+    document.into()
 }

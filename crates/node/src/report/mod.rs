@@ -45,24 +45,24 @@ pub fn report(
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut machine = machine::describe(metadata, runner);
     let taken = run_vendor_tool(out, limit, stop);
-    let said = match &taken {
+    let message = match &taken {
         Ok(file) => format!("{TOOL} wrote {file}"),
-        Err(why) => format!("no report from {TOOL}: {why}"),
+        Err(error) => format!("no report from {TOOL}: {error}"),
     };
     machine["vendor_report"] = match taken {
         Ok(file) => json!({ "file": file }),
-        Err(why) => json!({ "why_not": why }),
+        Err(error) => json!({ "why_not": error }),
     };
     let path = out.join(MACHINE_FILE);
     write(&path, &machine).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(said)
+    Ok(message)
 }
 
 /// Writes the file atomically.
 fn write(path: &Path, machine: &Value) -> io::Result<()> {
-    let aside = path.with_extension("tmp");
-    fs::write(&aside, serde_json::to_vec_pretty(machine)?)?;
-    fs::rename(aside, path)
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, serde_json::to_vec_pretty(machine)?)?;
+    fs::rename(temporary, path)
 }
 
 /// Runs the vendor's tool. Returns the file that it left, or why there is none.
@@ -77,8 +77,8 @@ fn run_vendor_tool(out: &Path, limit: Span, stop: &Stop) -> Result<String, Strin
     let mut command = Command::new(tool);
     // It writes its file into the current directory.
     command.current_dir(out);
-    let ended = child::run(&mut command, &limits, stop, Echo::default());
-    let trouble = match ended {
+    let outcome = child::run(&mut command, &limits, stop, Echo::default());
+    let problem = match outcome {
         Ok(ChildOutcome::Exited { status, .. }) if status.success() => None,
         Ok(ChildOutcome::Exited { status, stdout, stderr }) => {
             Some(format!("it ended with {status}: {}", last(&stdout, &stderr)))
@@ -89,15 +89,15 @@ fn run_vendor_tool(out: &Path, limit: Span, stop: &Stop) -> Result<String, Strin
         Ok(ChildOutcome::Unkillable { pid, .. }) => Some(format!("process {pid} hangs in the kernel")),
         Err(error) => Some(format!("cannot start it: {error}")),
     };
-    let left = VENDOR_FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
-    match (left, trouble) {
+    let file = VENDOR_FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
+    match (file, problem) {
         (Some((name, bytes)), _) if bytes > MAX_FILE_BYTES => {
             let path = out.join(name);
             Err(format!("{} has {} MiB, the limit is {} MiB", path.display(), bytes >> 20, MAX_FILE_BYTES >> 20))
         }
         (Some((name, 1..)), None) => Ok(name.to_owned()),
-        (Some((name, 1..)), Some(trouble)) => Ok(format!("{name}, truncated: {trouble}")),
-        (_, Some(trouble)) => Err(trouble),
+        (Some((name, 1..)), Some(problem)) => Ok(format!("{name}, truncated: {problem}")),
+        (_, Some(problem)) => Err(problem),
         (_, None) => Err("it succeeded but wrote no file".to_owned()),
     }
 }

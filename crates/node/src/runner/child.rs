@@ -70,20 +70,20 @@ pub(crate) fn run(command: &mut Command, limits: &Limits, stop: &Stop, echo: Ech
 pub(crate) fn run_with_stop_grace(
     command: &mut Command,
     limits: &Limits,
-    hurry: Duration,
+    stop_grace: Duration,
     stop: &Stop,
     echo: Echo<'_>,
 ) -> io::Result<ChildOutcome> {
-    if let Some(why) = stop.requested() {
-        return Ok(ChildOutcome::Stopped(why));
+    if let Some(reason) = stop.requested() {
+        return Ok(ChildOutcome::Stopped(reason));
     }
     let mut child =
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut stdout = Stream::new(child.stdout.take(), limits.max_stream_bytes, echo.stdout);
     let mut stderr = Stream::new(child.stderr.take(), limits.max_stream_bytes, echo.stderr);
-    let heard = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
-    let grace = match heard {
-        Ok(Some(ChildOutcome::Stopped(_))) => hurry,
+    let listen_result = listen(&child, &mut stdout, &mut stderr, limits.timeout, stop);
+    let grace = match listen_result {
+        Ok(Some(ChildOutcome::Stopped(_))) => stop_grace,
         Ok(Some(_)) => limits.grace,
         Ok(None) | Err(_) => Duration::ZERO,
     };
@@ -93,10 +93,10 @@ pub(crate) fn run_with_stop_grace(
     // Also after a normal exit: descendants in the group must not outlive the program. The group id cannot have been
     // reused, because the child has not been reaped yet.
     kill_group(&child);
-    if let Some(ended) = heard.transpose() {
+    if let Some(result) = listen_result.transpose() {
         return match survivor(&child, limits.kill_grace) {
             Some(pid) => Ok(ChildOutcome::Unkillable { pid, child }),
-            None => child.wait().and(ended),
+            None => child.wait().and(result),
         };
     }
     let status = child.wait()?;
@@ -148,14 +148,14 @@ fn listen(
         if has_exited(child)? {
             return Ok(None);
         }
-        if let Some(why) = stop.requested() {
-            return Ok(Some(ChildOutcome::Stopped(why)));
+        if let Some(reason) = stop.requested() {
+            return Ok(Some(ChildOutcome::Stopped(reason)));
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Ok(Some(ChildOutcome::TimedOut));
         }
-        let wait = stop.cap_wait(if exit.is_some() { left } else { left.min(POLL_INTERVAL) });
+        let wait = stop.cap_wait(if exit.is_some() { remaining } else { remaining.min(POLL_INTERVAL) });
         wait_for_events(&[stdout.fd(), stderr.fd(), exit.as_ref().map(AsFd::as_fd)], stop, wait)?;
     }
 }
@@ -178,11 +178,11 @@ pub(crate) fn exits_within(child: &Child, grace: Duration) -> bool {
         if !matches!(has_exited(child), Ok(false)) {
             return true;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return false;
         }
-        let wait = if exit.is_some() { left } else { left.min(POLL_INTERVAL) };
+        let wait = if exit.is_some() { remaining } else { remaining.min(POLL_INTERVAL) };
         if wait_for_events(&[exit.as_ref().map(AsFd::as_fd)], &Stop::never(), wait).is_err() {
             return false;
         }
@@ -242,8 +242,8 @@ struct Stream<'a, P> {
 }
 
 impl<'a, P: Read + AsFd> Stream<'a, P> {
-    const fn new(pipe: Option<P>, most: usize, echo: Option<&'a dyn Fn(&str)>) -> Self {
-        Self { pipe, bytes: Vec::new(), max_bytes: most, echo, echoed: 0 }
+    const fn new(pipe: Option<P>, max_bytes: usize, echo: Option<&'a dyn Fn(&str)>) -> Self {
+        Self { pipe, bytes: Vec::new(), max_bytes, echo, echoed: 0 }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_has_its_line() {
+    fn every_value_has_its_line() {
         let text = read(Path::new("/")).unwrap();
         for name in ["synchronized", "offset_us", "max_error_us", "estimated_error_us", "frequency_ppm"] {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();

@@ -55,41 +55,41 @@ impl CounterHistory {
     pub(super) fn add(&self, pattern: &str, keep: Span, now: (Timestamp, Span), files: Vec<FileText>) -> Vec<Sample> {
         let mut pass = self.pass.borrow_mut();
         let pass = pass.get_or_insert_with(|| {
-            let kept = self.directory.as_deref().and_then(load).unwrap_or_default();
-            Pass { samples: kept, lookback: BTreeMap::new(), at: now.0 }
+            let stored = self.directory.as_deref().and_then(load).unwrap_or_default();
+            Pass { samples: stored, lookback: BTreeMap::new(), at: now.0 }
         });
         let longest = pass.lookback.entry(pattern.to_owned()).or_insert(keep);
         *longest = keep.max(*longest);
         let samples = pass.samples.entry(pattern.to_owned()).or_default();
         // After a clock was set back, earlier samples would come after now.
         samples.retain(|sample| sample.at < now.0);
-        let look = difference(&contents_after(samples), now, files);
-        if is_redundant(samples, &look) {
+        let newest = difference(&contents_after(samples), now, files);
+        if is_redundant(samples, &newest) {
             samples.pop();
         }
-        samples.push(look);
-        let mut answer = samples.clone();
-        merge_older(&mut answer, keep, now.0);
-        answer
+        samples.push(newest);
+        let mut result = samples.clone();
+        merge_older(&mut result, keep, now.0);
+        result
     }
 
     /// Stores the samples of this pass.
     fn save(&self) -> io::Result<()> {
         let (Some(directory), Some(pass)) = (&self.directory, self.pass.take()) else { return Ok(()) };
-        let Pass { samples: mut kept, lookback: asked, at } = pass;
-        kept.retain(|pattern, samples| {
-            if let Some(keep) = asked.get(pattern) {
+        let Pass { samples: mut stored, lookback, at } = pass;
+        stored.retain(|pattern, samples| {
+            if let Some(keep) = lookback.get(pattern) {
                 merge_older(samples, *keep, at);
             }
             samples.last().is_some_and(|last| at.since(last.at) <= UNUSED_RETENTION)
         });
         fs::create_dir_all(directory)?;
-        let place = history_file(directory);
-        let beside = place.with_extension(format!("part{}", std::process::id()));
-        let written = fs::write(&beside, serde_json::to_vec(&kept)?).and_then(|()| fs::rename(&beside, place));
+        let path = history_file(directory);
+        let temporary = path.with_extension(format!("part{}", std::process::id()));
+        let written = fs::write(&temporary, serde_json::to_vec(&stored)?).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
             // The file may not exist at all.
-            let _tidied = fs::remove_file(beside);
+            let _removed = fs::remove_file(temporary);
         }
         written
     }
@@ -99,7 +99,7 @@ impl CounterHistory {
 impl Drop for CounterHistory {
     fn drop(&mut self) {
         // No result depends on it: the next pass has one sample less.
-        let _kept = self.save();
+        let _saved = self.save();
     }
 }
 
@@ -109,15 +109,15 @@ pub(super) fn history_file(directory: &Path) -> PathBuf {
 
 fn load(directory: &Path) -> Option<StoredSamples> {
     // Earlier versions stored one file per pattern. Usually there is nothing to remove.
-    let _gone = fs::remove_dir_all(directory.join("samples"));
-    let place = history_file(directory);
-    if fs::metadata(&place).ok()?.len() > MAX_FILE_BYTES {
+    let _removed = fs::remove_dir_all(directory.join("samples"));
+    let path = history_file(directory);
+    if fs::metadata(&path).ok()?.len() > MAX_FILE_BYTES {
         return None;
     }
-    let mut kept: StoredSamples = serde_json::from_slice(&fs::read(place).ok()?).ok()?;
+    let mut stored: StoredSamples = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     // Merging samples one by one is quadratic; we never store that many.
-    kept.retain(|_, samples| (1..=MAX_SAMPLES).contains(&samples.len()));
-    Some(kept)
+    stored.retain(|_, samples| (1..=MAX_SAMPLES).contains(&samples.len()));
+    Some(stored)
 }
 
 /// Whether the newest sample is redundant: nothing changed at it or now, the machine did not reboot, and there is
@@ -139,18 +139,18 @@ fn contents_after(samples: &[Sample]) -> State<'_> {
     let mut state = State::new();
     for sample in samples {
         state.extend(sample.files.iter().map(|file| (file.path.as_str(), &file.text)));
-        for gone in &sample.gone {
-            state.remove(gone.as_str());
+        for path in &sample.gone {
+            state.remove(path.as_str());
         }
     }
     state
 }
 
 fn difference(before: &State<'_>, (at, up): (Timestamp, Span), files: Vec<FileText>) -> Sample {
-    let gone = before.keys().filter(|path| !files.iter().any(|file| file.path == **path));
-    let gone = gone.map(|path| (*path).to_owned()).collect();
+    let removed = before.keys().filter(|path| !files.iter().any(|file| file.path == **path));
+    let removed = removed.map(|path| (*path).to_owned()).collect();
     let files = files.into_iter().filter(|file| before.get(file.path.as_str()) != Some(&&file.text)).collect();
-    Sample { at, up, files, gone }
+    Sample { at, up, files, gone: removed }
 }
 
 /// Merges samples that are older than `keep` or exceed the limit into one.
@@ -180,43 +180,43 @@ mod tests {
     }
 
     /// A separate pass, at this second.
-    fn look(directory: &Path, second: i64, files: &[(&str, &str)]) -> Vec<Sample> {
+    fn run_pass(directory: &Path, second: i64, files: &[(&str, &str)]) -> Vec<Sample> {
         let files = files.iter().map(|(path, text)| file(path, text)).collect();
         let now = (Timestamp::from_secs(second), Span::from_secs(second));
         CounterHistory::in_directory(directory).add("/sys/*/count", Span::minutes(30), now, files)
     }
 
     #[test]
-    fn looks_are_remembered_and_what_did_not_change_is_not_repeated() {
+    fn samples_are_stored_with_changed_files_only() {
         let folder = tempfile::tempdir().unwrap();
-        look(folder.path(), 60, &[("/sys/a/count", "1"), ("/sys/b/count", "1")]);
-        let samples = look(folder.path(), 360, &[("/sys/a/count", "2")]);
+        run_pass(folder.path(), 60, &[("/sys/a/count", "1"), ("/sys/b/count", "1")]);
+        let samples = run_pass(folder.path(), 360, &[("/sys/a/count", "2")]);
         assert_eq!(samples.len(), 2);
         assert_eq!(samples[1].files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["/sys/a/count"]);
         assert_eq!(samples[1].gone, ["/sys/b/count"]);
-        let samples = look(folder.path(), 2400, &[("/sys/a/count", "2")]);
+        let samples = run_pass(folder.path(), 2400, &[("/sys/a/count", "2")]);
         assert_eq!(samples.len(), 1, "older than half an hour");
         assert_eq!(samples[0].files.len(), 1, "the first sample is complete");
     }
 
     #[test]
-    fn many_quiet_looks_in_a_minute_are_kept_as_one_and_a_change_keeps_the_look_before_it() {
+    fn unchanged_samples_within_a_minute_are_merged_and_a_change_keeps_the_sample_before_it() {
         let folder = tempfile::tempdir().unwrap();
         for second in 1..=30 {
-            look(folder.path(), second, &[("/sys/a/count", "1")]);
+            run_pass(folder.path(), second, &[("/sys/a/count", "1")]);
         }
-        let samples = look(folder.path(), 31, &[("/sys/a/count", "2")]);
+        let samples = run_pass(folder.path(), 31, &[("/sys/a/count", "2")]);
         let seconds: Vec<_> = samples.iter().map(|sample| sample.at.millis() / 1000).collect();
         assert_eq!(seconds, [1, 30, 31]);
         for second in 32..=300 {
-            look(folder.path(), second, &[("/sys/a/count", "2")]);
+            run_pass(folder.path(), second, &[("/sys/a/count", "2")]);
         }
-        let kept = look(folder.path(), 301, &[("/sys/a/count", "2")]).len();
-        assert!((5..=9).contains(&kept), "about one a minute: {kept}");
+        let sample_count = run_pass(folder.path(), 301, &[("/sys/a/count", "2")]).len();
+        assert!((5..=9).contains(&sample_count), "about one a minute: {sample_count}");
     }
 
     #[test]
-    fn one_file_holds_all_patterns_and_a_pass_that_asks_for_one_keeps_the_others() {
+    fn one_file_holds_all_patterns_and_a_pass_that_queries_one_keeps_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let pass = |minute: i64, patterns: &[&str]| {
             let (samples, now) = (
@@ -232,12 +232,12 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let ten_days = 14_400;
         pass(ten_days, &["/a"]);
-        let kept = load(folder.path()).unwrap();
-        assert_eq!(kept.keys().collect::<Vec<_>>(), ["/a"], "no check queries the other any more");
+        let stored = load(folder.path()).unwrap();
+        assert_eq!(stored.keys().collect::<Vec<_>>(), ["/a"], "no check queries the other any more");
     }
 
     #[test]
-    fn checks_that_look_back_differently_share_a_pattern_and_the_longest_is_kept() {
+    fn checks_with_different_lookbacks_share_a_pattern_and_the_longest_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let pass = |minute: i64| {
             let (samples, now) = (
@@ -254,26 +254,26 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_and_a_clock_set_back_begin_anew() {
+    fn a_damaged_file_and_a_clock_set_back_discard_earlier_samples() {
         let folder = tempfile::tempdir().unwrap();
-        look(folder.path(), 600, &[("/sys/a/count", "1")]);
-        let samples = look(folder.path(), 300, &[("/sys/a/count", "1")]);
+        run_pass(folder.path(), 600, &[("/sys/a/count", "1")]);
+        let samples = run_pass(folder.path(), 300, &[("/sys/a/count", "1")]);
         assert_eq!((samples.len(), samples[0].files.len()), (1, 1));
         fs::write(history_file(folder.path()), "not json").unwrap();
-        assert_eq!(look(folder.path(), 900, &[("/sys/a/count", "1")]).len(), 1);
+        assert_eq!(run_pass(folder.path(), 900, &[("/sys/a/count", "1")]).len(), 1);
     }
 
     #[test]
-    fn what_an_older_version_kept_is_tidied_away() {
+    fn files_of_an_older_version_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("samples")).unwrap();
         fs::write(folder.path().join("samples/syscount-0123456789abcdef.json"), "[]").unwrap();
-        look(folder.path(), 60, &[]);
+        run_pass(folder.path(), 60, &[]);
         assert!(!folder.path().join("samples").exists());
     }
 
     #[test]
-    fn without_a_directory_there_is_only_now() {
+    fn without_a_directory_only_the_current_sample_exists() {
         let now = (Timestamp::from_secs(60), Span::minutes(1));
         assert_eq!(CounterHistory::default().add("/sys/*", Span::days(1), now, Vec::new()).len(), 1);
     }

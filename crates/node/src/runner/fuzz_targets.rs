@@ -28,12 +28,12 @@ pub fn is_hung_probe_record(bytes: &[u8]) -> bool {
 /// If the directory cannot be written.
 pub fn add_sample(
     directory: &Path,
-    kept: &[u8],
+    stored: &[u8],
     keep: Span,
     now: (Timestamp, Span),
     files: Vec<FileText>,
 ) -> io::Result<Vec<Sample>> {
     fs::create_dir_all(directory)?;
-    fs::write(counter_history::history_file(directory), kept)?;
+    fs::write(counter_history::history_file(directory), stored)?;
     Ok(CounterHistory::in_directory(directory).add("/sys/fuzzed/*", keep, now, files))
 }

@@ -43,10 +43,10 @@ impl Tree {
     }
 
     pub(super) fn texts(&mut self, pattern: &str) -> io::Result<Vec<FileText>> {
-        let mut together = 0;
+        let mut total_bytes = 0;
         let mut files = Vec::new();
-        for (path, place) in self.expand(pattern)? {
-            let text = match read_start(&path, &place, MAX_FILE_BYTES + 1) {
+        for (path, host_path) in self.expand(pattern)? {
+            let text = match read_start(&path, &host_path, MAX_FILE_BYTES + 1) {
                 Ok(bytes) if bytes.len() as u64 > MAX_FILE_BYTES => Err(ProbeFailure::new(
                     FailureKind::TooLong,
                     format!("{path} is longer than {MAX_FILE_BYTES} bytes"),
@@ -54,11 +54,11 @@ impl Tree {
                 Ok(bytes) => Ok(to_text(bytes)),
                 // A pattern matches files only.
                 Err(error) if error.kind() == io::ErrorKind::IsADirectory => continue,
-                Err(_) if is_absent(&place) => continue,
+                Err(_) if is_absent(&host_path) => continue,
                 Err(error) => Err(failure(&path, &error)),
             };
-            together += text.as_ref().map_or(0, String::len);
-            if together > MAX_TOTAL_BYTES {
+            total_bytes += text.as_ref().map_or(0, String::len);
+            if total_bytes > MAX_TOTAL_BYTES {
                 return Err(too_much());
             }
             files.push(FileText { path, text });
@@ -66,19 +66,19 @@ impl Tree {
         Ok(files)
     }
 
-    /// Reads the first `most` bytes of each file. Longer files are no error.
-    pub(super) fn bytes(&mut self, pattern: &str, most: u32) -> io::Result<Vec<FileText>> {
-        let most = u64::from(most).min(MAX_FILE_BYTES);
-        let mut together = 0;
+    /// Reads the first `max_bytes` bytes of each file. Longer files are no error.
+    pub(super) fn bytes(&mut self, pattern: &str, max_bytes: u32) -> io::Result<Vec<FileText>> {
+        let max_bytes = u64::from(max_bytes).min(MAX_FILE_BYTES);
+        let mut total_bytes = 0;
         let mut files = Vec::new();
-        for (path, place) in self.expand(pattern)? {
-            let text = match read_start(&path, &place, most) {
+        for (path, host_path) in self.expand(pattern)? {
+            let text = match read_start(&path, &host_path, max_bytes) {
                 Ok(bytes) => Ok(hex::encode(&bytes)),
-                Err(_) if is_absent(&place) => continue,
+                Err(_) if is_absent(&host_path) => continue,
                 Err(error) => Err(failure(&path, &error)),
             };
-            together += text.as_ref().map_or(0, String::len);
-            if together > MAX_TOTAL_BYTES {
+            total_bytes += text.as_ref().map_or(0, String::len);
+            if total_bytes > MAX_TOTAL_BYTES {
                 return Err(too_much());
             }
             files.push(FileText { path, text });
@@ -89,64 +89,64 @@ impl Tree {
     /// Resolves each matching link to its final target.
     pub(super) fn links(&mut self, pattern: &str) -> io::Result<Vec<(String, String)>> {
         let real_root = self.root.canonicalize()?;
-        let lead = |(path, place): (String, PathBuf)| {
-            let is_link = place.symlink_metadata().is_ok_and(|found| found.file_type().is_symlink());
-            let target = is_link.then(|| resolve_link(&place).ok()).flatten()?;
+        let resolve = |(path, host_path): (String, PathBuf)| {
+            let is_link = host_path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_symlink());
+            let target = is_link.then(|| resolve_link(&host_path).ok()).flatten()?;
             let inside =
                 target.strip_prefix(&real_root).map_or_else(|_| target.clone(), |rest| Path::new("/").join(rest));
             Some((path, inside.to_string_lossy().into_owned()))
         };
-        Ok(self.expand(pattern)?.into_iter().filter_map(lead).collect())
+        Ok(self.expand(pattern)?.into_iter().filter_map(resolve).collect())
     }
 
     /// Returns the candidate paths in order, as the check names them and as they are below the root. Reading shows
     /// whether they exist.
     fn expand(&mut self, pattern: &str) -> io::Result<Vec<(String, PathBuf)>> {
-        let mut found = vec![(String::new(), self.root.clone())];
+        let mut paths = vec![(String::new(), self.root.clone())];
         for part in pattern.trim_start_matches('/').split('/') {
             let mut next = Vec::new();
-            for (mut path, mut place) in found {
+            for (mut path, mut host_path) in paths {
                 if part.contains('*') {
-                    for name in self.list(&place)?.iter().filter(|name| matches_name(part, name)) {
-                        next.push((format!("{path}/{name}"), place.join(name)));
+                    for name in self.list(&host_path)?.iter().filter(|name| matches_name(part, name)) {
+                        next.push((format!("{path}/{name}"), host_path.join(name)));
                     }
                 } else {
                     path.push('/');
                     path.push_str(part);
-                    place.push(part);
-                    next.push((path, place));
+                    host_path.push(part);
+                    next.push((path, host_path));
                 }
                 if next.len() > MAX_FILES {
                     return Err(too_much());
                 }
             }
-            found = next;
+            paths = next;
         }
-        Ok(found)
+        Ok(paths)
     }
 
     /// Returns the sorted names in a directory.
-    fn list(&mut self, place: &Path) -> io::Result<Rc<[String]>> {
-        if let Some(names) = self.listed.get(place) {
+    fn list(&mut self, host_path: &Path) -> io::Result<Rc<[String]>> {
+        if let Some(names) = self.listed.get(host_path) {
             return Ok(Rc::clone(names));
         }
-        let names: Rc<[String]> = list(place)?.into();
-        self.listed.insert(place.to_owned(), Rc::clone(&names));
+        let names: Rc<[String]> = list(host_path)?.into();
+        self.listed.insert(host_path.to_owned(), Rc::clone(&names));
         Ok(names)
     }
 }
 
 /// Whether the path does not exist, or was removed between listing and reading. A dangling link exists but cannot be
 /// read.
-fn is_absent(place: &Path) -> bool {
-    place.symlink_metadata().is_err()
+fn is_absent(host_path: &Path) -> bool {
+    host_path.symlink_metadata().is_err()
 }
 
 /// Resolves a link through the kernel: resolving each directory on the way would take ten times as long.
 fn resolve_link(link: &Path) -> io::Result<PathBuf> {
     let flags = i32::try_from(OFlags::PATH.bits()).unwrap_or(0);
-    let there = File::options().read(true).custom_flags(flags).open(link)?;
-    fs::read_link(format!("/proc/self/fd/{}", there.as_raw_fd())).or_else(|_no_proc| link.canonicalize())
+    let target = File::options().read(true).custom_flags(flags).open(link)?;
+    fs::read_link(format!("/proc/self/fd/{}", target.as_raw_fd())).or_else(|_no_proc| link.canonicalize())
 }
 
 fn failure(path: &str, error: &io::Error) -> ProbeFailure {
@@ -157,8 +157,8 @@ fn too_much() -> io::Error {
     io::ErrorKind::FileTooLarge.into()
 }
 
-fn list(place: &Path) -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(place) {
+fn list(host_path: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(host_path) {
         Ok(entries) => entries,
         // No such directory means no matches.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -215,22 +215,22 @@ mod tests {
             ("sys/class/infiniband/.hidden/ports/1/state", "x"),
             ("sys/devices/pci0/config", "\u{1}\u{2}abcdef"),
         ] {
-            let place = root.path().join(path);
-            fs::create_dir_all(place.parent().unwrap()).unwrap();
-            fs::write(place, text).unwrap();
+            let file = root.path().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
         }
         std::os::unix::fs::symlink("../devices/pci0", root.path().join("sys/class/link")).unwrap();
         root
     }
 
     #[test]
-    fn what_fits_is_read_in_the_order_of_numbers() {
+    fn matching_files_are_read_in_natural_order() {
         let root = tree();
         let files = Tree::below(root.path()).texts("/sys/class/infiniband/*/ports/*/state").unwrap();
-        let seen: Vec<_> =
+        let contents: Vec<_> =
             files.iter().map(|file| (file.path.as_str(), file.text.as_deref().unwrap().trim())).collect();
         assert_eq!(
-            seen,
+            contents,
             [
                 ("/sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN"),
                 ("/sys/class/infiniband/mlx5_10/ports/1/state", "4: ACTIVE"),
@@ -239,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_text() {
-        for (pattern, name, is) in [
+    fn a_star_matches_any_text() {
+        for (pattern, name, expected) in [
             ("libnvidia-*.so.*", "libnvidia-ml.so.1", true),
             ("libnvidia-*.so.*", "libnvidia-ml.so", false),
             ("libcuda.so.*", "libcuda.so.570.124.06", true),
@@ -248,12 +248,12 @@ mod tests {
             ("*", "", true),
             ("a*a", "a", false),
         ] {
-            assert_eq!(matches_pattern(pattern, name), is, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern, name), expected, "{pattern} {name}");
         }
     }
 
     #[test]
-    fn nothing_that_fits_is_an_answer_and_a_file_that_cannot_be_read_is_told() {
+    fn no_match_is_an_empty_list_and_an_unreadable_file_is_an_error() {
         let root = tree();
         assert_eq!(Tree::below(root.path()).texts("/sys/class/nvme/*/state").unwrap(), []);
         assert_eq!(Tree::below(root.path()).texts("/sys/class/infiniband/*").unwrap(), [], "directories are no files");
@@ -264,11 +264,11 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_in_hexadecimal_and_links_lead_somewhere() {
+    fn bytes_are_read_as_hexadecimal_and_links_are_resolved() {
         let root = tree();
         let files = Tree::below(root.path()).bytes("/sys/devices/*/config", 3).unwrap();
         assert_eq!(files[0].text.as_deref(), Ok("010261"));
-        let found = Tree::below(root.path()).links("/sys/class/l*").unwrap();
-        assert_eq!(found, [("/sys/class/link".to_owned(), "/sys/devices/pci0".to_owned())]);
+        let links = Tree::below(root.path()).links("/sys/class/l*").unwrap();
+        assert_eq!(links, [("/sys/class/link".to_owned(), "/sys/devices/pci0".to_owned())]);
     }
 }

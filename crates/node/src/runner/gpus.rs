@@ -54,10 +54,10 @@ fn resolve_library(root: &Path, library: &OsStr) -> OsString {
     if root == Path::new("/") || !is_name(library) {
         return library.to_owned();
     }
-    let mut places =
-        LIBRARY_PLACES.iter().chain(&MORE_PLACES).map(|place| root.join(place.trim_start_matches('/')).join(library));
-    let there = places.find(|place| place.exists());
-    there.map_or_else(|| library.to_owned(), PathBuf::into_os_string)
+    let mut candidates =
+        LIBRARY_PLACES.iter().chain(&MORE_PLACES).map(|directory| root.join(directory.trim_start_matches('/')).join(library));
+    let path = candidates.find(|candidate| candidate.exists());
+    path.map_or_else(|| library.to_owned(), PathBuf::into_os_string)
 }
 
 /// Returns `output`, or the answer of `nvidia-smi` if there are GPUs but no library. `exec` runs a program within its
@@ -69,15 +69,15 @@ pub(super) fn or_nvidia_smi(
 ) -> ProbeOutput {
     let ProbeOutput::Gpus(GpuQueryResult { on_pci, driver: Err(failure), gpus }) = output else { return output };
     let is_worth_it = failure.kind == FailureKind::Missing && !on_pci.is_empty();
-    let said = is_worth_it.then(|| exec("nvidia-smi", &["-q".to_owned(), "-x".to_owned()]));
-    let driver = match said {
+    let smi_output = is_worth_it.then(|| exec("nvidia-smi", &["-q".to_owned(), "-x".to_owned()]));
+    let driver = match smi_output {
         Some(ProbeOutput::Ran { stdout, .. }) => match nvidia_smi::parse_query(&stdout, fields, on_pci.clone()) {
-            Ok(answer) => return ProbeOutput::Gpus(answer),
+            Ok(result) => return ProbeOutput::Gpus(result),
             Err(_) => failure,
         },
         // Report a hung driver as such: the missing library is the lesser fault.
-        Some(ProbeOutput::Failed(hangs)) if matches!(hangs.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
-            hangs
+        Some(ProbeOutput::Failed(smi_failure)) if matches!(smi_failure.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
+            smi_failure
         }
         _ => failure,
     };
@@ -92,20 +92,20 @@ pub(super) fn are_alike(all: &GpuQueryResult) -> bool {
 }
 
 /// Reduces an answer to the requested fields. `alike` is the result of [`are_alike`].
-pub(super) fn select_fields(all: &GpuQueryResult, alike: bool, asked: &[String]) -> GpuQueryResult {
-    let asked: Vec<RequestedField<'_>> = asked.iter().map(|name| RequestedField::parse(name)).collect();
-    let mut places = Vec::new();
+pub(super) fn select_fields(all: &GpuQueryResult, alike: bool, patterns: &[String]) -> GpuQueryResult {
+    let patterns: Vec<RequestedField<'_>> = patterns.iter().map(|name| RequestedField::parse(name)).collect();
+    let mut positions = Vec::new();
     let mut gpus = Vec::with_capacity(all.gpus.len());
     for gpu in &all.gpus {
         // If alike, the positions in the first GPU hold for all.
         if gpus.is_empty() || !alike {
-            places.clear();
-            for one in &asked {
+            positions.clear();
+            for one in &patterns {
                 let fitting = gpu.fields.iter().enumerate().filter(|(_, (name, _))| one.matches(name));
-                places.extend(fitting.map(|(place, _)| place));
+                positions.extend(fitting.map(|(position, _)| position));
             }
         }
-        let fields = places.iter().filter_map(|place| gpu.fields.get(*place).cloned()).collect();
+        let fields = positions.iter().filter_map(|position| gpu.fields.get(*position).cloned()).collect();
         gpus.push(Gpu { index: gpu.index, bus: gpu.bus.clone(), fields });
     }
     GpuQueryResult { on_pci: all.on_pci.clone(), driver: all.driver.clone(), gpus }
@@ -133,7 +133,7 @@ impl<'a> RequestedField<'a> {
     /// Whether `name` is a field of this request.
     fn matches(&self, name: &str) -> bool {
         match self {
-            Self::One(asked) => name == *asked,
+            Self::One(pattern) => name == *pattern,
             Self::PerLink { whole, family, what } => {
                 let number = || name.strip_prefix(family)?.strip_prefix('.')?.strip_suffix(what)?.strip_suffix('.');
                 name == *whole || number().is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
@@ -148,12 +148,12 @@ fn on_pci(root: &Path) -> Vec<String> {
     let is = |path: &Path, file: &str, start: &str| {
         fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim().starts_with(start))
     };
-    let mut found: Vec<String> = entries
+    let mut addresses: Vec<String> = entries
         .filter(|entry| is(&entry.path(), "vendor", NVIDIA) && is(&entry.path(), "class", DISPLAY))
         .filter_map(|entry| normalize_bus_id(&entry.file_name().to_string_lossy()))
         .collect();
-    found.sort();
-    found
+    addresses.sort();
+    addresses
 }
 
 #[cfg(test)]
@@ -161,8 +161,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_to_more_is_cut_to_what_was_asked() {
-        for (asked, name, is) in [
+    fn a_result_is_reduced_to_the_requested_fields() {
+        for (pattern, name, expected) in [
             ("nvlink.*.state", "nvlink.17.state", true),
             ("nvlink.*.state", "nvlink.17.remote_bus", false),
             ("nvlink.*.state", "nvlink.x.state", false),
@@ -170,12 +170,12 @@ mod tests {
             ("power.limit", "power.limit", true),
             ("power.limit", "power.default_limit", false),
         ] {
-            assert_eq!(RequestedField::parse(asked).matches(name), is, "{asked} {name}");
+            assert_eq!(RequestedField::parse(pattern).matches(name), expected, "{pattern} {name}");
         }
     }
 
     #[test]
-    fn gpus_of_the_bus_are_found_whatever_else_is_there() {
+    fn gpus_are_found_among_other_pci_devices() {
         let root = tempfile::tempdir().unwrap();
         for (bus, vendor, class) in [
             ("0000:18:00.0", "0x10de\n", "0x030200\n"),
@@ -191,17 +191,17 @@ mod tests {
         let lib = root.path().join("usr/lib64");
         fs::create_dir_all(&lib).unwrap();
         fs::write(lib.join("libdoctor.so.1"), "").unwrap();
-        for (machine, asked, wanted) in [
+        for (machine, library, expected) in [
             (root.path(), "libdoctor.so.1", lib.join("libdoctor.so.1")),
             (root.path(), "libdoctor-has-none.so.1", "libdoctor-has-none.so.1".into()),
             (root.path(), "/own/libdoctor.so.1", "/own/libdoctor.so.1".into()),
             (Path::new("/"), "libdoctor.so.1", "libdoctor.so.1".into()),
         ] {
-            assert_eq!(resolve_library(machine, OsStr::new(asked)), wanted, "{}", machine.display());
+            assert_eq!(resolve_library(machine, OsStr::new(library)), expected, "{}", machine.display());
         }
         assert_eq!(on_pci(root.path()), ["0000:18:00.0", "0000:19:00.0"]);
-        let answer = query_driver(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[], &mut |_, _| {});
-        assert!(answer.driver.unwrap_err().text.contains("libdoctor-has-none.so.1"));
+        let result = query_driver(root.path(), OsStr::new("libdoctor-has-none.so.1"), &[], &mut |_, _| {});
+        assert!(result.driver.unwrap_err().text.contains("libdoctor-has-none.so.1"));
         let without = tempfile::tempdir().unwrap();
         for (machine, library, may) in [
             (root.path(), "libdoctor.so.1", true),

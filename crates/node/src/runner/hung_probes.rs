@@ -71,10 +71,10 @@ impl HungProbes {
 
     /// Like [`Self::add`], with details.
     pub(super) fn add_stuck(&self, what: &str, stuck: StuckProcess, child: Child) {
-        let StuckProcess { pid, since, doing } = stuck;
+        let StuckProcess { pid, since, doing: operation } = stuck;
         let Some(stat) = stat_of(pid) else { return };
         let start_ticks = stat.start_ticks;
-        let note = HungProbeRecord { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing };
+        let note = HungProbeRecord { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing: operation };
         // If writing fails, only this process knows. The probe's output has the essentials.
         if let (Some(directory), Ok(text)) = (&self.directory, serde_json::to_vec(&note)) {
             let _kept = fs::create_dir_all(directory).and_then(|()| fs::write(note.path(directory), text));
@@ -89,19 +89,19 @@ impl HungProbes {
 
     /// Returns every process that still hangs on `what`, from this process and earlier ones.
     pub(super) fn all_hanging(&self, what: &str) -> Vec<StuckProcess> {
-        let mut left = HUNG_IN_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        left.retain_mut(|left| {
-            let hangs = matches!(left.child.try_wait(), Ok(None)) || left.note.still_hangs();
-            if let (false, Some(directory)) = (hangs, &self.directory) {
-                let _forgotten = fs::remove_file(left.note.path(directory));
+        let mut hung = HUNG_IN_THIS_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        hung.retain_mut(|hung| {
+            let still_hangs = matches!(hung.child.try_wait(), Ok(None)) || hung.note.still_hangs();
+            if let (false, Some(directory)) = (still_hangs, &self.directory) {
+                let _forgotten = fs::remove_file(hung.note.path(directory));
             }
-            hangs
+            still_hangs
         });
-        let here: Vec<&HungProbeRecord> = left.iter().map(|left| &left.note).collect();
+        let own_records: Vec<&HungProbeRecord> = hung.iter().map(|hung| &hung.note).collect();
         // Notes of earlier processes are read once.
-        let noted = self.recorded.get_or_init(|| self.directory.as_deref().map_or_else(Vec::new, read_records));
-        let before = noted.iter().filter(|note| !here.iter().any(|own| own.is_same(note)));
-        let all = here.iter().copied().chain(before);
+        let recorded = self.recorded.get_or_init(|| self.directory.as_deref().map_or_else(Vec::new, read_records));
+        let before = recorded.iter().filter(|note| !own_records.iter().any(|own| own.is_same(note)));
+        let all = own_records.iter().copied().chain(before);
         all.filter(|note| note.what == what && note.still_hangs()).map(HungProbeRecord::to_stuck_process).collect()
     }
 }
@@ -111,11 +111,11 @@ fn read_records(directory: &Path) -> Vec<HungProbeRecord> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let one = |entry: fs::DirEntry| {
         let note = fs::read(entry.path()).ok().and_then(|text| HungProbeRecord::read(&text));
-        let hangs = note.filter(HungProbeRecord::still_hangs);
-        if hangs.is_none() {
+        let still_hanging = note.filter(HungProbeRecord::still_hangs);
+        if still_hanging.is_none() {
             let _forgotten = fs::remove_file(entry.path());
         }
-        hangs
+        still_hanging
     };
     entries.filter_map(one).collect()
 }

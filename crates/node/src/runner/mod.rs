@@ -236,8 +236,8 @@ impl<'a> LocalRunner<'a> {
     }
 
     fn is_announced(&self, fields: &[String]) -> bool {
-        let wanted = self.driver_fields.borrow();
-        fields.iter().all(|field| wanted.contains(field))
+        let announced = self.driver_fields.borrow();
+        fields.iter().all(|field| announced.contains(field))
     }
 
     /// Queries the driver once for all checks, and returns only the requested fields.
@@ -246,9 +246,9 @@ impl<'a> LocalRunner<'a> {
         let all = driver
             .get_or_insert_with(|| self.read_now(&Probe::Gpu { fields: self.driver_fields.borrow().clone() }, what));
         match all {
-            ProbeOutput::Gpus(answer) => {
-                let alike = *self.same_fields.get_or_init(|| gpus::are_alike(answer));
-                ProbeOutput::Gpus(gpus::select_fields(answer, alike, fields))
+            ProbeOutput::Gpus(result) => {
+                let alike = *self.same_fields.get_or_init(|| gpus::are_alike(result));
+                ProbeOutput::Gpus(gpus::select_fields(result, alike, fields))
             }
             other => other.clone(),
         }
@@ -327,24 +327,24 @@ impl<'a> LocalRunner<'a> {
             let mut reader = Reader::new(&root, &library);
             move |probe: &Probe| reader.read_probe(probe)
         };
-        let answers = watchdog::read_all(probes, timeout_for, make, || self.stop.requested().is_some());
-        let said = |(probe, answer): (&Probe, Result<_, _>)| answer.unwrap_or_else(|why| no_answer(probe, why));
-        probes.iter().zip(answers).map(said).collect()
+        let outputs = watchdog::read_all(probes, timeout_for, make, || self.stop.requested().is_some());
+        let or_failure = |(probe, output): (&Probe, Result<_, _>)| output.unwrap_or_else(|reason| no_answer(probe, reason));
+        probes.iter().zip(outputs).map(or_failure).collect()
     }
 
     /// Adds the fields of these probes, and returns a probe for all fields if there are new ones.
     fn add_driver_fields(&self, probes: &[Probe]) -> Option<Probe> {
-        let mut wanted = self.driver_fields.borrow_mut();
-        let before = wanted.len();
+        let mut driver_fields = self.driver_fields.borrow_mut();
+        let before = driver_fields.len();
         for probe in probes {
             if let Probe::Gpu { fields } = probe {
-                let new: Vec<_> = fields.iter().filter(|field| !wanted.contains(field)).cloned().collect();
-                wanted.extend(new);
+                let new: Vec<_> = fields.iter().filter(|field| !driver_fields.contains(field)).cloned().collect();
+                driver_fields.extend(new);
             }
         }
-        (wanted.len() > before).then(|| {
+        (driver_fields.len() > before).then(|| {
             *self.driver.borrow_mut() = None;
-            Probe::Gpu { fields: wanted.clone() }
+            Probe::Gpu { fields: driver_fields.clone() }
         })
     }
 
@@ -360,7 +360,7 @@ impl<'a> LocalRunner<'a> {
             other => return other,
         };
         match self.sample_time.get_or_init(|| self.read_clock()) {
-            Some(moment) => ProbeOutput::Samples(self.samples.add(pattern, keep, *moment, files)),
+            Some(at) => ProbeOutput::Samples(self.samples.add(pattern, keep, *at, files)),
             None => failed(FailureKind::Unparseable, format!("{pattern}: cannot parse /proc/uptime")),
         }
     }
@@ -382,13 +382,13 @@ impl ProbeRunner for LocalRunner<'_> {
                 ahead.push(probe);
             }
         }
-        let wanted = self.add_driver_fields(probes);
+        let driver_probe = self.add_driver_fields(probes);
         // The driver answers while files are read. A failure here is returned by the query itself.
-        let helped = wanted.as_ref().filter(|probe| !self.can_read_in_process(probe));
-        if let Some(Probe::Gpu { fields }) = helped {
+        let helper_probe = driver_probe.as_ref().filter(|probe| !self.can_read_in_process(probe));
+        if let Some(Probe::Gpu { fields }) = helper_probe {
             let _begun = self.driver_helper.begin(&self.driver_request(fields));
         }
-        ahead.extend(wanted.iter().filter(|_| helped.is_none()).cloned());
+        ahead.extend(driver_probe.iter().filter(|_| helper_probe.is_none()).cloned());
         ahead.retain(|probe| self.can_read_in_process(probe) && self.abandoned.hanging(&describe(probe)).is_none());
         let outputs = self.read_in_process(&ahead);
         for (probe, output) in ahead.into_iter().zip(outputs) {
@@ -445,9 +445,9 @@ fn read_for(probe: &Probe) -> Option<Probe> {
     }
 }
 
-fn no_answer(probe: &Probe, why: NoAnswer) -> ProbeOutput {
+fn no_answer(probe: &Probe, reason: NoAnswer) -> ProbeOutput {
     let what = describe(probe);
-    match why {
+    match reason {
         NoAnswer::Hangs => {
             let limit = Span::from_millis(timeout_for(probe).as_millis() as i64);
             failed(FailureKind::TimedOut, format!("{what}: no answer within {limit}; the read was abandoned"))

@@ -56,8 +56,8 @@ impl Mounts {
     pub(super) fn parse(text: &str) -> Self {
         let point = |line: &str| {
             let mut fields = line.split(' ');
-            let (_, place, kind) = (fields.next()?, fields.next()?, fields.next()?);
-            Some((PathBuf::from(plain(place)), LOCAL.contains(&kind)))
+            let (_, mount_point, kind) = (fields.next()?, fields.next()?, fields.next()?);
+            Some((PathBuf::from(plain(mount_point)), LOCAL.contains(&kind)))
         };
         Self { points: text.lines().filter_map(point).collect() }
     }
@@ -67,12 +67,12 @@ impl Mounts {
         // Normalised once and compared as bytes: `Path::starts_with` would parse both again for each of a hundred
         // mounts.
         let path: PathBuf = path.components().collect();
-        let is_below = |place: &Path| {
-            let (place, path) = (place.as_os_str().as_bytes(), path.as_os_str().as_bytes());
-            path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || place == b"/")
+        let is_below = |mount_point: &Path| {
+            let (mount_point, path) = (mount_point.as_os_str().as_bytes(), path.as_os_str().as_bytes());
+            path.strip_prefix(mount_point).is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || mount_point == b"/")
         };
-        let fits = self.points.iter().filter(|(place, _)| is_below(place));
-        fits.max_by_key(|(place, _)| place.as_os_str().len()).is_some_and(|(_, local)| *local)
+        let fits = self.points.iter().filter(|(mount_point, _)| is_below(mount_point));
+        fits.max_by_key(|(mount_point, _)| mount_point.as_os_str().len()).is_some_and(|(_, local)| *local)
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_mount_decides_and_the_unknown_is_not_local() {
+    fn the_innermost_mount_decides_and_an_unknown_type_is_not_local() {
         let mounts = Mounts::parse(
             "/dev/vda / ext4 rw 0 0\nproc /proc proc rw 0 0\nserver:/x /data\\040set nfs4 rw 0 0\n\
              tmpfs /data\\040set/fast tmpfs rw 0 0\nweird /odd somefs rw 0 0\n",

@@ -35,7 +35,7 @@ fn one(folder: &Path, pid: u32, up: f64) -> Option<Process> {
     let stat = ProcStat::parse(&line)?;
     let user = fs::metadata(folder).ok()?.uid();
     let started = stat.start_ticks as f64 / TICKS_PER_SECOND as f64;
-    let waits = || fs::read_to_string(folder.join("wchan")).ok().map(|text| text.trim().to_owned());
+    let wait_channel = || fs::read_to_string(folder.join("wchan")).ok().map(|text| text.trim().to_owned());
     Some(Process {
         pid,
         parent: stat.parent,
@@ -43,7 +43,7 @@ fn one(folder: &Path, pid: u32, up: f64) -> Option<Process> {
         name: ProcStat::name(&line)?.to_owned(),
         state: stat.state,
         age: Span::from_secs((up - started).max(0.0) as i64),
-        waits_in: (stat.state == 'D').then(waits).flatten().filter(|text| !text.is_empty() && text != "0"),
+        waits_in: (stat.state == 'D').then(wait_channel).flatten().filter(|text| !text.is_empty() && text != "0"),
     })
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_among_them() {
+    fn the_list_includes_this_process() {
         let all = list_processes(Path::new("/")).unwrap();
         let this = all.iter().find(|process| process.pid == std::process::id()).unwrap();
         assert_eq!(this.user, rustix::process::getuid().as_raw());
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_waits_in_the_kernel_says_where() {
+    fn a_process_blocked_in_the_kernel_has_its_wait_channel() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("proc/42");
         fs::create_dir_all(&folder).unwrap();

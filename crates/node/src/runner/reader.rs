@@ -88,8 +88,8 @@ pub(super) fn path_on_machine(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-fn read(path: &str, place: &Path) -> io::Result<String> {
-    let bytes = read_start(path, place, MAX_STREAM_BYTES as u64 + 1).map_err(|error| match error.kind() {
+fn read(path: &str, host_path: &Path) -> io::Result<String> {
+    let bytes = read_start(path, host_path, MAX_STREAM_BYTES as u64 + 1).map_err(|error| match error.kind() {
         io::ErrorKind::IsADirectory => io::Error::new(io::ErrorKind::InvalidInput, "it is a directory"),
         _ => error,
     })?;
@@ -158,13 +158,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_that_sees_its_host_reads_the_hosts_mounts_and_sockets_and_not_its_own() {
+    fn a_container_with_the_hosts_proc_reads_the_hosts_mounts_and_sockets() {
         let host = tempfile::tempdir().unwrap();
         fs::create_dir_all(host.path().join("proc/1/net")).unwrap();
         for file in ["proc/1/mounts", "proc/1/net/tcp"] {
             fs::write(host.path().join(file), "").unwrap();
         }
-        for (asked, wanted) in [
+        for (path, expected) in [
             ("/proc/mounts", "proc/1/mounts"),
             ("/proc/net/tcp", "proc/1/net/tcp"),
             // Absent: falls back to the link, which is right for a recorded machine.
@@ -172,8 +172,8 @@ mod tests {
             ("/proc/uptime", "proc/uptime"),
             ("/sys/class/net", "sys/class/net"),
         ] {
-            assert_eq!(path_on_machine(host.path(), asked), host.path().join(wanted));
-            assert_eq!(path_on_machine(Path::new("/"), asked), Path::new(asked));
+            assert_eq!(path_on_machine(host.path(), path), host.path().join(expected));
+            assert_eq!(path_on_machine(Path::new("/"), path), Path::new(path));
         }
     }
 }

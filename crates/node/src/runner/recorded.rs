@@ -19,8 +19,8 @@ impl FixtureRunner {
 
 impl ProbeRunner for FixtureRunner {
     fn run(&self, probe: &Probe) -> ProbeOutput {
-        let found = self.recorded.iter().find(|(recorded, _)| recorded == probe);
-        found.map_or_else(
+        let entry = self.recorded.iter().find(|(recorded, _)| recorded == probe);
+        entry.map_or_else(
             || failed(FailureKind::Missing, format!("{}: not in the recording", describe(probe))),
             |(_, output)| output.clone(),
         )

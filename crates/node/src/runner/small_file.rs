@@ -13,17 +13,17 @@ use rustix::{fs::OFlags, io::retry_on_intr};
 const USUAL_BYTES: usize = 4 << 10;
 
 /// Returns the first `most` bytes of `place`. `path` is its name on the machine.
-pub(super) fn read_start(path: &str, place: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub(super) fn read_start(path: &str, host_path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     // Non-blocking: a named pipe without a writer must not block.
-    let file = File::options().read(true).custom_flags(nonblocking()).open(place)?;
+    let file = File::options().read(true).custom_flags(nonblocking()).open(host_path)?;
     let mut page = [0; USUAL_BYTES];
-    let most_now = usize::try_from(most).map_or(USUAL_BYTES, |most| most.min(USUAL_BYTES));
+    let most_now = usize::try_from(max_bytes).map_or(USUAL_BYTES, |max_bytes| max_bytes.min(USUAL_BYTES));
     let count = retry_on_intr(|| rustix::io::read(&file, &mut page[..most_now]))?;
     let mut bytes = page[..count].to_vec();
     // One read returns a whole file of /sys. Others may need several reads.
     let is_all = count == 0 || (count < most_now && path.starts_with("/sys/"));
     if !is_all {
-        file.take(most - count as u64).read_to_end(&mut bytes)?;
+        file.take(max_bytes - count as u64).read_to_end(&mut bytes)?;
         bytes.shrink_to_fit();
     }
     Ok(bytes)

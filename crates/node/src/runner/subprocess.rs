@@ -77,12 +77,12 @@ impl LocalRunner<'_> {
     }
 
     pub(super) fn read_in_helper(&self, probe: &Probe, what: &str) -> ProbeOutput {
-        let Ok(asked) = serde_json::to_string(probe) else {
+        let Ok(request) = serde_json::to_string(probe) else {
             return failed(FailureKind::Failed, format!("{what}: cannot serialise the probe"));
         };
         let mut command = Command::new(&self.helper);
         let library = if matches!(probe, Probe::DcgmHealth { .. }) { &self.dcgm } else { &self.library };
-        command.arg(HELPER_ARGUMENT).arg(asked).arg(&self.root).arg(library).env_remove(KEY_VARIABLE);
+        command.arg(HELPER_ARGUMENT).arg(request).arg(&self.root).arg(library).env_remove(KEY_VARIABLE);
         let limit = timeout_for(probe);
         let limits = Limits {
             timeout: limit,
@@ -96,16 +96,16 @@ impl LocalRunner<'_> {
                     failed(FailureKind::Unparseable, format!("{what}: invalid output of the helper: {error}"))
                 }),
             Ok(ChildOutcome::Exited { status, stderr, .. }) => {
-                let said = String::from_utf8_lossy(&stderr).trim().to_owned();
-                failed(FailureKind::Failed, format!("{what}: the helper process ended with {status}: {said}"))
+                let message = String::from_utf8_lossy(&stderr).trim().to_owned();
+                failed(FailureKind::Failed, format!("{what}: the helper process ended with {status}: {message}"))
             }
             other => self.explain(what, other, Span::from_millis(limit.as_millis() as i64)),
         }
     }
 
     /// Converts an unsuccessful end into a failure.
-    pub(super) fn explain(&self, what: &str, ended: io::Result<ChildOutcome>, timeout: Span) -> ProbeOutput {
-        let (kind, text) = match ended {
+    pub(super) fn explain(&self, what: &str, outcome: io::Result<ChildOutcome>, timeout: Span) -> ProbeOutput {
+        let (kind, text) = match outcome {
             Err(error) => (kind_of(&error), format!("{what}: {error}")),
             Ok(ChildOutcome::TimedOut) => {
                 (FailureKind::TimedOut, format!("{what}: no answer within {timeout}; it was killed"))

@@ -34,19 +34,19 @@ pub(super) fn read_all<R>(
 where
     R: FnMut(&Probe) -> ProbeOutput,
 {
-    let mut answers = Vec::with_capacity(probes.len());
-    while answers.len() < probes.len() {
-        let rest = &probes[answers.len()..];
-        let (read, why) = on_one_thread(rest, &limit, make.clone());
-        answers.extend(read.into_iter().map(Ok));
-        if answers.len() < probes.len() {
-            answers.push(Err(why));
+    let mut outputs = Vec::with_capacity(probes.len());
+    while outputs.len() < probes.len() {
+        let rest = &probes[outputs.len()..];
+        let (read, no_answer) = on_one_thread(rest, &limit, make.clone());
+        outputs.extend(read.into_iter().map(Ok));
+        if outputs.len() < probes.len() {
+            outputs.push(Err(no_answer));
             if stop() {
                 break;
             }
         }
     }
-    answers
+    outputs
 }
 
 /// Returns the outputs up to the first that fails to arrive, and why that one does.
@@ -59,9 +59,9 @@ where
     R: FnMut(&Probe) -> ProbeOutput,
 {
     let progress = Arc::new(Progress::new());
-    let (theirs, owned) = (Arc::clone(&progress), probes.to_vec());
+    let (thread_progress, owned) = (Arc::clone(&progress), probes.to_vec());
     let body = move || {
-        let end = EndGuard(&theirs);
+        let end = EndGuard(&thread_progress);
         let mut read = make();
         for probe in &owned {
             if !end.0.add(read(probe)) {
@@ -102,9 +102,9 @@ impl Progress {
     }
 
     /// Adds an output. Returns false if the caller has given up.
-    fn add(&self, answer: ProbeOutput) -> bool {
+    fn add(&self, output: ProbeOutput) -> bool {
         let mut inside = self.lock();
-        inside.answers.push(answer);
+        inside.answers.push(output);
         inside.since = Instant::now();
         !inside.abandoned
     }
@@ -115,12 +115,12 @@ impl Progress {
         loop {
             let limit = limits.get(inside.answers.len()).copied().filter(|_| !inside.ended);
             let Some(limit) = limit else { return (std::mem::take(&mut inside.answers), NoAnswer::NoThread) };
-            let left = limit.saturating_sub(inside.since.elapsed());
-            if left.is_zero() {
+            let remaining = limit.saturating_sub(inside.since.elapsed());
+            if remaining.is_zero() {
                 inside.abandoned = true;
                 return (std::mem::take(&mut inside.answers), NoAnswer::Hangs);
             }
-            inside = self.ended.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+            inside = self.ended.wait_timeout(inside, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_left_behind_and_the_rest_is_read_all_the_same() {
+    fn a_hung_probe_is_abandoned_and_the_others_are_read() {
         let (free, hang) = channel::<()>();
         let hang = Arc::new(Mutex::new(hang));
         let make = move || {
@@ -172,16 +172,16 @@ mod tests {
         };
         let limit = |probe: &Probe| Duration::from_millis(if *probe == Probe::read("hangs") { 20 } else { 5000 });
         let probes = names(&["a", "hangs", "b"]);
-        let answers = read_all(&probes, limit, make.clone(), || false);
-        assert_eq!(answers, [text("a"), Err(NoAnswer::Hangs), text("b")]);
-        let answers = read_all(&probes, limit, make, || true);
-        assert_eq!(answers, [text("a"), Err(NoAnswer::Hangs)], "stop requested");
+        let outputs = read_all(&probes, limit, make.clone(), || false);
+        assert_eq!(outputs, [text("a"), Err(NoAnswer::Hangs), text("b")]);
+        let outputs = read_all(&probes, limit, make, || true);
+        assert_eq!(outputs, [text("a"), Err(NoAnswer::Hangs)], "stop requested");
         drop(free);
     }
 
     #[test]
-    fn a_reading_that_panics_has_no_answer_and_the_next_has_one() {
-        let answers = read_all(&names(&["panics", "b"]), |_| Duration::from_secs(5), || echo, || false);
-        assert_eq!(answers, [Err(NoAnswer::NoThread), text("b")]);
+    fn a_probe_that_panics_has_no_output_and_the_next_one_has() {
+        let outputs = read_all(&names(&["panics", "b"]), |_| Duration::from_secs(5), || echo, || false);
+        assert_eq!(outputs, [Err(NoAnswer::NoThread), text("b")]);
     }
 }

@@ -45,7 +45,7 @@ impl FromStr for Setting {
     fn from_str(text: &str) -> Result<Self, BadSetting> {
         let (name, value) = text.split_once('=').ok_or_else(|| BadSetting(text.to_owned()))?;
         let (name, value) = (name.trim(), value.trim());
-        if name.is_empty() || !name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-".contains(letter)) {
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c)) {
             return Err(BadSetting(text.to_owned()));
         }
         let read = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
@@ -131,17 +131,17 @@ mod tests {
     }
 
     #[test]
-    fn a_test_is_judged_as_a_check_is() {
+    fn a_test_is_classified_like_a_check() {
         for (code, verdict, exit) in
             [(0, Verdict::Pass, exit::OK), (1, Verdict::Fail, exit::WARNING), (3, Verdict::Inconclusive, exit::UNKNOWN)]
         {
-            let answers = run("quota", code).unwrap();
-            assert_eq!((answers[0].verdict, exit_code(&answers)), (verdict, exit), "{answers:?}");
+            let results = run("quota", code).unwrap();
+            assert_eq!((results[0].verdict, exit_code(&results)), (verdict, exit), "{results:?}");
         }
     }
 
     #[test]
-    fn a_setting_of_the_command_line_goes_before_the_policys() {
+    fn a_command_line_setting_overrides_the_policys() {
         let mut policy = site();
         let settings: Vec<Setting> =
             ["timeout=9s", "mounts = [\"/data\"]", "rate=500", "verify=false"].map(|text| text.parse().unwrap()).into();
@@ -151,14 +151,14 @@ mod tests {
         assert_eq!(params["mounts"][0].as_str(), Some("/data"));
         assert_eq!((params["rate"].as_integer(), params["verify"].as_bool()), (Some(500), Some(false)));
         assert!(params.contains_key("command"), "the others stay");
-        for wrong in ["timeout", "=9s", "a b=1", "a.b=1"] {
-            let error = wrong.parse::<Setting>().unwrap_err().to_string();
+        for invalid in ["timeout", "=9s", "a b=1", "a.b=1"] {
+            let error = invalid.parse::<Setting>().unwrap_err().to_string();
             assert!(error.contains("NAME=VALUE"), "{error}");
         }
     }
 
     #[test]
-    fn what_is_no_test_is_not_run_and_the_message_says_what_would_be() {
+    fn an_unknown_test_is_rejected_with_the_list_of_known_ones() {
         let unknown = run("quotas", 0).unwrap_err().to_string();
         assert!(unknown.contains("`quotas`") && unknown.contains("aznhc") && unknown.contains("quota"), "{unknown}");
         assert!(!unknown.contains("disk-space"), "checks that only read are no tests: {unknown}");

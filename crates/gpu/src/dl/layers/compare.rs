@@ -18,7 +18,7 @@ impl Deviation {
 
     pub fn between(outputs: &[f32], expected: &[f64], tolerance: Tolerance) -> Self {
         let mut worst = Self::NONE;
-        for (place, (output, expected)) in outputs.iter().zip(expected).enumerate() {
+        for (index, (output, expected)) in outputs.iter().zip(expected).enumerate() {
             let error = (f64::from(*output) - expected).abs();
             // A NaN would lose every comparison below and count as within the tolerance.
             let error = if error.is_nan() { f64::INFINITY } else { error };
@@ -27,7 +27,7 @@ impl Deviation {
             let part = if error == 0.0 { 0.0 } else { error / allowed };
             worst.error = worst.error.max(error);
             if part > worst.of_tolerance {
-                (worst.of_tolerance, worst.place) = (part, place);
+                (worst.of_tolerance, worst.place) = (part, index);
             }
         }
         worst
@@ -48,9 +48,9 @@ pub struct WrongNumber {
 
 /// Returns how many outputs have wrong bits, and the first of them.
 pub(super) fn wrong_numbers(outputs: &[f32], exact: &[f32]) -> (usize, Option<WrongNumber>) {
-    let mut wrong = outputs.iter().zip(exact).enumerate().filter_map(|(place, (got, expected))| {
+    let mut wrong = outputs.iter().zip(exact).enumerate().filter_map(|(index, (got, expected))| {
         let (got, expected) = (got.to_bits(), expected.to_bits());
-        (got != expected).then_some(WrongNumber { place, got, expected })
+        (got != expected).then_some(WrongNumber { place: index, got, expected })
     });
     let first = wrong.next();
     (usize::from(first.is_some()) + wrong.count(), first)
@@ -64,7 +64,7 @@ mod tests {
     const NONE: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
 
     #[test]
-    fn what_is_allowed_grows_with_the_number() {
+    fn the_tolerance_grows_with_the_value() {
         assert!(Deviation::between(&[100.9, 0.0005], &[100.0, 0.0], HUNDREDTH).is_allowed());
         let off = Deviation::between(&[100.0, 0.1], &[100.0, 0.0], HUNDREDTH);
         assert!(!off.is_allowed());
@@ -73,10 +73,10 @@ mod tests {
 
     #[test]
     fn no_nan_and_no_infinity_is_allowed() {
-        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for tolerance in [HUNDREDTH, NONE] {
-                let off = Deviation::between(&[1.0, odd], &[1.0, 1.0], tolerance);
-                assert!(!off.is_allowed() && off.error.is_infinite() && off.place == 1, "{odd}: {off:?}");
+                let off = Deviation::between(&[1.0, value], &[1.0, 1.0], tolerance);
+                assert!(!off.is_allowed() && off.error.is_infinite() && off.place == 1, "{value}: {off:?}");
             }
         }
     }

@@ -63,14 +63,14 @@ impl<'g> PassErrors<'g> {
         kernel: Function<'g>,
         pass: Pass,
         replicas: usize,
-        planted: &[InjectedError],
+        injected: &[InjectedError],
     ) -> Result<Option<Self>, CudaError> {
-        let (words, whose) = encode_errors(pass, replicas, planted);
-        if whose.is_empty() {
+        let (encoded, caller_index) = encode_errors(pass, replicas, injected);
+        if caller_index.is_empty() {
             return Ok(None);
         }
-        let changed = gpu.allocate(whose.len() * size_of::<u32>())?;
-        Ok(Some(Self { kernel, errors: gpu.upload(&words)?, changed, caller_index: whose }))
+        let changed = gpu.allocate(caller_index.len() * size_of::<u32>())?;
+        Ok(Some(Self { kernel, errors: gpu.upload(&encoded)?, changed, caller_index }))
     }
 
     /// Injects the errors into the outputs, and sets `changed` for those that changed a value.
@@ -80,17 +80,17 @@ impl<'g> PassErrors<'g> {
             Launch::new(count.div_ceil(256), 256),
             &[outputs.into(), (&self.errors).into(), (&self.changed).into(), count.into()],
         )?;
-        for (whose, now) in self.caller_index.iter().zip(self.changed.read::<u32>(self.caller_index.len())?) {
-            changed[*whose] |= now != 0;
+        for (index, now) in self.caller_index.iter().zip(self.changed.read::<u32>(self.caller_index.len())?) {
+            changed[*index] |= now != 0;
         }
         Ok(())
     }
 }
 
 /// Encodes the errors of a pass for the kernel, four words each, and returns the caller's index of each.
-fn encode_errors(pass: Pass, replicas: usize, planted: &[InjectedError]) -> (Vec<u32>, Vec<usize>) {
-    let (mut words, mut whose) = (Vec::new(), Vec::new());
-    for (index, one) in planted.iter().enumerate().filter(|(_, one)| one.pass == pass) {
+fn encode_errors(pass: Pass, replicas: usize, injected: &[InjectedError]) -> (Vec<u32>, Vec<usize>) {
+    let (mut encoded, mut caller_index) = (Vec::new(), Vec::new());
+    for (index, one) in injected.iter().enumerate().filter(|(_, one)| one.pass == pass) {
         let numbers = pass.spec().numbers;
         assert!(one.place < numbers, "{pass} has {numbers} outputs and no {}", one.place);
         let into = match one.replicas {
@@ -102,12 +102,12 @@ fn encode_errors(pass: Pass, replicas: usize, planted: &[InjectedError]) -> (Vec
         };
         for replica in into {
             let at = (replica * numbers + one.place) as u64;
-            words.extend([at as u32, (at >> 32) as u32]);
-            words.extend(one.error.encode());
-            whose.push(index);
+            encoded.extend([at as u32, (at >> 32) as u32]);
+            encoded.extend(one.error.encode());
+            caller_index.push(index);
         }
     }
-    (words, whose)
+    (encoded, caller_index)
 }
 
 #[cfg(test)]
@@ -122,21 +122,21 @@ mod tests {
     };
 
     #[test]
-    fn an_error_goes_to_its_replica_and_one_for_all_to_each() {
+    fn an_error_is_injected_into_its_replica_or_into_all() {
         let all = InjectedError { replicas: Replicas::All, error: OutputError::NotANumber, ..FLIP };
-        let (words, whose) = encode_errors(FLIP.pass, 3, &[FLIP, all]);
-        assert_eq!(words, [261, 0, 1, 30, 5, 0, 2, 0, 133, 0, 2, 0, 261, 0, 2, 0]);
-        assert_eq!(whose, [0, 1, 1, 1]);
+        let (encoded, caller_index) = encode_errors(FLIP.pass, 3, &[FLIP, all]);
+        assert_eq!(encoded, [261, 0, 1, 30, 5, 0, 2, 0, 133, 0, 2, 0, 261, 0, 2, 0]);
+        assert_eq!(caller_index, [0, 1, 1, 1]);
     }
 
     #[test]
-    fn errors_of_other_passes_are_left_out() {
+    fn errors_of_other_passes_are_ignored() {
         assert_eq!(encode_errors(Pass::AdamStep, 3, &[FLIP]), (vec![], vec![]));
     }
 
     #[test]
     #[should_panic(expected = "has 128 outputs")]
-    fn an_output_that_is_not_there_is_refused() {
+    fn an_output_that_does_not_exist_is_rejected() {
         encode_errors(FLIP.pass, 3, &[InjectedError { place: 128, ..FLIP }]);
     }
 }

@@ -244,25 +244,25 @@ mod tests {
     }
 
     #[test]
-    fn inputs_fill_their_range_and_no_two_are_alike() {
+    fn inputs_fill_their_range_and_all_differ() {
         let [q, k, v, dy] = Layer::Attention.inputs();
         assert!(q.iter().all(|x| (-4.0..4.0).contains(x)) && q.iter().any(|x| *x > 3.9) && q.iter().any(|x| *x < -3.9));
         assert!(k != v && v != dy && k != dy);
-        let [words, ..] = Layer::Embedding.inputs::<3>();
-        assert!(words.iter().all(|word| word.fract() == 0.0 && (0.0..EMBEDDING_WORDS as f32).contains(word)));
-        let mut seen = words.clone();
-        seen.sort_by(f32::total_cmp);
-        seen.dedup();
-        assert!(seen.len() < words.len(), "a word that comes twice is what makes the backward pass a sum");
+        let [tokens, ..] = Layer::Embedding.inputs::<3>();
+        assert!(tokens.iter().all(|token| token.fract() == 0.0 && (0.0..EMBEDDING_WORDS as f32).contains(token)));
+        let mut distinct = tokens.clone();
+        distinct.sort_by(f32::total_cmp);
+        distinct.dedup();
+        assert!(distinct.len() < tokens.len(), "a word that comes twice is what makes the backward pass a sum");
     }
 
     #[test]
-    fn what_the_tensor_cores_get_is_bf16_with_exact_sums() {
+    fn tensor_core_inputs_are_bf16_with_exact_sums() {
         for tensor in Layer::Linear.inputs::<4>() {
             assert!(tensor.iter().all(|x| x.to_bits() & 0xffff == 0));
         }
         // The largest possible sum, in units of the product's last digit, must fit into the significand of a float.
-        let most = SMALL * SMALL * LINEAR_INPUTS.max(LINEAR_OUTPUTS).max(LINEAR_ROWS) as u32 + SMALL * 16;
-        assert!(most < 1 << 20, "{most}");
+        let max = SMALL * SMALL * LINEAR_INPUTS.max(LINEAR_OUTPUTS).max(LINEAR_ROWS) as u32 + SMALL * 16;
+        assert!(max < 1 << 20, "{max}");
     }
 }

@@ -221,33 +221,33 @@ mod tests {
     /// Runs all passes in parallel, because they are slow without optimisation.
     #[test]
     fn the_exact_bits_have_the_known_fingerprints_and_are_within_the_tolerances() {
-        let wrong: Vec<String> = thread::scope(|scope| {
-            let each = Pass::ALL.map(|pass| scope.spawn(move || what_is_wrong(pass)));
+        let mismatches: Vec<String> = thread::scope(|scope| {
+            let each = Pass::ALL.map(|pass| scope.spawn(move || mismatches_of(pass)));
             each.into_iter().flat_map(|one| one.join().expect("no pass panics")).collect()
         });
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
     }
 
-    fn what_is_wrong(pass: Pass) -> Option<String> {
+    fn mismatches_of(pass: Pass) -> Option<String> {
         let (known, exact, expected) = (pass.spec(), exact::outputs(pass), reference::outputs(pass));
         assert_eq!((exact.len(), expected.len()), (known.numbers, known.numbers), "{pass}");
-        let mut wrong = String::new();
+        let mut mismatches = String::new();
         let found = exact::fingerprint(&exact);
         if found != known.fingerprint {
-            writeln!(wrong, "{pass}: the fingerprint is {found:#018x}").expect("writing to a string does not fail");
+            writeln!(mismatches, "{pass}: the fingerprint is {found:#018x}").expect("writing to a string does not fail");
         }
         let deviation = Deviation::between(&exact, &expected, known.tolerance);
         // The limit stated in the guide.
         if deviation.of_tolerance >= 0.4 {
-            writeln!(wrong, "{pass}: {deviation:?} over {:?}", known.tolerance)
+            writeln!(mismatches, "{pass}: {deviation:?} over {:?}", known.tolerance)
                 .expect("writing to a string does not fail");
         }
         // A tolerance must not hide a lost number.
         let typical = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
         if known.tolerance.allows(typical) > typical / 1000.0 {
-            writeln!(wrong, "{pass}: typical numbers are {typical:e}, too small for {:?}", known.tolerance)
+            writeln!(mismatches, "{pass}: typical numbers are {typical:e}, too small for {:?}", known.tolerance)
                 .expect("writing to a string does not fail");
         }
-        (!wrong.is_empty()).then_some(wrong)
+        (!mismatches.is_empty()).then_some(mismatches)
     }
 }

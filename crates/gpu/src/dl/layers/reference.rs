@@ -32,8 +32,8 @@ pub fn outputs(pass: Pass) -> Values {
         }
         Pass::AttentionForward => with_inputs(Layer::Attention, |[q, k, v, _]| attention(&q, &k, &v)),
         Pass::AttentionBackward => with_inputs(Layer::Attention, |[q, k, v, dy]| attention_backward(&q, &k, &v, &dy)),
-        Pass::EmbeddingForward => with_inputs(Layer::Embedding, |[words, table, _]| embedding(&words, &table)),
-        Pass::EmbeddingBackward => with_inputs(Layer::Embedding, |[words, _, dy]| embedding_backward(&words, &dy)),
+        Pass::EmbeddingForward => with_inputs(Layer::Embedding, |[tokens, table, _]| embedding(&tokens, &table)),
+        Pass::EmbeddingBackward => with_inputs(Layer::Embedding, |[tokens, _, dy]| embedding_backward(&tokens, &dy)),
         Pass::CrossEntropyForward => with_inputs(Layer::CrossEntropy, |[x, targets]| cross_entropy(&x, &targets)),
         Pass::CrossEntropyBackward => {
             with_inputs(Layer::CrossEntropy, |[x, targets]| cross_entropy_backward(&x, &targets))
@@ -171,8 +171,8 @@ fn rmsnorm_backward(x: &[f64], gamma: &[f64], dy: &[f64]) -> Values {
 }
 
 fn softmax(x: &[f64]) -> Values {
-    let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let exponentials: Values = x.iter().map(|x| (x - most).exp()).collect();
+    let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exponentials: Values = x.iter().map(|x| (x - max).exp()).collect();
     let sum: f64 = exponentials.iter().sum();
     exponentials.iter().map(|x| x / sum).collect()
 }
@@ -245,8 +245,8 @@ fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> Values {
     for at in 0..ATTENTION_HEADS * ATTENTION_TOKENS {
         let first = at - at % ATTENTION_TOKENS;
         let (share, dy) = (attention_weights(q, k, at), token(dy, at));
-        let back: Values = (first..=at).map(|j| dot(dy, token(v, j))).collect();
-        for ((share, score), j) in share.iter().zip(softmax_gradient(&share, &back)).zip(first..) {
+        let dot_products: Values = (first..=at).map(|j| dot(dy, token(v, j))).collect();
+        for ((share, score), j) in share.iter().zip(softmax_gradient(&share, &dot_products)).zip(first..) {
             let score = score * attention_scale();
             add_row(token_mut(&mut dq, at), score, token(k, j));
             add_row(token_mut(&mut dk, j), score, token(q, at));
@@ -256,15 +256,15 @@ fn attention_backward(q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> Values {
     [dq, dk, dv].concat()
 }
 
-fn embedding(words: &[f64], table: &[f64]) -> Values {
-    let rows = words.iter().map(|word| *word as usize * EMBEDDING_WIDTH);
+fn embedding(tokens: &[f64], table: &[f64]) -> Values {
+    let rows = tokens.iter().map(|token| *token as usize * EMBEDDING_WIDTH);
     rows.flat_map(|first| table[first..first + EMBEDDING_WIDTH].iter().copied()).collect()
 }
 
-fn embedding_backward(words: &[f64], dy: &[f64]) -> Values {
+fn embedding_backward(tokens: &[f64], dy: &[f64]) -> Values {
     let mut table = vec![0.0; EMBEDDING_TABLE];
-    for (word, dy) in words.iter().zip(dy.chunks(EMBEDDING_WIDTH)) {
-        add_row(&mut table[*word as usize * EMBEDDING_WIDTH..][..EMBEDDING_WIDTH], 1.0, dy);
+    for (token, dy) in tokens.iter().zip(dy.chunks(EMBEDDING_WIDTH)) {
+        add_row(&mut table[*token as usize * EMBEDDING_WIDTH..][..EMBEDDING_WIDTH], 1.0, dy);
     }
     table
 }
@@ -312,65 +312,65 @@ mod tests {
             Self { inputs: std::array::from_fn(|i| all[i].clone()), dy }
         }
 
-        fn holds(&self, which: usize, gradient: &[f64], forward: impl Fn(&[Values; N]) -> Values) {
-            assert_eq!(gradient.len(), self.inputs[which].len());
+        fn holds(&self, input: usize, gradient: &[f64], forward: impl Fn(&[Values; N]) -> Values) {
+            assert_eq!(gradient.len(), self.inputs[input].len());
             let step = 1e-5;
-            for place in [0, 1, gradient.len() / 3, gradient.len() / 2 + 5, gradient.len() - 1] {
+            for index in [0, 1, gradient.len() / 3, gradient.len() / 2 + 5, gradient.len() - 1] {
                 let at = |by: f64| {
                     let mut inputs = self.inputs.clone();
-                    inputs[which][place] += by;
+                    inputs[input][index] += by;
                     forward(&inputs)
                 };
                 let change = at(step).iter().zip(at(-step)).map(|(more, less)| more - less).collect::<Values>();
                 let expected = dot(&change, &self.dy) / (2.0 * step);
-                let off = (gradient[place] - expected).abs();
+                let off = (gradient[index] - expected).abs();
                 assert!(
                     off < 1e-7 * (1.0 + expected.abs()),
-                    "input {which} at {place}: {} and {expected}",
-                    gradient[place]
+                    "input {input} at {index}: {} and {expected}",
+                    gradient[index]
                 );
             }
         }
     }
 
     #[test]
-    fn linear_goes_back_as_its_differences_say() {
+    fn the_linear_gradient_matches_finite_differences() {
         let moved = Moved::<3>::of::<4>(Layer::Linear);
-        let back = outputs(Pass::LinearBackward);
+        let gradients = outputs(Pass::LinearBackward);
         let forward = |[x, w, b]: &[Values; 3]| linear(x, w, b);
-        moved.holds(0, &back[..LINEAR_X], forward);
-        moved.holds(1, &back[LINEAR_X..LINEAR_X + LINEAR_W], forward);
-        moved.holds(2, &back[LINEAR_X + LINEAR_W..], forward);
+        moved.holds(0, &gradients[..LINEAR_X], forward);
+        moved.holds(1, &gradients[LINEAR_X..LINEAR_X + LINEAR_W], forward);
+        moved.holds(2, &gradients[LINEAR_X + LINEAR_W..], forward);
     }
 
     #[test]
-    fn convolution_goes_back_as_its_differences_say() {
+    fn the_convolution_gradient_matches_finite_differences() {
         let moved = Moved::<3>::of::<4>(Layer::Conv2d);
-        let back = outputs(Pass::Conv2dBackward);
+        let gradients = outputs(Pass::Conv2dBackward);
         let forward = |[x, w, b]: &[Values; 3]| conv2d(x, w, b);
-        moved.holds(0, &back[..CONV_X], forward);
-        moved.holds(1, &back[CONV_X..CONV_X + CONV_W], forward);
-        moved.holds(2, &back[CONV_X + CONV_W..], forward);
+        moved.holds(0, &gradients[..CONV_X], forward);
+        moved.holds(1, &gradients[CONV_X..CONV_X + CONV_W], forward);
+        moved.holds(2, &gradients[CONV_X + CONV_W..], forward);
     }
 
     #[test]
-    fn norms_go_back_as_their_differences_say() {
+    fn the_norm_gradients_match_finite_differences() {
         let moved = Moved::<3>::of::<4>(Layer::LayerNorm);
-        let back = outputs(Pass::LayerNormBackward);
+        let gradients = outputs(Pass::LayerNormBackward);
         let forward = |[x, gamma, beta]: &[Values; 3]| layernorm(x, gamma, beta);
-        moved.holds(0, &back[..NORM_X], forward);
-        moved.holds(1, &back[NORM_X..NORM_X + NORM_COLUMNS], forward);
-        moved.holds(2, &back[NORM_X + NORM_COLUMNS..], forward);
+        moved.holds(0, &gradients[..NORM_X], forward);
+        moved.holds(1, &gradients[NORM_X..NORM_X + NORM_COLUMNS], forward);
+        moved.holds(2, &gradients[NORM_X + NORM_COLUMNS..], forward);
 
         let moved = Moved::<2>::of::<3>(Layer::RmsNorm);
-        let back = outputs(Pass::RmsNormBackward);
+        let gradients = outputs(Pass::RmsNormBackward);
         let forward = |[x, gamma]: &[Values; 2]| rmsnorm(x, gamma);
-        moved.holds(0, &back[..NORM_X], forward);
-        moved.holds(1, &back[NORM_X..], forward);
+        moved.holds(0, &gradients[..NORM_X], forward);
+        moved.holds(1, &gradients[NORM_X..], forward);
     }
 
     #[test]
-    fn softmax_and_gelu_go_back_as_their_differences_say() {
+    fn the_softmax_and_gelu_gradients_match_finite_differences() {
         let softmax = |[x]: &[Values; 1]| softmax_rows(x);
         Moved::<1>::of::<2>(Layer::Softmax).holds(0, &outputs(Pass::SoftmaxBackward), softmax);
         let gelu = |[x]: &[Values; 1]| x.iter().map(|x| gelu(*x)).collect();
@@ -378,30 +378,30 @@ mod tests {
     }
 
     #[test]
-    fn attention_goes_back_as_its_differences_say() {
+    fn the_attention_gradient_matches_finite_differences() {
         let moved = Moved::<3>::of::<4>(Layer::Attention);
-        let back = outputs(Pass::AttentionBackward);
+        let gradients = outputs(Pass::AttentionBackward);
         let forward = |[q, k, v]: &[Values; 3]| attention(q, k, v);
-        for (which, gradient) in back.chunks(ATTENTION_X).enumerate() {
-            moved.holds(which, gradient, forward);
+        for (input, gradient) in gradients.chunks(ATTENTION_X).enumerate() {
+            moved.holds(input, gradient, forward);
         }
     }
 
     #[test]
-    fn embedding_goes_back_as_its_differences_say() {
+    fn the_embedding_gradient_matches_finite_differences() {
         let moved = Moved::<2>::of::<3>(Layer::Embedding);
-        moved.holds(1, &outputs(Pass::EmbeddingBackward), |[words, table]| embedding(words, table));
+        moved.holds(1, &outputs(Pass::EmbeddingBackward), |[tokens, table]| embedding(tokens, table));
     }
 
     #[test]
-    fn cross_entropy_goes_back_as_its_differences_say() {
+    fn the_cross_entropy_gradient_matches_finite_differences() {
         let mut moved = Moved::<2>::of::<2>(Layer::CrossEntropy);
         moved.dy = vec![1.0 / ENTROPY_ROWS as f64; ENTROPY_ROWS];
         moved.holds(0, &outputs(Pass::CrossEntropyBackward), |[x, targets]| cross_entropy(x, targets));
     }
 
     #[test]
-    fn a_norm_is_a_norm() {
+    fn a_norm_has_mean_zero_and_variance_one() {
         let [x, ..] =
             Layer::LayerNorm.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Values>());
         let y = layernorm(&x, &[1.0; NORM_COLUMNS], &[0.0; NORM_COLUMNS]);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_token_sees_only_itself_and_no_token_sees_a_later_one() {
+    fn attention_is_causal() {
         let [q, k, mut v, _] =
             Layer::Attention.inputs::<4>().map(|numbers| numbers.into_iter().map(f64::from).collect::<Values>());
         let before = attention(&q, &k, &v);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_step_of_adam_goes_by_the_rate_against_the_gradient() {
+    fn the_first_adam_step_moves_by_the_rate_against_the_gradient() {
         // Without history, m / bias1 is (1 - beta1) g / bias1 and so on: the size of the gradient cancels.
         let all = adam(&[1.0, 1.0], &[0.5, -3.0], &[0.0; 2], &[0.0; 2]);
         let bias1 = 1.0 - ADAM_BETA1.powi(ADAM_STEP);

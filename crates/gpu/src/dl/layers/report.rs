@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_common_value_wins_and_a_tie_has_one_answer() {
+    fn the_most_common_value_wins_and_a_tie_is_deterministic() {
         assert_eq!(most_common(BTreeMap::from([(3, 1), (7, 1), (9, 2)])), 9);
         assert_eq!(most_common(BTreeMap::from([(7, 1), (9, 1)])), 7);
     }

@@ -33,8 +33,8 @@ const POISON: u32 = !0;
 const MAX_WRONG_LISTED: usize = 16;
 
 /// Compiles and runs all passes this many times, with at most one injected error.
-pub fn run(gpu: &Gpu<'_>, repeats: u32, planted: Option<InjectedError>) -> Result<LayersReport, CudaError> {
-    Layers::load(gpu)?.run(repeats, planted.as_slice())
+pub fn run(gpu: &Gpu<'_>, repeats: u32, injected: Option<InjectedError>) -> Result<LayersReport, CudaError> {
+    Layers::load(gpu)?.run(repeats, injected.as_slice())
 }
 
 /// The kernels and inputs, on a device.
@@ -106,11 +106,11 @@ impl<'g> Layers<'g> {
     ///
     /// # Panics
     /// Panics if an error is to be injected where there is no output.
-    pub fn run(&self, repeats: u32, planted: &[InjectedError]) -> Result<LayersReport, CudaError> {
-        let mut changed = vec![false; planted.len()];
+    pub fn run(&self, repeats: u32, injected: &[InjectedError]) -> Result<LayersReport, CudaError> {
+        let mut changed = vec![false; injected.len()];
         let mut passes = Vec::with_capacity(Pass::ALL.len());
         for (pass, expected) in Pass::ALL.into_iter().zip(&self.expected) {
-            passes.push(self.pass(pass, expected, repeats, planted, &mut changed)?);
+            passes.push(self.pass(pass, expected, repeats, injected, &mut changed)?);
         }
         let (replicas, multiprocessors) = (self.replicas(), self.multiprocessors);
         Ok(LayersReport { passes, replicas, repeats, multiprocessors, injected_changed: changed })
@@ -121,12 +121,12 @@ impl<'g> Layers<'g> {
         pass: Pass,
         expected: &Expected,
         repeats: u32,
-        planted: &[InjectedError],
+        injected: &[InjectedError],
         changed: &mut [bool],
     ) -> Result<PassReport, CudaError> {
         let known = pass.spec();
         let kernel = self.module.function("plant_outputs")?;
-        let errors = PassErrors::upload(self.gpu, kernel, pass, self.replicas(), planted)?;
+        let errors = PassErrors::upload(self.gpu, kernel, pass, self.replicas(), injected)?;
         let mut counts = BTreeMap::new();
         let mut report = PassReport {
             pass,
@@ -228,16 +228,16 @@ mod tests {
     #[test]
     fn every_operation_rounds_in_one_way_only() {
         let arithmetic = ["add", "sub", "mul", "fma", "mad", "div", "sqrt", "rcp", "rsqrt", "ex2", "lg2", "tanh"];
-        let mut seen = 0;
+        let mut count = 0;
         for line in LAYERS.lines() {
-            let name = line.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
+            let name = line.split_whitespace().find(|token| !token.starts_with('@')).unwrap_or_default();
             let operation = name.split('.').next().unwrap_or_default();
             assert!(!["atom", "red"].contains(&operation), "{line}");
             if name.ends_with(".f32") && arithmetic.contains(&operation) {
                 assert!(name.contains(".rn.") && !name.contains(".ftz"), "{line}");
-                seen += 1;
+                count += 1;
             }
         }
-        assert!(seen > 100, "{seen} operations");
+        assert!(count > 100, "{count} operations");
     }
 }

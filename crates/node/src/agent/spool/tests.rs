@@ -8,12 +8,12 @@ use proptest::prelude::*;
 const PLENTY: SpoolLimits = SpoolLimits { bytes: 1 << 20, reports: 1000 };
 
 fn report(number: u64, padding: usize) -> AgentReport {
-    let moment = Timestamp::from_secs(number as i64);
+    let at = Timestamp::from_secs(number as i64);
     let text = doctor_checks::probe::ProbeOutput::Text("x".repeat(padding));
     let evidence = TestEvidence {
         test: CheckId::new("memory").unwrap(),
-        started: moment,
-        ended: moment,
+        started: at,
+        ended: at,
         probes: vec![(doctor_checks::probe::Probe::Kmsg, text)],
     };
     AgentReport {
@@ -21,7 +21,7 @@ fn report(number: u64, padding: usize) -> AgentReport {
         node: NodeName::new("n1").unwrap(),
         hardware: Hardware::default(),
         number,
-        at: moment,
+        at,
         checks: vec![evidence],
         versions: Versions::default(),
         dropped: None,
@@ -49,14 +49,14 @@ fn numbers(spool: &mut Spool) -> Vec<u64> {
 }
 
 #[test]
-fn numbers_that_no_node_counts_to_are_not_counted_on_from() {
+fn impossible_report_numbers_are_ignored() {
     let directory = tempfile::tempdir().unwrap();
-    let most = u64::MAX;
+    let max = u64::MAX;
     let dropped = r#"{"reports":1,"checks":{},"from":"2026-11-15T08:00:00Z","to":"2026-11-15T08:00:00Z"}"#;
     for (name, text) in [
-        (NUMBER.to_owned(), most.to_string()),
-        (LOST.to_owned(), format!(r#"{{"through":{most},"dropped":{dropped}}}"#)),
-        (file_name(most), "{}".to_owned()),
+        (NUMBER.to_owned(), max.to_string()),
+        (LOST.to_owned(), format!(r#"{{"through":{max},"dropped":{dropped}}}"#)),
+        (file_name(max), "{}".to_owned()),
         ("7.report".to_owned(), "{}".to_owned()),
     ] {
         fs::write(directory.path().join(name), text).unwrap();
@@ -84,7 +84,7 @@ fn reports_come_back_in_order_after_a_restart_and_numbers_go_on() {
 }
 
 #[test]
-fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
+fn dropped_reports_are_counted_and_the_count_is_sent_before_the_rest() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 3, ..PLENTY }).unwrap();
     let sent: Vec<u64> = (0..10).map(|_| add(&mut spool, 10)).collect();
@@ -104,7 +104,7 @@ fn what_does_not_fit_is_counted_and_told_before_what_is_left() {
 }
 
 #[test]
-fn bytes_count_too_and_one_report_always_has_room() {
+fn bytes_count_against_the_limit_and_one_report_always_fits() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), SpoolLimits { bytes: 3000, reports: 100 }).unwrap();
     add(&mut spool, 1000);
@@ -114,7 +114,7 @@ fn bytes_count_too_and_one_report_always_has_room() {
 }
 
 #[test]
-fn what_is_being_sent_is_not_called_lost() {
+fn a_report_in_flight_is_not_counted_as_lost() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 2, ..PLENTY }).unwrap();
     let first = add(&mut spool, 10);
@@ -132,7 +132,7 @@ fn what_is_being_sent_is_not_called_lost() {
 }
 
 #[test]
-fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
+fn a_truncated_file_is_counted_as_lost_and_the_others_are_sent() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
     let sent: Vec<u64> = (0..3).map(|_| add(&mut spool, 100)).collect();
@@ -150,7 +150,7 @@ fn a_file_that_was_cut_short_is_counted_and_the_others_are_sent() {
 }
 
 #[test]
-fn a_crash_between_counting_and_removing_counts_nothing_twice() {
+fn a_crash_between_counting_and_removing_counts_no_report_twice() {
     let directory = tempfile::tempdir().unwrap();
     let mut spool = Spool::open(directory.path(), SpoolLimits { reports: 2, ..PLENTY }).unwrap();
     let first = add(&mut spool, 10);
@@ -165,12 +165,12 @@ fn a_crash_between_counting_and_removing_counts_nothing_twice() {
 }
 
 #[test]
-fn a_disk_that_takes_nothing_leaves_the_memory_for_a_while() {
+fn reports_stay_in_memory_while_the_disk_rejects_writes() {
     let directory = tempfile::tempdir().unwrap();
-    let place = directory.path().join("spool");
-    let mut spool = Spool::open(&place, PLENTY).unwrap();
-    fs::remove_dir(&place).unwrap();
-    fs::write(&place, "a file in its place").unwrap();
+    let spool_directory = directory.path().join("spool");
+    let mut spool = Spool::open(&spool_directory, PLENTY).unwrap();
+    fs::remove_dir(&spool_directory).unwrap();
+    fs::write(&spool_directory, "a file in its place").unwrap();
     let sent: Vec<u64> = (0..MEMORY_LIMITS.reports + 5).map(|_| add(&mut spool, 10)).collect();
     assert!(spool.disk_error().is_some());
     assert_eq!((spool.len(), spool.lost_count()), (MEMORY_LIMITS.reports, 5));
@@ -196,16 +196,16 @@ proptest! {
             prop_oneof![4 => Just(Step::Add), 2 => Just(Step::Send), 1 => Just(Step::Fail), 1 => Just(Step::Restart)],
             1..80,
         ),
-        room in 1_usize..12,
+        max_reports in 1_usize..12,
     ) {
         let directory = tempfile::tempdir().unwrap();
-        let room = SpoolLimits { reports: room, ..PLENTY };
-        let mut spool = Spool::open(directory.path(), room).unwrap();
-        let (mut made, mut got, mut counted, mut last) = (0_u64, 0_u64, 0_u64, 0_u64);
+        let max_reports = SpoolLimits { reports: max_reports, ..PLENTY };
+        let mut spool = Spool::open(directory.path(), max_reports).unwrap();
+        let (mut added, mut sent, mut counted, mut last) = (0_u64, 0_u64, 0_u64, 0_u64);
         let mut take = |spool: &mut Spool| {
             let Some(next) = send(spool) else { return Ok(false) };
             let number = match &next {
-                NextMessage::Report(report) => { got += 1; report.number }
+                NextMessage::Report(report) => { sent += 1; report.number }
                 NextMessage::Lost { number, dropped } => { counted += dropped.reports; *number }
             };
             prop_assert!(number > last, "{number} after {last}");
@@ -214,17 +214,17 @@ proptest! {
         };
         for step in steps {
             match step {
-                Step::Add => { add(&mut spool, 5); made += 1; }
+                Step::Add => { add(&mut spool, 5); added += 1; }
                 Step::Send => { take(&mut spool)?; }
                 Step::Fail => { if spool.next_message().is_some() { spool.mark_retry(); } }
-                Step::Restart => { spool = Spool::open(directory.path(), room).unwrap(); }
+                Step::Restart => { spool = Spool::open(directory.path(), max_reports).unwrap(); }
             }
-            prop_assert!(spool.len() <= room.reports);
+            prop_assert!(spool.len() <= max_reports.reports);
         }
         while take(&mut spool)? {}
-        prop_assert_eq!(got + counted, made);
+        prop_assert_eq!(sent + counted, added);
         prop_assert!(spool.is_empty());
-        if made <= room.reports as u64 {
+        if added <= max_reports.reports as u64 {
             prop_assert_eq!(counted, 0);
         }
     }

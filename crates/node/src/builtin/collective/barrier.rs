@@ -50,7 +50,7 @@ impl Barrier {
 
     pub(super) fn handle(&mut self, node: usize, up: ToFirst) -> Vec<Outgoing> {
         match up {
-            ToFirst::Opened { gpus, room } => self.gpus_opened(node, gpus, room),
+            ToFirst::Opened { gpus, room: max_bytes } => self.gpus_opened(node, gpus, max_bytes),
             ToFirst::Id(id) if node == 0 => self.begin(&id),
             // Only the first node creates the id.
             ToFirst::Id(_) => Vec::new(),
@@ -63,8 +63,8 @@ impl Barrier {
         }
     }
 
-    fn gpus_opened(&mut self, node: usize, gpus: u32, room: u64) -> Vec<Outgoing> {
-        self.members[node].gpus_and_memory = Some((gpus, room));
+    fn gpus_opened(&mut self, node: usize, gpus: u32, max_bytes: u64) -> Vec<Outgoing> {
+        self.members[node].gpus_and_memory = Some((gpus, max_bytes));
         let all = self.members.iter().all(|member| member.gpus_and_memory.is_some());
         if all && self.stop_reason.is_none() { vec![Outgoing::One(0, FromFirst::MakeId)] } else { Vec::new() }
     }
@@ -72,9 +72,9 @@ impl Barrier {
     fn begin(&self, id: &str) -> Vec<Outgoing> {
         let opened: Vec<_> = self.members.iter().map(|member| member.gpus_and_memory.unwrap_or_default()).collect();
         let ranks = opened.iter().map(|(gpus, _)| gpus).sum();
-        let room = opened.iter().map(|(_, room)| *room).min().unwrap_or_default();
+        let max_bytes = opened.iter().map(|(_, max_bytes)| *max_bytes).min().unwrap_or_default();
         let begin = opened.iter().enumerate().scan(0, |first_rank, (node, (gpus, _))| {
-            let begin = StartParams { id: id.to_owned(), first_rank: *first_rank, ranks, room };
+            let begin = StartParams { id: id.to_owned(), first_rank: *first_rank, ranks, room: max_bytes };
             *first_rank += gpus;
             Some(Outgoing::One(node, FromFirst::Begin(begin)))
         });
@@ -93,16 +93,16 @@ impl Barrier {
     }
 
     /// Handles a node whose connection ended or that no longer responds.
-    pub(super) fn node_lost(&mut self, node: usize, why: &str) -> Vec<Outgoing> {
+    pub(super) fn node_lost(&mut self, node: usize, reason: &str) -> Vec<Outgoing> {
         let member = &mut self.members[node];
         if member.gone || self.ended {
             return Vec::new();
         }
         member.gone = true;
-        let mut tell = if member.report.is_some() {
+        let mut outgoing = if member.report.is_some() {
             Vec::new()
         } else {
-            let text = format!("disconnected: {why}");
+            let text = format!("disconnected: {reason}");
             let gpu = GpuReport {
                 rank: u32::MAX,
                 gpu: "?".to_owned(),
@@ -114,17 +114,17 @@ impl Barrier {
             member.report = Some(NodeReport { node: name, gpus: vec![gpu], other_way: None });
             self.stop(format!("{}: {text}", self.describe_node(node)))
         };
-        tell.extend(self.end());
-        tell
+        outgoing.extend(self.end());
+        outgoing
     }
 
     /// Stops all nodes.
-    pub(super) fn stop(&mut self, why: String) -> Vec<Outgoing> {
+    pub(super) fn stop(&mut self, reason: String) -> Vec<Outgoing> {
         if self.stop_reason.is_some() || self.ended {
             return Vec::new();
         }
-        self.stop_reason = Some(why.clone());
-        vec![Outgoing::All(FromFirst::Stop(why))]
+        self.stop_reason = Some(reason.clone());
+        vec![Outgoing::All(FromFirst::Stop(reason))]
     }
 
     /// Ends the test when all reports are there.
@@ -149,10 +149,10 @@ impl Barrier {
     /// Returns the nodes that the others wait for: their GPUs are not open, or they have not reached the next step.
     pub(super) fn late(&self) -> Vec<usize> {
         let next = self.last_step.map_or(0, |passed| passed + 1);
-        let begun = self.members.iter().any(|member| member.step.is_some());
-        if begun {
-            let waited_for = self.members.iter().any(|member| member.step >= Some(next));
-            return if waited_for { self.without(|member| member.step >= Some(next)) } else { Vec::new() };
+        let has_started = self.members.iter().any(|member| member.step.is_some());
+        if has_started {
+            let is_awaited = self.members.iter().any(|member| member.step >= Some(next));
+            return if is_awaited { self.without(|member| member.step >= Some(next)) } else { Vec::new() };
         }
         self.without(|member| member.gpus_and_memory.is_some())
     }
@@ -178,13 +178,13 @@ mod tests {
     use super::*;
 
     fn opened(nodes: usize) -> Barrier {
-        let mut steps = Barrier::new(nodes);
+        let mut barrier = Barrier::new(nodes);
         for node in 0..nodes {
-            assert!(steps.join(node, &format!("n{node}")));
-            let told = steps.handle(node, ToFirst::Opened { gpus: 2, room: 100 - node as u64 });
-            assert_eq!(!told.is_empty(), node + 1 == nodes, "only when all are there");
+            assert!(barrier.join(node, &format!("n{node}")));
+            let outgoing = barrier.handle(node, ToFirst::Opened { gpus: 2, room: 100 - node as u64 });
+            assert_eq!(!outgoing.is_empty(), node + 1 == nodes, "only when all are there");
         }
-        steps
+        barrier
     }
 
     fn report(node: usize) -> NodeReport {
@@ -192,54 +192,54 @@ mod tests {
     }
 
     #[test]
-    fn ranks_follow_the_nodes_and_nobody_gets_ahead() {
-        let mut steps = opened(3);
-        let told = steps.handle(0, ToFirst::Id("abc".to_owned()));
-        let firsts: Vec<_> = told
+    fn ranks_are_assigned_in_node_order_and_no_node_gets_ahead() {
+        let mut barrier = opened(3);
+        let outgoing = barrier.handle(0, ToFirst::Id("abc".to_owned()));
+        let starts: Vec<_> = outgoing
             .iter()
-            .map(|tell| match tell {
+            .map(|message| match message {
                 Outgoing::One(node, FromFirst::Begin(begin)) => (*node, begin.first_rank, begin.ranks, begin.room),
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(firsts, [(0, 0, 6, 98), (1, 2, 6, 98), (2, 4, 6, 98)]);
-        assert!(steps.handle(1, ToFirst::At(0)).is_empty() && steps.handle(0, ToFirst::At(0)).is_empty());
-        assert_eq!(steps.late(), [2]);
-        assert_eq!(steps.handle(2, ToFirst::At(0)), [Outgoing::All(FromFirst::Go(0))]);
-        assert!(steps.late().is_empty(), "no node waits for another");
-        assert!(steps.handle(2, ToFirst::At(1)).is_empty());
-        assert_eq!(steps.late(), [0, 1]);
+        assert_eq!(starts, [(0, 0, 6, 98), (1, 2, 6, 98), (2, 4, 6, 98)]);
+        assert!(barrier.handle(1, ToFirst::At(0)).is_empty() && barrier.handle(0, ToFirst::At(0)).is_empty());
+        assert_eq!(barrier.late(), [2]);
+        assert_eq!(barrier.handle(2, ToFirst::At(0)), [Outgoing::All(FromFirst::Go(0))]);
+        assert!(barrier.late().is_empty(), "no node waits for another");
+        assert!(barrier.handle(2, ToFirst::At(1)).is_empty());
+        assert_eq!(barrier.late(), [0, 1]);
     }
 
     #[test]
-    fn one_that_breaks_stops_all_and_all_reports_make_the_end() {
-        let mut steps = opened(2);
-        let told = steps.handle(1, ToFirst::Broken("out of memory".to_owned()));
-        assert_eq!(told, [Outgoing::All(FromFirst::Stop("rank 1 (n1): out of memory".to_owned()))]);
-        assert!(steps.handle(0, ToFirst::Broken("me too".to_owned())).is_empty(), "the first reason is the reason");
-        assert!(steps.handle(0, ToFirst::Report(report(0))).is_empty());
-        assert_eq!(steps.without_report(), [1]);
-        let told = steps.handle(1, ToFirst::Report(report(1)));
-        let why = Some("rank 1 (n1): out of memory".to_owned());
-        assert_eq!(told, [Outgoing::All(FromFirst::All { reports: vec![report(0), report(1)], why })]);
+    fn a_failed_node_stops_all_and_the_test_ends_with_all_reports() {
+        let mut barrier = opened(2);
+        let outgoing = barrier.handle(1, ToFirst::Broken("out of memory".to_owned()));
+        assert_eq!(outgoing, [Outgoing::All(FromFirst::Stop("rank 1 (n1): out of memory".to_owned()))]);
+        assert!(barrier.handle(0, ToFirst::Broken("me too".to_owned())).is_empty(), "the first reason is the reason");
+        assert!(barrier.handle(0, ToFirst::Report(report(0))).is_empty());
+        assert_eq!(barrier.without_report(), [1]);
+        let outgoing = barrier.handle(1, ToFirst::Report(report(1)));
+        let reason = Some("rank 1 (n1): out of memory".to_owned());
+        assert_eq!(outgoing, [Outgoing::All(FromFirst::All { reports: vec![report(0), report(1)], why: reason })]);
     }
 
     #[test]
-    fn one_that_goes_away_is_named_and_the_others_come_to_an_end() {
-        let mut steps = opened(2);
-        let told = steps.node_lost(1, "connection reset");
-        assert_eq!(told, [Outgoing::All(FromFirst::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]);
-        assert!(steps.node_lost(1, "again").is_empty());
-        let told = steps.handle(0, ToFirst::Report(report(0)));
-        let [Outgoing::All(FromFirst::All { reports, why: Some(why) })] = &told[..] else { panic!("{told:?}") };
-        assert_eq!((reports.len(), why.contains("rank 1 (n1)")), (2, true));
+    fn a_lost_node_is_named_and_the_others_end() {
+        let mut barrier = opened(2);
+        let outgoing = barrier.node_lost(1, "connection reset");
+        assert_eq!(outgoing, [Outgoing::All(FromFirst::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]);
+        assert!(barrier.node_lost(1, "again").is_empty());
+        let outgoing = barrier.handle(0, ToFirst::Report(report(0)));
+        let [Outgoing::All(FromFirst::All { reports, why: Some(reason) })] = &outgoing[..] else { panic!("{outgoing:?}") };
+        assert_eq!((reports.len(), reason.contains("rank 1 (n1)")), (2, true));
     }
 
     #[test]
-    fn a_place_is_taken_once_and_who_never_came_is_known() {
-        let mut steps = Barrier::new(3);
-        assert!(steps.join(0, "a") && steps.join(2, "c"));
-        assert!(!steps.join(2, "d") && !steps.join(9, "e"));
-        assert_eq!(steps.missing(), [1]);
+    fn a_rank_joins_once_and_missing_nodes_are_known() {
+        let mut barrier = Barrier::new(3);
+        assert!(barrier.join(0, "a") && barrier.join(2, "c"));
+        assert!(!barrier.join(2, "d") && !barrier.join(9, "e"));
+        assert_eq!(barrier.missing(), [1]);
     }
 }

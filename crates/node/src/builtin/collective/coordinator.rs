@@ -76,13 +76,13 @@ pub(super) struct Coordinator<'a> {
 
 impl<'a> Coordinator<'a> {
     pub(super) fn begin(
-        order: &'a CollectiveParams,
-        place: Option<&'a JobPosition>,
+        params: &'a CollectiveParams,
+        position: Option<&'a JobPosition>,
         name: String,
         stop: &'a Stop,
     ) -> Result<Self, ProbeFailure> {
-        let (queue, news) = mpsc::channel();
-        let link = Link::open(order, place, &name, stop, &queue).map_err(|error| {
+        let (queue, events) = mpsc::channel();
+        let link = Link::open(params, position, &name, stop, &queue).map_err(|error| {
             let kind = match error {
                 RendezvousError::Stopped => FailureKind::Killed,
                 RendezvousError::NotReached { .. } => FailureKind::TimedOut,
@@ -90,15 +90,15 @@ impl<'a> Coordinator<'a> {
             };
             ProbeFailure::new(kind, error.to_string())
         })?;
-        let worker = Worker::start(order, &queue)
+        let worker = Worker::start(params, &queue)
             .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot start the worker: {error}")))?;
         Ok(Self {
-            params: order,
+            params,
             stop,
-            position: place,
+            position,
             name,
             worker,
-            events: news,
+            events,
             link,
             log: NcclLog::default(),
             log_printer: LogPrinter::default(),
@@ -120,8 +120,8 @@ impl<'a> Coordinator<'a> {
     pub(super) fn run(mut self) -> Result<Outcome, ProbeFailure> {
         loop {
             match self.events.recv_timeout(TICK) {
-                Ok(news) => {
-                    if let Some(down) = self.handle_event(news)
+                Ok(event) => {
+                    if let Some(down) = self.handle_event(event)
                         && let Some(outcome) = self.handle_command(down)?
                     {
                         return Ok(outcome);
@@ -136,9 +136,9 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Handles an event. Returns the next instruction for this node, if it is the first one.
-    fn handle_event(&mut self, news: CoordinatorEvent) -> Option<FromFirst> {
-        match news {
-            CoordinatorEvent::Worker(said) => return self.handle_worker_message(said),
+    fn handle_event(&mut self, event: CoordinatorEvent) -> Option<FromFirst> {
+        match event {
+            CoordinatorEvent::Worker(message) => return self.handle_worker_message(message),
             CoordinatorEvent::Log(line) => {
                 self.log.add_line(&line);
                 self.log_printer.show(&line);
@@ -149,29 +149,29 @@ impl<'a> Coordinator<'a> {
             }
             CoordinatorEvent::Joined { hello, reading, writing } => self.link.node_joined(&hello, reading, writing),
             CoordinatorEvent::FromPeer(node, up) => return self.link.with_barrier(|steps| steps.handle(node, up)),
-            CoordinatorEvent::PeerLost(node, why) => {
-                return self.link.with_barrier(|steps| steps.node_lost(node, &why));
+            CoordinatorEvent::PeerLost(node, reason) => {
+                return self.link.with_barrier(|steps| steps.node_lost(node, &reason));
             }
             CoordinatorEvent::FromFirst(down) => return Some(down),
-            CoordinatorEvent::FirstLost(why) => {
+            CoordinatorEvent::FirstLost(reason) => {
                 self.first_node_lost = true;
                 self.failure.get_or_insert_with(|| {
-                    ProbeFailure::new(FailureKind::Failed, format!("lost the connection to the first node: {why}"))
+                    ProbeFailure::new(FailureKind::Failed, format!("lost the connection to the first node: {reason}"))
                 });
-                return Some(FromFirst::Stop(why));
+                return Some(FromFirst::Stop(reason));
             }
         }
         None
     }
 
-    fn handle_worker_message(&mut self, said: WorkerMessage) -> Option<FromFirst> {
-        match said {
+    fn handle_worker_message(&mut self, message: WorkerMessage) -> Option<FromFirst> {
+        match message {
             WorkerMessage::Opened(opened) => {
                 let up = ToFirst::Opened { gpus: opened.gpus.len() as u32, room: opened.room };
-                let alone = opened.gpus.len() == 1 && self.link.is_only_node();
+                let is_single_gpu = opened.gpus.len() == 1 && self.link.is_only_node();
                 let gpu = opened.gpus.first().cloned().unwrap_or_default();
                 self.opened = Some(opened);
-                if alone { Some(self.single_gpu_result(gpu)) } else { self.send_to_first(up) }
+                if is_single_gpu { Some(self.single_gpu_result(gpu)) } else { self.send_to_first(up) }
             }
             WorkerMessage::Id(id) => self.send_to_first(ToFirst::Id(id)),
             WorkerMessage::At(step) => {
@@ -179,10 +179,10 @@ impl<'a> Coordinator<'a> {
                 self.send_to_first(up)
             }
             WorkerMessage::Report(report) => {
-                let broken = report.broken.clone().filter(|broken| *broken != RankFailure::Stopped);
-                let text = format!("GPU {}: {}", report.gpu, broken.as_ref().map_or("", RankFailure::text));
+                let rank_failure = report.broken.clone().filter(|rank_failure| *rank_failure != RankFailure::Stopped);
+                let text = format!("GPU {}: {}", report.gpu, rank_failure.as_ref().map_or("", RankFailure::text));
                 self.gpus.push(report);
-                broken.and_then(|_| self.send_to_first(ToFirst::Broken(text)))
+                rank_failure.and_then(|_| self.send_to_first(ToFirst::Broken(text)))
             }
             WorkerMessage::Cannot(failure) => {
                 let text = failure.text.clone();
@@ -196,8 +196,8 @@ impl<'a> Coordinator<'a> {
     /// could then take minutes, for a meaningless result.
     fn wrong_transport(&self, step: usize) -> Option<String> {
         let gpus = self.opened.as_ref().map_or(0, |opened| opened.gpus.len());
-        let judged = if step < STEP_AFTER_FIRST_SIZE { None } else { self.classify_paths(gpus).err() };
-        judged.filter(|why| matches!(why, PathError::OtherTransport { .. })).map(|why| why.to_string())
+        let path_error = if step < STEP_AFTER_FIRST_SIZE { None } else { self.classify_paths(gpus).err() };
+        path_error.filter(|error| matches!(error, PathError::OtherTransport { .. })).map(|error| error.to_string())
     }
 
     /// A sum over one GPU needs no communication.
@@ -226,24 +226,24 @@ impl<'a> Coordinator<'a> {
                 self.worker.send(&WorkerCommand::Begin(begin));
             }
             FromFirst::Go(step) => self.worker.send(&WorkerCommand::Go(step)),
-            FromFirst::Stop(why) => {
-                eprintln!("ending the test: {why}");
+            FromFirst::Stop(reason) => {
+                eprintln!("ending the test: {reason}");
                 self.stop_requested_at.get_or_insert_with(Instant::now);
                 self.worker.send(&WorkerCommand::Stop);
             }
-            FromFirst::All { reports, why } => return self.outcome(reports, why).map(Some),
+            FromFirst::All { reports, why: reason } => return self.outcome(reports, reason).map(Some),
         }
         Ok(None)
     }
 
-    fn outcome(&mut self, reports: Vec<NodeReport>, why: Option<String>) -> Result<Outcome, ProbeFailure> {
+    fn outcome(&mut self, reports: Vec<NodeReport>, stop_reason: Option<String>) -> Result<Outcome, ProbeFailure> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
-        let own = self.position.map_or(0, |place| place.rank as usize);
+        let own = self.position.map_or(0, |position| position.rank as usize);
         let nccl = self.opened.as_ref().map_or(0, |opened| opened.nccl);
         let warnings = self.log.warnings.clone();
-        Ok(Outcome { reports, own, paths: self.paths, nccl, stop_reason: why, warnings })
+        Ok(Outcome { reports, own, paths: self.paths, nccl, stop_reason, warnings })
     }
 
     /// Reports once the worker has ended: then its log is complete and can be judged.
@@ -258,21 +258,21 @@ impl<'a> Coordinator<'a> {
         }
         self.complete();
         let gpus = std::mem::take(&mut self.gpus);
-        let broken = self.failure.is_some() || gpus.iter().any(|gpu| gpu.broken.is_some());
+        let has_failed = self.failure.is_some() || gpus.iter().any(|gpu| gpu.broken.is_some());
         let other_way = match self.classify_paths(gpus.len()) {
             Ok(paths) => {
-                self.paths = paths.filter(|_| !broken);
+                self.paths = paths.filter(|_| !has_failed);
                 None
             }
             // Sockets may be so slow that the test seems to hang: then this is the cause.
-            Err(why @ PathError::OtherTransport { .. }) => Some(why.to_string()),
+            Err(error @ PathError::OtherTransport { .. }) => Some(error.to_string()),
             // The log of an aborted test is incomplete.
-            Err(why) => (!broken).then(|| why.to_string()),
+            Err(error) => (!has_failed).then(|| error.to_string()),
         };
         let text = "its worker exited early".to_owned();
         let report = NodeReport { node: self.name.clone(), gpus, other_way };
         // A node that ends unasked stops the others; an earlier reason stays.
-        let stop = if broken { self.send_to_first(ToFirst::Broken(text)) } else { None };
+        let stop = if has_failed { self.send_to_first(ToFirst::Broken(text)) } else { None };
         self.send_to_first(ToFirst::Report(report)).or(stop)
     }
 
@@ -284,7 +284,7 @@ impl<'a> Coordinator<'a> {
         for (index, gpu) in opened.gpus.iter().enumerate() {
             let rank = first + index as u32;
             if self.gpus.iter().all(|report| report.rank != rank) {
-                let broken = match (&crashed, self.stop_requested_at) {
+                let failure = match (&crashed, self.stop_requested_at) {
                     (Some(how), _) => RankFailure::Failed(format!("its worker was killed by {how}")),
                     (None, Some(_)) => RankFailure::Stopped,
                     (None, None) => RankFailure::Failed("its worker exited without a report".to_owned()),
@@ -294,7 +294,7 @@ impl<'a> Coordinator<'a> {
                     gpu: gpu.clone(),
                     sizes: Vec::new(),
                     exchange: None,
-                    broken: Some(broken),
+                    broken: Some(failure),
                 });
             }
         }
@@ -304,13 +304,13 @@ impl<'a> Coordinator<'a> {
     fn classify_paths(&self, gpus: usize) -> Result<Option<PathCounts>, PathError> {
         let Some(begin) = &self.begin else { return Ok(None) };
         let last = begin.first_rank + gpus as u32;
-        let asked = RequestedPath {
+        let requested = RequestedPath {
             mode: self.params.mode,
             net: &self.params.net,
             shared_memory: self.params.shared_memory,
             ranks: begin.first_rank..last,
         };
-        self.log.check_path(&asked).map(Some)
+        self.log.check_path(&requested).map(Some)
     }
 
     fn check_limits(&mut self) -> Result<Option<Outcome>, ProbeFailure> {
@@ -326,14 +326,14 @@ impl<'a> Coordinator<'a> {
         if is_over || self.stop_requested_at.is_some_and(|since| since.elapsed() > 2 * REPORT_GRACE) {
             return self.end_without_reports();
         }
-        let why = if self.began.elapsed() > self.params.timeout.to_std() {
+        let reason = if self.began.elapsed() > self.params.timeout.to_std() {
             Some(format!("the test did not finish within {}; increase `timeout`", self.params.timeout))
         } else {
             self.late_nodes_text()
         };
-        let Some(why) = why.filter(|_| self.stop_requested_at.is_none()) else { return Ok(None) };
-        self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::TimedOut, why.clone()));
-        match self.link.stop(why) {
+        let Some(reason) = reason.filter(|_| self.stop_requested_at.is_none()) else { return Ok(None) };
+        self.failure.get_or_insert_with(|| ProbeFailure::new(FailureKind::TimedOut, reason.clone()));
+        match self.link.stop(reason) {
             Some(down) => self.handle_command(down),
             None => Ok(None),
         }
@@ -341,24 +341,24 @@ impl<'a> Coordinator<'a> {
 
     /// Returns which nodes are late. Only the first node knows.
     fn late_nodes_text(&mut self) -> Option<String> {
-        let steps = self.link.barrier()?;
+        let barrier = self.link.barrier()?;
         let (gather, stall) = (self.params.gather, self.params.stall);
-        let missing = steps.missing();
+        let missing = barrier.missing();
         if !missing.is_empty() {
-            let place = self.position?;
-            let named: Vec<_> = missing.iter().map(|node| place.describe_rank(*node as u32)).collect();
-            let came = place.nodes as usize - missing.len();
+            let position = self.position?;
+            let named: Vec<_> = missing.iter().map(|node| position.describe_rank(*node as u32)).collect();
+            let joined = position.nodes as usize - missing.len();
             return (self.began.elapsed() > gather.to_std()).then(|| {
-                format!("{} did not join within {gather}; {came} of {} nodes joined", named.join(", "), place.nodes)
+                format!("{} did not join within {gather}; {joined} of {} nodes joined", named.join(", "), position.nodes)
             });
         }
-        let late = steps.late();
+        let late = barrier.late();
         if late.is_empty() {
             self.late_since = None;
             return None;
         }
         let since = *self.late_since.get_or_insert_with(Instant::now);
-        let named: Vec<_> = late.iter().map(|node| steps.describe_node(*node)).collect();
+        let named: Vec<_> = late.iter().map(|node| barrier.describe_node(*node)).collect();
         (since.elapsed() > stall.to_std() + STALL_MARGIN)
             .then(|| format!("{} did not reach the next step within {stall}", named.join(", ")))
     }

@@ -32,14 +32,14 @@ const THROUGH_THE_NETWORK: [(&str, &str); 9] = [
 /// It would send the ranks to another rendezvous than ours.
 const NEVER: [&str; 1] = ["NCCL_COMM_ID"];
 
-pub(super) fn set(command: &mut Command, order: &CollectiveParams) {
+pub(super) fn set(command: &mut Command, params: &CollectiveParams) {
     command.envs(LOG).env("NCCL_COLLNET_ENABLE", "0");
-    match order.mode {
+    match params.mode {
         Mode::Nvlink => command.envs(DIRECT),
-        Mode::Loopback => command.envs(THROUGH_THE_NETWORK).env("NCCL_NET", &order.net),
-        Mode::Nodes => command.envs(DIRECT).env("NCCL_NET", &order.net),
+        Mode::Loopback => command.envs(THROUGH_THE_NETWORK).env("NCCL_NET", &params.net),
+        Mode::Nodes => command.envs(DIRECT).env("NCCL_NET", &params.net),
     };
-    if let Some(hca) = &order.hca {
+    if let Some(hca) = &params.hca {
         command.env("NCCL_IB_HCA", hca);
     }
     for name in NEVER {

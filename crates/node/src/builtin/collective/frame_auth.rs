@@ -95,14 +95,14 @@ pub(super) fn channels<R, W>(
     (read, write): (R, W),
     secret: &[u8],
     listener: &Nonce,
-    comer: &Nonce,
-    here: Side,
+    joiner: &Nonce,
+    side: Side,
 ) -> (Channel<R>, Channel<W>) {
-    let key = mac(secret, &[b"doctor collective 1", listener, comer]).finalize().into_bytes().to_vec();
-    let most = MAX_UNAUTHENTICATED_BYTES;
+    let key = mac(secret, &[b"doctor collective 1", listener, joiner]).finalize().into_bytes().to_vec();
+    let max_bytes = MAX_UNAUTHENTICATED_BYTES;
     (
-        Channel { stream: read, key: key.clone(), writer: here.other(), count: 0, max_bytes: most },
-        Channel { stream: write, key, writer: here, count: 0, max_bytes: most },
+        Channel { stream: read, key: key.clone(), writer: side.other(), count: 0, max_bytes },
+        Channel { stream: write, key, writer: side, count: 0, max_bytes },
     )
 }
 
@@ -176,21 +176,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_is_read_in_order() {
+    fn authenticated_frames_are_read_in_order() {
         let bytes = written(SECRET, Side::Connector, &["one", "two"]);
         let messages: Vec<_> = read(&bytes, 2).into_iter().map(Result::unwrap).collect();
         assert_eq!(messages, ["one", "two"]);
     }
 
     #[test]
-    fn nothing_made_up_changed_repeated_left_out_or_sent_back_is_taken() {
+    fn a_forged_changed_repeated_dropped_or_reflected_frame_is_rejected() {
         assert!(is_refused(&written(b"another secret..", Side::Connector, &["one"])));
         assert!(is_refused(&written(SECRET, Side::Listener, &["one"])), "its own message sent back");
         let bytes = written(SECRET, Side::Connector, &["one", "two"]);
-        for place in 4..bytes.len() / 2 {
+        for position in 4..bytes.len() / 2 {
             let mut changed = bytes.clone();
-            changed[place] ^= 1;
-            assert!(is_refused(&changed), "byte {place}");
+            changed[position] ^= 1;
+            assert!(is_refused(&changed), "byte {position}");
         }
         let half = bytes.len() / 2;
         assert!(is_refused(&bytes[half..]), "the first was left out");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_cannot_make_it_read_much() {
+    fn an_unauthenticated_peer_cannot_make_it_read_much() {
         let mut bytes = u32::MAX.to_le_bytes().to_vec();
         bytes.extend_from_slice(&[0; 100]);
         assert!(matches!(read(&bytes, 1)[0], Err(FrameError::TooLong(u32::MAX))));

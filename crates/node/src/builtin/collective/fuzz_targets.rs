@@ -27,11 +27,11 @@ pub fn handle_peer_message(bytes: &[u8]) -> Option<usize> {
     steps.join(0, "first");
     steps.join(1, "other");
     steps.handle(1, up);
-    let mut told = steps.node_lost(0, "the end").into_iter().chain(steps.node_lost(1, "the end"));
-    let reports = told.find_map(|tell| match tell {
+    let mut outgoing = steps.node_lost(0, "the end").into_iter().chain(steps.node_lost(1, "the end"));
+    let reports = outgoing.find_map(|message| match message {
         Outgoing::All(FromFirst::All { reports, .. }) => Some(reports),
         Outgoing::One(..) | Outgoing::All(_) => None,
     })?;
-    let said = measurements(Mode::Nodes, &reports, 0, None, 0);
-    Some(said.events.iter().filter(|event| event.code.as_str() != "collective-hung").count())
+    let result = measurements(Mode::Nodes, &reports, 0, None, 0);
+    Some(result.events.iter().filter(|event| event.code.as_str() != "collective-hung").count())
 }

@@ -63,7 +63,7 @@ impl JobPosition {
     /// # Errors
     /// If a value is missing or invalid; the error names the variables that can set it.
     pub(super) fn find(job: &Job, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PositionError> {
-        let number = |told: Option<u32>, names: &[&str], what| match told {
+        let number = |setting: Option<u32>, names: &[&str], what| match setting {
             Some(number) => Ok(Some(number)),
             None => first(names, variable)
                 .map(|(name, value)| {
@@ -157,36 +157,36 @@ mod tests {
     }
 
     #[test]
-    fn each_launcher_says_it_in_its_own_way() {
+    fn each_launcher_sets_rank_and_nodes() {
         let slurm = [
             ("SLURM_PROCID", "2"),
             ("SLURM_NTASKS", "3"),
             ("SLURM_STEP_NODELIST", "gpu[07-09]"),
             ("SLURM_NODEID", "2"),
         ];
-        let place = find(&Job::default(), &slurm).unwrap();
-        assert_eq!((place.rank, place.nodes, place.address.as_str()), (2, 3, "gpu07:29481"));
-        assert_eq!(place.describe_rank(1), "rank 1 (gpu08)");
+        let position = find(&Job::default(), &slurm).unwrap();
+        assert_eq!((position.rank, position.nodes, position.address.as_str()), (2, 3, "gpu07:29481"));
+        assert_eq!(position.describe_rank(1), "rank 1 (gpu08)");
         let kubernetes =
             [("JOB_COMPLETION_INDEX", "1"), ("DOCTOR_NODES", "4"), ("DOCTOR_RENDEZVOUS", "nccl-0.nccl:31000")];
-        let place = find(&Job::default(), &kubernetes).unwrap();
-        assert_eq!((place.rank, place.nodes, place.address.as_str()), (1, 4, "nccl-0.nccl:31000"));
-        assert_eq!(place.describe_rank(3), "rank 3");
-        let ours = Job { rank: Some(0), nodes: Some(2), address: Some("10.0.0.1".to_owned()), ..Job::default() };
-        let place = find(&ours, &slurm).unwrap();
-        assert_eq!((place.rank, place.nodes, place.address.as_str()), (0, 2, "10.0.0.1:29481"), "arguments go first");
+        let position = find(&Job::default(), &kubernetes).unwrap();
+        assert_eq!((position.rank, position.nodes, position.address.as_str()), (1, 4, "nccl-0.nccl:31000"));
+        assert_eq!(position.describe_rank(3), "rank 3");
+        let settings = Job { rank: Some(0), nodes: Some(2), address: Some("10.0.0.1".to_owned()), ..Job::default() };
+        let position = find(&settings, &slurm).unwrap();
+        assert_eq!((position.rank, position.nodes, position.address.as_str()), (0, 2, "10.0.0.1:29481"), "arguments go first");
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_told_with_who_could_say_it() {
-        let told = |set: &[(&str, &str)]| find(&Job::default(), set).unwrap_err().to_string();
-        assert!(told(&[]).contains("DOCTOR_RANK") && told(&[]).contains("rank=0"));
-        assert!(told(&[("DOCTOR_RANK", "0")]).contains("DOCTOR_NODES"));
-        assert!(told(&[("DOCTOR_RANK", "0"), ("DOCTOR_NODES", "2")]).contains("DOCTOR_RENDEZVOUS"));
-        assert!(told(&[("DOCTOR_RANK", "one")]).contains("`one`"));
-        assert!(told(&[("DOCTOR_RANK", "2"), ("DOCTOR_NODES", "2")]).contains("counted from 0"));
+    fn a_missing_or_invalid_value_names_the_variables_that_can_set_it() {
+        let error_for = |set: &[(&str, &str)]| find(&Job::default(), set).unwrap_err().to_string();
+        assert!(error_for(&[]).contains("DOCTOR_RANK") && error_for(&[]).contains("rank=0"));
+        assert!(error_for(&[("DOCTOR_RANK", "0")]).contains("DOCTOR_NODES"));
+        assert!(error_for(&[("DOCTOR_RANK", "0"), ("DOCTOR_NODES", "2")]).contains("DOCTOR_RENDEZVOUS"));
+        assert!(error_for(&[("DOCTOR_RANK", "one")]).contains("`one`"));
+        assert!(error_for(&[("DOCTOR_RANK", "2"), ("DOCTOR_NODES", "2")]).contains("counted from 0"));
         let names = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_NODELIST", "gpu[07-")];
-        assert!(told(&names).contains("gpu[07-"));
+        assert!(error_for(&names).contains("gpu[07-"));
         let short = Job { rank: Some(0), nodes: Some(2), address: Some("a".to_owned()), ..Job::default() };
         let secret = |text: &str| {
             let text = text.to_owned();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_gets_its_port_unless_it_has_one() {
+    fn an_address_without_a_port_gets_the_default() {
         for (given, full) in
             [("n1", "n1:29481"), ("n1:7", "n1:7"), ("fe80::1", "[fe80::1]:29481"), ("[fe80::1]:7", "[fe80::1]:7")]
         {

@@ -32,24 +32,24 @@ pub(super) struct First {
 
 impl Link {
     pub(super) fn open(
-        order: &CollectiveParams,
-        place: Option<&JobPosition>,
+        params: &CollectiveParams,
+        position: Option<&JobPosition>,
         name: &str,
         stop: &Stop,
         queue: &Sender<CoordinatorEvent>,
     ) -> Result<Self, RendezvousError> {
         let queue = queue.clone();
-        let nodes = match place {
-            Some(place) if order.mode == Mode::Nodes && place.rank > 0 => {
-                let (reading, first) = rendezvous::join(place, name, order.gather, stop)?;
+        let nodes = match position {
+            Some(position) if params.mode == Mode::Nodes && position.rank > 0 => {
+                let (reading, first) = rendezvous::join(position, name, params.gather, stop)?;
                 thread::spawn(move || {
                     forward(reading, &queue, CoordinatorEvent::FromFirst, CoordinatorEvent::FirstLost);
                 });
                 return Ok(Self::Other { first });
             }
-            Some(place) if order.mode == Mode::Nodes => {
-                rendezvous::listen(place, &queue)?;
-                place.nodes as usize
+            Some(position) if params.mode == Mode::Nodes => {
+                rendezvous::listen(position, &queue)?;
+                position.nodes as usize
             }
             Some(_) | None => 1,
         };
@@ -79,16 +79,16 @@ impl Link {
     }
 
     /// Stops the test, as far as this node can reach the others.
-    pub(super) fn stop(&mut self, why: String) -> Option<FromFirst> {
+    pub(super) fn stop(&mut self, reason: String) -> Option<FromFirst> {
         if let Self::Other { .. } = self {
-            return Some(FromFirst::Stop(why));
+            return Some(FromFirst::Stop(reason));
         }
         self.with_barrier(|steps| {
-            let mut tell = steps.stop(why);
+            let mut outgoing = steps.stop(reason);
             for node in steps.missing() {
-                tell.extend(steps.node_lost(node, "it did not join"));
+                outgoing.extend(steps.node_lost(node, "it did not join"));
             }
-            tell
+            outgoing
         })
     }
 
@@ -97,15 +97,15 @@ impl Link {
     pub(super) fn with_barrier(&mut self, change: impl FnOnce(&mut Barrier) -> Vec<Outgoing>) -> Option<FromFirst> {
         let Self::First(first) = self else { return None };
         let mut own = None;
-        for tell in change(&mut first.barrier) {
-            let (to, down) = match tell {
+        for message in change(&mut first.barrier) {
+            let (to, down) = match message {
                 Outgoing::One(node, down) => (node..node + 1, down),
                 Outgoing::All(down) => (0..first.peers.len(), down),
             };
             for node in to {
                 match node {
                     0 => own = Some(down.clone()),
-                    node => first.tell(node, &down),
+                    node => first.send_down(node, &down),
                 }
             }
         }
@@ -120,7 +120,7 @@ impl Link {
 }
 
 impl First {
-    fn tell(&mut self, node: usize, down: &FromFirst) {
+    fn send_down(&mut self, node: usize, down: &FromFirst) {
         let Some(peer) = &mut self.peers[node] else { return };
         if let Err(error) = peer.write(down) {
             self.peers[node] = None;
@@ -130,16 +130,16 @@ impl First {
 
     fn node_joined(&mut self, hello: &JoinRequest, reading: ReadChannel, mut writing: WriteChannel) {
         let (node, nodes) = (hello.rank as usize, self.peers.len());
-        let refused = if hello.nodes as usize != nodes {
+        let rejection = if hello.nodes as usize != nodes {
             Some(format!("the first node expects {nodes} nodes, this node expects {}", hello.nodes))
         } else if self.barrier.is_stopped() || !self.barrier.join(node, &hello.name) {
             Some(format!("{} has already joined, or the test has ended", self.barrier.describe_node(node)))
         } else {
             None
         };
-        let welcome = refused.clone().map_or(JoinReply::In, JoinReply::Refused);
+        let welcome = rejection.clone().map_or(JoinReply::In, JoinReply::Refused);
         let written = writing.write(&welcome).and_then(|()| Ok(rendezvous::remove_read_timeout(&reading)?));
-        if let Some(text) = refused {
+        if let Some(text) = rejection {
             eprintln!("node {} was rejected: {text}", hello.name);
             return;
         }
@@ -153,7 +153,7 @@ impl First {
                         reading,
                         &queue,
                         |up| CoordinatorEvent::FromPeer(node, up),
-                        |why| CoordinatorEvent::PeerLost(node, why),
+                        |reason| CoordinatorEvent::PeerLost(node, reason),
                     );
                 });
             }
@@ -166,15 +166,15 @@ impl First {
 fn forward<T: DeserializeOwned>(
     mut reading: ReadChannel,
     queue: &Sender<CoordinatorEvent>,
-    news: impl Fn(T) -> CoordinatorEvent,
-    gone: impl Fn(String) -> CoordinatorEvent,
+    to_event: impl Fn(T) -> CoordinatorEvent,
+    to_lost_event: impl Fn(String) -> CoordinatorEvent,
 ) {
     loop {
-        let (news, last) = match reading.read::<T>() {
-            Ok(word) => (news(word), false),
-            Err(error) => (gone(error.to_string()), true),
+        let (event, last) = match reading.read::<T>() {
+            Ok(message) => (to_event(message), false),
+            Err(error) => (to_lost_event(error.to_string()), true),
         };
-        if queue.send(news).is_err() || last {
+        if queue.send(event).is_err() || last {
             return;
         }
     }

@@ -38,18 +38,18 @@ pub(super) use worker::{SUBTASK, run_worker};
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
-    let Some(order) = order else {
+    let params = args.into_iter().next().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
+    let Some(params) = params else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the collective test"));
     };
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
-    if !order.nccl_tests.is_empty() {
-        return nccl_tests::run(&order, &stop);
+    if !params.nccl_tests.is_empty() {
+        return nccl_tests::run(&params, &stop);
     }
-    let place = match order.mode {
+    let position = match params.mode {
         Mode::Nodes => Some(
-            JobPosition::find(&order.job, &|name| env::var(name).ok())
+            JobPosition::find(&params.job, &|name| env::var(name).ok())
                 .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string()))?,
         ),
         Mode::Nvlink | Mode::Loopback => None,
@@ -57,22 +57,22 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     // The cluster's name of the node, if it is set.
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = env::var("DOCTOR_NODE_NAME").unwrap_or_else(|_| host());
-    let outcome = Coordinator::begin(&order, place.as_ref(), name, &stop)?.run()?;
+    let outcome = Coordinator::begin(&params, position.as_ref(), name, &stop)?.run()?;
     print(&outcome);
-    Ok(judged(&order, outcome))
+    Ok(judged(&params, outcome))
 }
 
-fn judged(order: &CollectiveParams, outcome: Outcome) -> Measurements {
-    let Outcome { reports, own, paths, nccl, stop_reason: why, warnings } = outcome;
-    let mut said = measurements(order.mode, &reports, own, paths, nccl);
-    if let Some(why) = why.filter(|_| said.events.is_empty() && said.unread.is_empty()) {
-        said.unread.push(ProbeFailure::new(FailureKind::Failed, why));
+fn judged(params: &CollectiveParams, outcome: Outcome) -> Measurements {
+    let Outcome { reports, own, paths, nccl, stop_reason, warnings } = outcome;
+    let mut measured = measurements(params.mode, &reports, own, paths, nccl);
+    if let Some(stop_reason) = stop_reason.filter(|_| measured.events.is_empty() && measured.unread.is_empty()) {
+        measured.unread.push(ProbeFailure::new(FailureKind::Failed, stop_reason));
     }
     // NCCL's log explains its failures.
-    if let (Some(failure), Some(warning)) = (said.unread.first_mut(), warnings.first()) {
+    if let (Some(failure), Some(warning)) = (measured.unread.first_mut(), warnings.first()) {
         failure.text = format!("{}; NCCL warned: {warning}", failure.text);
     }
-    said
+    measured
 }
 
 /// Prints the table of sizes to the log of the run.

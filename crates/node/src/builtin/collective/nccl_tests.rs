@@ -23,14 +23,14 @@ use crate::{
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
-pub(super) fn run(order: &CollectiveParams, stop: &Stop) -> Result<Measurements, ProbeFailure> {
+pub(super) fn run(params: &CollectiveParams, stop: &Stop) -> Result<Measurements, ProbeFailure> {
     let gpus = count_gpus()?;
-    let mut said = Measurements::default();
-    said.metrics.push(Metric::count(GPU_COUNT_METRIC, Entity::node(), f64::from(gpus)));
+    let mut measurements = Measurements::default();
+    measurements.metrics.push(Metric::count(GPU_COUNT_METRIC, Entity::node(), f64::from(gpus)));
     if gpus == 1 {
-        return Ok(said);
+        return Ok(measurements);
     }
-    let (exit, stdout, stderr) = run_program(order, gpus, stop)?;
+    let (exit, stdout, stderr) = run_program(params, gpus, stop)?;
     let read = nccl_tests::parse(&stdout).map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string()));
     let tests = match (exit, read) {
         (Some(0), Ok(tests)) => tests,
@@ -41,22 +41,22 @@ pub(super) fn run(order: &CollectiveParams, stop: &Stop) -> Result<Measurements,
     };
     if tests.wrong > 0 {
         let text = format!("{} wrong elements, according to all_reduce_perf", tests.wrong);
-        said.events.push(Event::seen("collective-wrong", Entity::node(), text));
+        measurements.events.push(Event::seen("collective-wrong", Entity::node(), text));
     }
     let log = NcclLog::read(&format!("{stdout}\n{stderr}"));
-    figures(order, gpus, &tests, &log, &mut said);
-    Ok(said)
+    add_metrics(params, gpus, &tests, &log, &mut measurements);
+    Ok(measurements)
 }
 
-fn figures(order: &CollectiveParams, gpus: u32, tests: &NcclTests, log: &NcclLog, said: &mut Measurements) {
-    let asked = RequestedPath { mode: order.mode, net: &order.net, shared_memory: order.shared_memory, ranks: 0..gpus };
-    let paths = match log.check_path(&asked) {
+fn add_metrics(params: &CollectiveParams, gpus: u32, tests: &NcclTests, log: &NcclLog, measurements: &mut Measurements) {
+    let requested = RequestedPath { mode: params.mode, net: &params.net, shared_memory: params.shared_memory, ranks: 0..gpus };
+    let paths = match log.check_path(&requested) {
         Ok(paths) => paths,
-        Err(other_way) => return said.unread.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string())),
+        Err(other_way) => return measurements.unread.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string())),
     };
     let row = tests.largest();
-    let mut metric = |name: &str, value: f64, unit| said.metrics.push(Metric::new(name, Entity::node(), value, unit));
-    metric(order.mode.metric(), row.bus_bandwidth, Unit::BytesPerSecond);
+    let mut metric = |name: &str, value: f64, unit| measurements.metrics.push(Metric::new(name, Entity::node(), value, unit));
+    metric(params.mode.metric(), row.bus_bandwidth, Unit::BytesPerSecond);
     metric("collective_bytes", row.bytes as f64, Unit::Bytes);
     metric("collective_wrong_elements", tests.wrong as f64, Unit::Count);
     metric("nccl_connections", paths.all as f64, Unit::Count);
@@ -76,18 +76,18 @@ fn count_gpus() -> Result<u32, ProbeFailure> {
 
 type ProgramOutput = (Option<i32>, String, String);
 
-fn run_program(order: &CollectiveParams, gpus: u32, stop: &Stop) -> Result<ProgramOutput, ProbeFailure> {
-    let Some((program, rest)) = order.nccl_tests.split_first() else {
+fn run_program(params: &CollectiveParams, gpus: u32, stop: &Stop) -> Result<ProgramOutput, ProbeFailure> {
+    let Some((program, rest)) = params.nccl_tests.split_first() else {
         return Err(ProbeFailure::new(FailureKind::Missing, "`nccl_tests` names no program"));
     };
     // Under a launcher each process has one GPU.
     let each = if rest.is_empty() { gpus } else { 1 };
     let mut command = Command::new(program);
-    command.args(rest).args(["-b", &order.least.to_string(), "-e", &order.most.to_string()]);
+    command.args(rest).args(["-b", &params.least.to_string(), "-e", &params.most.to_string()]);
     command.args(["-f", "4", "-c", "1", "-g", &each.to_string()]);
-    environment::set(&mut command, order);
+    environment::set(&mut command, params);
     let limits = Limits {
-        timeout: order.timeout.to_std(),
+        timeout: params.timeout.to_std(),
         max_stream_bytes: MAX_OUTPUT_BYTES,
         grace: Duration::ZERO,
         kill_grace: KILL_GRACE,
@@ -104,7 +104,7 @@ fn run_program(order: &CollectiveParams, gpus: u32, stop: &Stop) -> Result<Progr
             Ok((status.code(), text(stdout), text(stderr)))
         }
         Ok(ChildOutcome::TimedOut) => {
-            Err(failed(FailureKind::TimedOut, format!("did not finish within {}", order.timeout)))
+            Err(failed(FailureKind::TimedOut, format!("did not finish within {}", params.timeout)))
         }
         Ok(ChildOutcome::TooLong) => {
             Err(failed(FailureKind::TooLong, format!("it printed more than {MAX_OUTPUT_BYTES} bytes")))

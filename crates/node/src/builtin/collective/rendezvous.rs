@@ -60,31 +60,31 @@ fn nonce() -> io::Result<Nonce> {
 }
 
 /// Listens at the rendezvous address, and reports each node that joins.
-pub(super) fn listen(place: &JobPosition, news: &Sender<CoordinatorEvent>) -> Result<(), RendezvousError> {
+pub(super) fn listen(position: &JobPosition, events: &Sender<CoordinatorEvent>) -> Result<(), RendezvousError> {
     let listener =
-        bind(&place.address).map_err(|source| RendezvousError::Listen { address: place.address.clone(), source })?;
-    let (place, news) = (place.clone(), news.clone());
-    let strangers = Arc::new(AtomicUsize::new(0));
+        bind(&position.address).map_err(|source| RendezvousError::Listen { address: position.address.clone(), source })?;
+    let (position, events) = (position.clone(), events.clone());
+    let unauthenticated = Arc::new(AtomicUsize::new(0));
     // Listens for the lifetime of this process, which is that of the test.
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            if strangers.fetch_add(1, Ordering::SeqCst) >= MAX_UNAUTHENTICATED {
-                strangers.fetch_sub(1, Ordering::SeqCst);
+            if unauthenticated.fetch_add(1, Ordering::SeqCst) >= MAX_UNAUTHENTICATED {
+                unauthenticated.fetch_sub(1, Ordering::SeqCst);
                 continue;
             }
-            let (place, news, strangers) = (place.clone(), news.clone(), Arc::clone(&strangers));
+            let (position, events, unauthenticated) = (position.clone(), events.clone(), Arc::clone(&unauthenticated));
             thread::spawn(move || {
                 let from = stream.peer_addr();
-                match accept_peer(stream, &place) {
+                match accept_peer(stream, &position) {
                     Ok((hello, reading, writing)) => {
-                        drop(news.send(CoordinatorEvent::Joined { hello, reading, writing }));
+                        drop(events.send(CoordinatorEvent::Joined { hello, reading, writing }));
                     }
                     Err(error) => {
                         let from = from.map_or_else(|_| "somewhere".to_owned(), |from| from.to_string());
                         eprintln!("rejected a connection from {from}: {error}");
                     }
                 }
-                strangers.fetch_sub(1, Ordering::SeqCst);
+                unauthenticated.fetch_sub(1, Ordering::SeqCst);
             });
         }
     });
@@ -110,15 +110,15 @@ fn bind(address: &str) -> io::Result<TcpListener> {
 
 fn accept_peer(
     mut stream: TcpStream,
-    place: &JobPosition,
+    position: &JobPosition,
 ) -> Result<(JoinRequest, ReadChannel, WriteChannel), FrameError> {
     set_limits(&stream)?;
-    let ours = nonce()?;
-    stream.write_all(&ours)?;
-    let mut theirs = [0; NONCE_BYTES];
-    stream.read_exact(&mut theirs)?;
+    let own_nonce = nonce()?;
+    stream.write_all(&own_nonce)?;
+    let mut peer_nonce = [0; NONCE_BYTES];
+    stream.read_exact(&mut peer_nonce)?;
     let both = (stream.try_clone()?, stream);
-    let (mut reading, writing) = frame_auth::channels(both, &place.secret, &ours, &theirs, Side::Listener);
+    let (mut reading, writing) = frame_auth::channels(both, &position.secret, &own_nonce, &peer_nonce, Side::Listener);
     let hello = reading.read::<JoinRequest>()?;
     Ok((hello, reading, writing))
 }
@@ -136,20 +136,20 @@ pub(super) fn remove_read_timeout(reading: &ReadChannel) -> io::Result<()> {
 
 /// Connects to the first node, and retries until that accepts this node.
 pub(super) fn join(
-    place: &JobPosition,
+    position: &JobPosition,
     name: &str,
     within: Span,
     stop: &Stop,
 ) -> Result<(ReadChannel, WriteChannel), RendezvousError> {
     let deadline = Instant::now() + within.to_std();
-    let hello = JoinRequest { rank: place.rank, nodes: place.nodes, name: name.to_owned() };
+    let hello = JoinRequest { rank: position.rank, nodes: position.nodes, name: name.to_owned() };
     // A closed connection is a better diagnosis than the last failure to connect.
     let mut hung_up = None;
     loop {
-        let last = match connect_once(place, &hello) {
+        let last = match connect_once(position, &hello) {
             Ok((reading, writing, JoinReply::In)) => return Ok((reading, writing)),
             Ok((_, _, JoinReply::Refused(text))) => {
-                return Err(RendezvousError::Rejected { address: place.address.clone(), text });
+                return Err(RendezvousError::Rejected { address: position.address.clone(), text });
             }
             Err(FrameError::Io(error)) if CLOSED_BY_PEER.contains(&error.kind()) => {
                 hung_up = Some("it closed the connection; is the secret the same on both nodes?".to_owned());
@@ -162,19 +162,19 @@ pub(super) fn join(
         }
         if Instant::now() >= deadline {
             let last = hung_up.unwrap_or(last);
-            return Err(RendezvousError::NotReached { address: place.address.clone(), within, last });
+            return Err(RendezvousError::NotReached { address: position.address.clone(), within, last });
         }
         thread::sleep(RETRY_INTERVAL);
     }
 }
 
 fn connect_once(
-    place: &JobPosition,
+    position: &JobPosition,
     hello: &JoinRequest,
 ) -> Result<(ReadChannel, WriteChannel, JoinReply), FrameError> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     let mut connected = None;
-    for address in place.address.to_socket_addrs()? {
+    for address in position.address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
             Ok(stream) => {
                 connected = Some(stream);
@@ -185,12 +185,12 @@ fn connect_once(
     }
     let mut stream = connected.ok_or(last)?;
     set_limits(&stream)?;
-    let mut theirs = [0; NONCE_BYTES];
-    stream.read_exact(&mut theirs)?;
-    let ours = nonce()?;
-    stream.write_all(&ours)?;
+    let mut peer_nonce = [0; NONCE_BYTES];
+    stream.read_exact(&mut peer_nonce)?;
+    let own_nonce = nonce()?;
+    stream.write_all(&own_nonce)?;
     let both = (stream.try_clone()?, stream);
-    let (mut reading, mut writing) = frame_auth::channels(both, &place.secret, &theirs, &ours, Side::Connector);
+    let (mut reading, mut writing) = frame_auth::channels(both, &position.secret, &peer_nonce, &own_nonce, Side::Connector);
     writing.write(hello)?;
     let welcome = reading.read::<JoinReply>()?;
     remove_read_timeout(&reading)?;

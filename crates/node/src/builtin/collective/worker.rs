@@ -36,42 +36,42 @@ pub(in crate::builtin) const SUBTASK: &str = "collective-work";
 pub(in crate::builtin) fn run_worker(args: &[OsString]) -> ExitCode {
     // The worker must not outlive its node.
     let _killed_with_it = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let order = args.first().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
-    let Some(order) = order else {
+    let params = args.first().and_then(|text| serde_json::from_str::<CollectiveParams>(text.to_str()?).ok());
+    let Some(params) = params else {
         eprintln!("{SUBTASK} is internal to doctor-node");
         return ExitCode::FAILURE;
     };
-    if let Err(failure) = run_ranks(&order) {
-        say(&WorkerMessage::Cannot(failure));
+    if let Err(failure) = run_ranks(&params) {
+        send_message(&WorkerMessage::Cannot(failure));
     }
     ExitCode::SUCCESS
 }
 
 /// Writes one line at a time: several ranks report.
-fn say(said: &WorkerMessage) {
-    let line = serde_json::to_string(said).unwrap_or_default();
+fn send_message(message: &WorkerMessage) {
+    let line = serde_json::to_string(message).unwrap_or_default();
     // Fails only if the node is gone.
-    let _heard = writeln!(io::stdout().lock(), "{line}");
+    let _sent = writeln!(io::stdout().lock(), "{line}");
 }
 
-fn run_ranks(order: &CollectiveParams) -> Result<(), ProbeFailure> {
+fn run_ranks(params: &CollectiveParams) -> Result<(), ProbeFailure> {
     let or = |variable: &str, default: &str| env::var_os(variable).unwrap_or_else(|| default.into());
-    let nccl = order.library.as_ref().map_or_else(|| or("DOCTOR_NCCL", nccl::LIBRARY), OsString::from);
+    let nccl = params.library.as_ref().map_or_else(|| or("DOCTOR_NCCL", nccl::LIBRARY), OsString::from);
     let ranks = LocalRanks::open(&or("DOCTOR_CUDA", cuda::LIBRARY), &nccl)?;
-    say(&WorkerMessage::Opened(OpenedGpus {
+    send_message(&WorkerMessage::Opened(OpenedGpus {
         gpus: ranks.gpus().to_vec(),
         room: ranks.max_message_bytes(),
         nccl: ranks.nccl_version()?,
     }));
     let gate = Gate::default();
-    let (to_begin, begun) = mpsc::channel();
+    let (to_begin, begin_requests) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| listen(&ranks, &gate, to_begin));
         // Stopped before the start: there is nothing to report.
-        if let Ok(begin) = begun.recv() {
-            match task(order, &begin) {
+        if let Ok(begin) = begin_requests.recv() {
+            match task(params, &begin) {
                 Ok(task) => gate.run(&ranks, &task),
-                Err(failure) => say(&WorkerMessage::Cannot(failure)),
+                Err(failure) => send_message(&WorkerMessage::Cannot(failure)),
             }
         }
         // The listener blocks in a read until the node ends, so exit explicitly.
@@ -83,11 +83,11 @@ fn run_ranks(order: &CollectiveParams) -> Result<(), ProbeFailure> {
 fn listen(ranks: &LocalRanks, gate: &Gate, begin: mpsc::Sender<StartParams>) {
     let mut begin = Some(begin);
     for line in io::stdin().lock().lines() {
-        let Some(told) = line.ok().and_then(|line| serde_json::from_str::<WorkerCommand>(&line).ok()) else { break };
-        match told {
+        let Some(command) = line.ok().and_then(|line| serde_json::from_str::<WorkerCommand>(&line).ok()) else { break };
+        match command {
             WorkerCommand::MakeId => match ranks.unique_id() {
-                Ok(id) => say(&WorkerMessage::Id(hex::encode(id.bytes()))),
-                Err(failure) => say(&WorkerMessage::Cannot(failure)),
+                Ok(id) => send_message(&WorkerMessage::Id(hex::encode(id.bytes()))),
+                Err(failure) => send_message(&WorkerMessage::Cannot(failure)),
             },
             WorkerCommand::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
             WorkerCommand::Go(step) => gate.go(step),
@@ -101,15 +101,15 @@ fn listen(ranks: &LocalRanks, gate: &Gate, begin: mpsc::Sender<StartParams>) {
     std::process::exit(0);
 }
 
-fn task(order: &CollectiveParams, begin: &StartParams) -> Result<Task, ProbeFailure> {
-    let wrong = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
-    let id = id(&begin.id).ok_or_else(|| wrong("the first node sent an invalid NCCL id"))?;
-    let sizes = order.sizes(begin.room);
+fn task(params: &CollectiveParams, begin: &StartParams) -> Result<Task, ProbeFailure> {
+    let invalid = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
+    let id = id(&begin.id).ok_or_else(|| invalid("the first node sent an invalid NCCL id"))?;
+    let sizes = params.sizes(begin.room);
     if sizes.is_empty() {
-        let text = format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.room, order.least);
+        let text = format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.room, params.least);
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
-    Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: order.stall.to_std() })
+    Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: params.stall.to_std() })
 }
 
 fn id(text: &str) -> Option<UniqueId> {
@@ -135,17 +135,17 @@ struct GateState {
 
 impl Gate {
     fn run(&self, ranks: &LocalRanks, task: &Task) {
-        let here = ranks.gpus().len();
-        let report = |report: GpuReport| say(&WorkerMessage::Report(report));
-        ranks.run(task, &RankBarrier { wait: &|step| self.wait(step, here), stop: &self.stop, report: &report });
+        let local_ranks = ranks.gpus().len();
+        let report = |report: GpuReport| send_message(&WorkerMessage::Report(report));
+        ranks.run(task, &RankBarrier { wait: &|step| self.wait(step, local_ranks), stop: &self.stop, report: &report });
     }
 
-    fn wait(&self, step: usize, here: usize) -> bool {
+    fn wait(&self, step: usize, local_ranks: usize) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting += 1;
-        if state.waiting == here {
+        if state.waiting == local_ranks {
             state.waiting = 0;
-            say(&WorkerMessage::At(step));
+            send_message(&WorkerMessage::At(step));
         }
         let closed = |state: &mut GateState| state.open <= step && !self.stop.load(Ordering::Relaxed);
         drop(self.changed.wait_while(state, closed).unwrap_or_else(PoisonError::into_inner));
@@ -170,11 +170,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_to_meet_is_the_same_after_a_trip() {
-        let bytes: [u8; ID_BYTES] = std::array::from_fn(|place| place as u8);
+    fn an_nccl_id_survives_encoding() {
+        let bytes: [u8; ID_BYTES] = std::array::from_fn(|index| index as u8);
         assert_eq!(id(&hex::encode(&bytes)).unwrap().bytes(), &bytes);
-        for wrong in ["", "00", &"g".repeat(256), &"+1".repeat(128)] {
-            assert!(id(wrong).is_none(), "{wrong}");
+        for invalid in ["", "00", &"g".repeat(256), &"+1".repeat(128)] {
+            assert!(id(invalid).is_none(), "{invalid}");
         }
     }
 }

@@ -38,38 +38,38 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn start(order: &CollectiveParams, queue: &Sender<CoordinatorEvent>) -> io::Result<Self> {
-        let written = serde_json::to_string(order).map_err(io::Error::other)?;
+    pub(super) fn start(params: &CollectiveParams, queue: &Sender<CoordinatorEvent>) -> io::Result<Self> {
+        let written = serde_json::to_string(params).map_err(io::Error::other)?;
         let mut command = Command::new(SELF_EXE);
         command.args([BUILTIN_ARGUMENT, SUBTASK, &written]);
-        environment::set(&mut command, order);
+        environment::set(&mut command, params);
         // NCCL's plugins must not see the job's secret.
         command.env_remove("DOCTOR_RENDEZVOUS_SECRET").env_remove("DOCTOR_RENDEZVOUS_SECRET_FILE");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(input), Some(words), Some(log)) = pipes else {
+        let (Some(input), Some(output), Some(log)) = pipes else {
             return Err(io::Error::other("the child process has no pipes"));
         };
-        let (said, logged, last) = (queue.clone(), queue.clone(), queue.clone());
+        let (messages, logged, last) = (queue.clone(), queue.clone(), queue.clone());
         // Both pipes must be read to their end before the worker counts as ended: its log is judged then.
         thread::spawn(move || {
             let listener =
-                thread::spawn(move || lines(log, |line| logged.send(CoordinatorEvent::Log(line.to_owned())).is_ok()));
-            lines(words, |line| match serde_json::from_str::<WorkerMessage>(line) {
-                Ok(word) => said.send(CoordinatorEvent::Worker(word)).is_ok(),
+                thread::spawn(move || for_each_line(log, |line| logged.send(CoordinatorEvent::Log(line.to_owned())).is_ok()));
+            for_each_line(output, |line| match serde_json::from_str::<WorkerMessage>(line) {
+                Ok(message) => messages.send(CoordinatorEvent::Worker(message)).is_ok(),
                 // NCCL logs here if it cannot open its log file.
-                Err(_) => said.send(CoordinatorEvent::Log(line.to_owned())).is_ok(),
+                Err(_) => messages.send(CoordinatorEvent::Log(line.to_owned())).is_ok(),
             });
             let _listened = listener.join();
-            let _told = last.send(CoordinatorEvent::WorkerEnded);
+            let _sent = last.send(CoordinatorEvent::WorkerEnded);
         });
         Ok(Self { child, input, killed: false })
     }
 
     /// Sends a message. A worker that is gone is detected by its pipes.
-    pub(super) fn send(&mut self, told: &WorkerCommand) {
-        let line = serde_json::to_string(told).unwrap_or_default();
-        let _told = writeln!(self.input, "{line}");
+    pub(super) fn send(&mut self, command: &WorkerCommand) {
+        let line = serde_json::to_string(command).unwrap_or_default();
+        let _sent = writeln!(self.input, "{line}");
     }
 
     pub(super) fn kill(&mut self) {
@@ -101,7 +101,7 @@ impl Drop for Worker {
     }
 }
 
-fn lines(stream: impl Read, mut hear: impl FnMut(&str) -> bool) {
+fn for_each_line(stream: impl Read, mut handle_line: impl FnMut(&str) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -109,7 +109,7 @@ fn lines(stream: impl Read, mut hear: impl FnMut(&str) -> bool) {
         match reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {
-                if !hear(String::from_utf8_lossy(&line).trim_end()) {
+                if !handle_line(String::from_utf8_lossy(&line).trim_end()) {
                     return;
                 }
             }

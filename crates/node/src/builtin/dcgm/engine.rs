@@ -149,30 +149,30 @@ impl Engine {
         if !address.is_local() {
             return Err(failed("no host engine answers there; the test starts one only on this machine".to_owned()));
         }
-        let beside = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
-        let engine = Program::find(&beside.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
+        let directory = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
+        let engine = Program::find(&directory.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
         let missing = || {
             let text = format!("no host engine runs, and {ENGINE} is not installed; it comes with DCGM");
             ProbeFailure::new(FailureKind::Missing, text)
         };
-        let mut kept = EngineKeeper::start(&engine.ok_or_else(missing)?, address)
+        let mut keeper = EngineKeeper::start(&engine.ok_or_else(missing)?, address)
             .map_err(|error| failed(format!("cannot start the keeper process of {ENGINE}: {error}")))?;
-        match kept.wait_for(address, stop) {
+        match keeper.wait_for(address, stop) {
             Ok(()) => {
                 eprintln!("started a host engine for this test");
-                Ok(Self::Started(kept))
+                Ok(Self::Started(keeper))
             }
             Err(failure) => {
-                kept.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
+                keeper.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
                 Err(failure)
             }
         }
     }
 
-    /// Ends our engine, and waits for that no longer than `patience`.
-    pub(super) fn end(self, patience: Duration) {
-        if let Self::Started(kept) = self {
-            kept.end(patience);
+    /// Ends our engine, and waits for that no longer than `timeout`.
+    pub(super) fn end(self, timeout: Duration) {
+        if let Self::Started(keeper) = self {
+            keeper.end(timeout);
         }
     }
 }
@@ -188,7 +188,7 @@ impl EngineKeeper {
     }
 
     fn wait_for(&mut self, address: &Address, stop: &Stop) -> Result<(), ProbeFailure> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if address.answers() {
                 return Ok(());
@@ -200,7 +200,7 @@ impl EngineKeeper {
                 let text = format!("{ENGINE} ended before it answered; see its output in the log");
                 return Err(ProbeFailure::new(FailureKind::Failed, text));
             }
-            if begun.elapsed() > START {
+            if started.elapsed() > START {
                 let text = format!("{ENGINE} did not answer within {START:?}");
                 return Err(ProbeFailure::new(FailureKind::TimedOut, text));
             }
@@ -208,11 +208,11 @@ impl EngineKeeper {
         }
     }
 
-    fn end(mut self, patience: Duration) {
+    fn end(mut self, timeout: Duration) {
         drop(self.input.take());
-        let begun = Instant::now();
+        let started = Instant::now();
         while matches!(self.keeper.try_wait(), Ok(None)) {
-            if begun.elapsed() > patience {
+            if started.elapsed() > timeout {
                 eprintln!("{ENGINE} is still stopping; its keeper process waits for it");
                 return;
             }
@@ -224,9 +224,9 @@ impl EngineKeeper {
 /// Entry point of the keeper's process.
 pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
-    let heard = Arc::new(AtomicBool::new(false));
+    let signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
-        if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
+        if signal_hook::flag::register(signal, Arc::clone(&signalled)).is_err() {
             return ExitCode::FAILURE;
         }
     }
@@ -234,13 +234,13 @@ pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     let folder = env::temp_dir().join(format!("cluster-doctor-dcgm-{}", std::process::id()));
     // DCGM's worker detaches its children; as subreaper we adopt them.
     let _adopted = set_child_subreaper(Some(getpid()));
-    let kept = DirBuilder::new().mode(0o700).create(&folder).and_then(|()| {
+    let result = DirBuilder::new().mode(0o700).create(&folder).and_then(|()| {
         let engine = Program { path: PathBuf::from(program) };
-        let ended = engine_in(&folder, &engine, arguments);
+        let status = engine_in(&folder, &engine, arguments);
         let _removed = fs::remove_dir_all(&folder);
-        ended
+        status
     });
-    match kept {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{ENGINE}: {error}");
@@ -258,9 +258,9 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
     let mut running = command.process_group(0).stdin(Stdio::null()).stdout(says).spawn()?;
     let mut input = io::stdin();
     loop {
-        let mut told = [PollFd::new(&input, PollFlags::IN)];
+        let mut fds = [PollFd::new(&input, PollFlags::IN)];
         let wait = Timespec::try_from(POLL_INTERVAL * 4).map_err(io::Error::other)?;
-        if poll(&mut told, Some(&wait)).is_ok_and(|ready| ready > 0) && !matches!(input.read(&mut [0; 64]), Ok(1..)) {
+        if poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0) && !matches!(input.read(&mut [0; 64]), Ok(1..)) {
             break;
         }
         if child::has_exited(&running)? {
@@ -275,15 +275,15 @@ fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Res
 
 /// Kills adopted descendants of the engine: DCGM's worker would run for hours.
 fn kill_adopted() {
-    let us = std::process::id();
+    let own_pid = std::process::id();
     let deadline = Instant::now() + KILL_GRACE;
     while Instant::now() < deadline {
         while matches!(waitpid(None, WaitOptions::NOHANG), Ok(Some(_))) {}
-        let left: Vec<_> = processes().filter(|stat| stat.parent == us && !stat.has_exited()).collect();
-        if left.is_empty() {
+        let remaining: Vec<_> = processes().filter(|stat| stat.parent == own_pid && !stat.has_exited()).collect();
+        if remaining.is_empty() {
             return;
         }
-        for pid in left.iter().filter_map(|stat| Pid::from_raw(i32::try_from(stat.pid).ok()?)) {
+        for pid in remaining.iter().filter_map(|stat| Pid::from_raw(i32::try_from(stat.pid).ok()?)) {
             // An error means that the process is gone.
             let _gone = kill_process(pid, Signal::KILL);
         }
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_host_with_or_without_a_port_or_a_socket() {
+    fn an_address_is_a_host_with_an_optional_port_or_a_socket() {
         assert_eq!(Address::parse("127.0.0.1:5600").unwrap(), Address::Tcp("127.0.0.1:5600".parse().unwrap()));
         assert_eq!(Address::parse("127.0.0.1").unwrap(), Address::Tcp("127.0.0.1:5555".parse().unwrap()));
         let socket = Address::parse("unix:///run/engine").unwrap();

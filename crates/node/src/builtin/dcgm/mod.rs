@@ -50,40 +50,40 @@ pub(super) fn run(args: Vec<OsString>) -> ProbeOutput {
 }
 
 fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmParams>(text.to_str()?).ok());
-    let Some(order) = order else {
+    let params = args.into_iter().next().and_then(|text| serde_json::from_str::<DcgmParams>(text.to_str()?).ok());
+    let Some(params) = params else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the DCGM test"));
     };
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
-    let dcgmi = Program::find(&order.program, &[]).ok_or_else(|| {
-        let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", order.program);
+    let dcgmi = Program::find(&params.program, &[]).ok_or_else(|| {
+        let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", params.program);
         ProbeFailure::new(FailureKind::Missing, text)
     })?;
-    let address = Address::parse(&order.address)?;
+    let address = Address::parse(&params.address)?;
     let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
-    let left = state.as_deref().map_or_else(HungProbes::in_memory, HungProbes::in_directory);
-    if let Some(pid) = left.hanging(PROCESS_LABEL) {
+    let hung_probes = state.as_deref().map_or_else(HungProbes::in_memory, HungProbes::in_directory);
+    if let Some(pid) = hung_probes.hanging(PROCESS_LABEL) {
         let text = format!("process {pid} of an earlier diagnosis still hangs; no other is started");
         return Err(ProbeFailure::new(FailureKind::Abandoned, text));
     }
-    let running = check_preconditions(&order, &stop, state.as_deref())?;
+    let running = check_preconditions(&params, &stop, state.as_deref())?;
     let engine = Engine::connect_or_start(&address, running, &dcgmi.path, &stop)?;
-    let answer = run_dcgmi(&dcgmi, &order, &stop, &left);
+    let output = run_dcgmi(&dcgmi, &params, &stop, &hung_probes);
     engine.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
-    answer
+    output
 }
 
 /// Tests the preconditions, and returns the pid of a running engine, if any.
-fn check_preconditions(order: &DcgmParams, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
+fn check_preconditions(params: &DcgmParams, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut runner = LocalRunner::new(&root, stop).state(state);
     if let Some(library) = env::var_os("DOCTOR_NVML") {
         runner = runner.library(library);
     }
-    if order.level.loads_gpus() {
+    if params.level.loads_gpus() {
         match runner.run(&Probe::gpu(&preconditions::FIELDS)) {
-            ProbeOutput::Gpus(answer) => preconditions::are_met(&answer, &root)?,
+            ProbeOutput::Gpus(result) => preconditions::are_met(&result, &root)?,
             ProbeOutput::Failed(failure) => return Err(failure),
             _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "unexpected answer to the GPU query")),
         }
@@ -99,27 +99,27 @@ fn check_preconditions(order: &DcgmParams, stop: &Stop, state: Option<&Path>) ->
 }
 
 /// Runs the diagnosis to its end.
-fn run_dcgmi(dcgmi: &Program, order: &DcgmParams, stop: &Stop, left: &HungProbes) -> Result<ProbeOutput, ProbeFailure> {
-    let level = order.level.number();
+fn run_dcgmi(dcgmi: &Program, params: &DcgmParams, stop: &Stop, hung_probes: &HungProbes) -> Result<ProbeOutput, ProbeFailure> {
+    let level = params.level.number();
     let mut command = dcgmi.command(EndSignal::Term);
-    command.args(["diag", "--host", &order.address, "-j", "-r", &level.to_string()]);
-    if !order.parameters.is_empty() {
-        command.args(["-p", &order.parameters.join(";")]);
+    command.args(["diag", "--host", &params.address, "-j", "-r", &level.to_string()]);
+    if !params.parameters.is_empty() {
+        command.args(["-p", &params.parameters.join(";")]);
     }
     let limits = Limits {
-        timeout: order.timeout.to_std(),
+        timeout: params.timeout.to_std(),
         max_stream_bytes: MAX_OUTPUT_BYTES,
         grace: GRACE,
         kill_grace: KILL_GRACE,
     };
-    eprintln!("dcgmi diag at level {level}, for {} at most", order.timeout);
-    let begun = Instant::now();
-    let say = |line: &str| eprintln!("{line}");
-    let echo = Echo { stdout: Some(&say), stderr: Some(&say) };
-    let ended = child::run_with_stop_grace(&mut command, &limits, STOP_GRACE, stop, echo);
-    eprintln!("dcgmi ended after {:.1} s", begun.elapsed().as_secs_f64());
+    eprintln!("dcgmi diag at level {level}, for {} at most", params.timeout);
+    let started = Instant::now();
+    let log_line = |line: &str| eprintln!("{line}");
+    let echo = Echo { stdout: Some(&log_line), stderr: Some(&log_line) };
+    let outcome = child::run_with_stop_grace(&mut command, &limits, STOP_GRACE, stop, echo);
+    eprintln!("dcgmi ended after {:.1} s", started.elapsed().as_secs_f64());
     let failed = |kind, text: String| Err(ProbeFailure::new(kind, text));
-    match ended {
+    match outcome {
         Ok(ChildOutcome::Exited { status, stdout, stderr }) => Ok(ProbeOutput::Ran {
             exit: status.code(),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
@@ -129,7 +129,7 @@ fn run_dcgmi(dcgmi: &Program, order: &DcgmParams, stop: &Stop, left: &HungProbes
             let text = format!(
                 "the diagnosis at level {level} did not end within {} and was stopped; increase `timeout`, or \
                  look for a hung GPU",
-                order.timeout
+                params.timeout
             );
             failed(FailureKind::TimedOut, text)
         }
@@ -140,7 +140,7 @@ fn run_dcgmi(dcgmi: &Program, order: &DcgmParams, stop: &Stop, left: &HungProbes
             failed(FailureKind::Killed, "stopped by a signal".to_owned())
         }
         Ok(ChildOutcome::Unkillable { pid, child }) => {
-            left.add(PROCESS_LABEL, pid, child);
+            hung_probes.add(PROCESS_LABEL, pid, child);
             failed(FailureKind::Abandoned, format!("dcgmi hangs in the kernel and was left behind as process {pid}"))
         }
         Err(error) => failed(FailureKind::Failed, format!("cannot start dcgmi: {error}")),

@@ -17,15 +17,15 @@ const PROCESSES: &str = "process.*.pid";
 ///
 /// # Errors
 /// With every precondition that is not met, by name.
-pub(super) fn are_met(answer: &GpuQueryResult, root: &Path) -> Result<(), ProbeFailure> {
-    if let Err(failure) = &answer.driver {
+pub(super) fn are_met(result: &GpuQueryResult, root: &Path) -> Result<(), ProbeFailure> {
+    if let Err(failure) = &result.driver {
         return Err(failure.clone());
     }
-    if answer.gpus.is_empty() {
-        let text = format!("the driver lists no GPU, the PCI bus has {}", answer.on_pci.len());
+    if result.gpus.is_empty() {
+        let text = format!("the driver lists no GPU, the PCI bus has {}", result.on_pci.len());
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
-    let unmet: Vec<String> = answer.gpus.iter().flat_map(|gpu| unmet(gpu, root)).collect();
+    let unmet: Vec<String> = result.gpus.iter().flat_map(|gpu| unmet(gpu, root)).collect();
     if unmet.is_empty() {
         return Ok(());
     }
@@ -76,29 +76,29 @@ mod tests {
     use super::*;
     use doctor_checks::gpu::Driver;
 
-    fn said(fields: &[(&str, FieldValue)]) -> Option<String> {
+    fn unmet_text(fields: &[(&str, FieldValue)]) -> Option<String> {
         let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
-        let answer = GpuQueryResult {
+        let result = GpuQueryResult {
             on_pci: vec!["0000:18:00.0".to_owned()],
             driver: Ok(Driver { version: "570.124.06".to_owned(), cuda: None, asked: "nvml".to_owned() }),
             gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".to_owned(), fields }],
         };
-        are_met(&answer, Path::new("/")).err().map(|failure| failure.text)
+        are_met(&result, Path::new("/")).err().map(|failure| failure.text)
     }
 
     #[test]
-    fn a_gpu_that_is_in_use_or_divided_is_not_ready_and_one_that_does_not_tell_is_neither() {
+    fn a_gpu_in_use_or_with_mig_is_not_ready_and_an_unreadable_one_is_unknown() {
         let off = (MIG, FieldValue::Number(0.0));
-        assert_eq!(said(std::slice::from_ref(&off)), None);
-        assert_eq!(said(&[(MIG, FieldValue::NotSupported)]), None);
-        let us = f64::from(std::process::id());
-        let busy = said(&[off.clone(), ("process.0.pid", FieldValue::Number(us))]).unwrap();
+        assert_eq!(unmet_text(std::slice::from_ref(&off)), None);
+        assert_eq!(unmet_text(&[(MIG, FieldValue::NotSupported)]), None);
+        let own_pid = f64::from(std::process::id());
+        let busy = unmet_text(&[off.clone(), ("process.0.pid", FieldValue::Number(own_pid))]).unwrap();
         assert!(busy.contains("`gpus-free`: gpu:0000:18:00.0 is used by process") && busy.contains(" ("), "{busy}");
-        let divided = said(&[(MIG, FieldValue::Number(1.0))]).unwrap();
-        assert!(divided.contains("`mig-off`: gpu:0000:18:00.0 has MIG enabled"), "{divided}");
+        let with_mig = unmet_text(&[(MIG, FieldValue::Number(1.0))]).unwrap();
+        assert!(with_mig.contains("`mig-off`: gpu:0000:18:00.0 has MIG enabled"), "{with_mig}");
         let lost = || FieldValue::Failed { code: 15, text: "GPU is lost".to_owned() };
-        let both = said(&[(MIG, lost()), (PROCESSES, lost())]).unwrap();
+        let both = unmet_text(&[(MIG, lost()), (PROCESSES, lost())]).unwrap();
         assert!(both.contains("MIG mode of gpu:0000:18:00.0 unknown (GPU is lost); `gpus-free`"), "{both}");
-        assert!(said(&[off, (PROCESSES, FieldValue::NotSupported)]).unwrap().contains("unknown ("));
+        assert!(unmet_text(&[off, (PROCESSES, FieldValue::NotSupported)]).unwrap().contains("unknown ("));
     }
 }

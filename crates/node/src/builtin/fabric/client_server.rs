@@ -92,8 +92,8 @@ pub(super) fn run(program: &Program, sides: &CommandLines, limit: Duration, stop
     if let Some(pid) = child::end(&mut server.child, Duration::ZERO, KILL_GRACE) {
         return Ok(PairOutcome::Unkillable { pid, child: server.child });
     }
-    if let (ServerState::Ended, PairOutcome::Finished(said)) = (opened, &mut ran) {
-        said.exit = server.child.wait()?.code();
+    if let (ServerState::Ended, PairOutcome::Finished(output)) = (opened, &mut ran) {
+        output.exit = server.child.wait()?.code();
     }
     Ok(ran)
 }
@@ -139,7 +139,7 @@ impl Server {
     }
 
     fn wait_until_listening(&self, port: u16, stop: &Stop) -> io::Result<ServerState> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if TABLES.iter().any(|table| fs::read_to_string(table).is_ok_and(|text| is_listening(&text, port))) {
                 return Ok(ServerState::Listening);
@@ -150,16 +150,16 @@ impl Server {
             if stop.requested().is_some() {
                 return Ok(ServerState::Stopped);
             }
-            if begun.elapsed() > LISTEN_TIMEOUT {
+            if started.elapsed() > LISTEN_TIMEOUT {
                 return Ok(ServerState::TimedOut);
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    fn wait(&self, patience: Duration) -> io::Result<()> {
-        let begun = Instant::now();
-        while !child::has_exited(&self.child)? && begun.elapsed() < patience {
+    fn wait(&self, timeout: Duration) -> io::Result<()> {
+        let started = Instant::now();
+        while !child::has_exited(&self.child)? && started.elapsed() < timeout {
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())

@@ -33,26 +33,26 @@ const MISSING_DEVICE: &str = "doctor-none0";
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricParams>(text.to_str()?).ok());
-    let Some(order) = order else {
+    let params = args.into_iter().next().and_then(|text| serde_json::from_str::<FabricParams>(text.to_str()?).ok());
+    let Some(params) = params else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the fabric test"));
     };
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
-    let found = ports::find(&order, &stop)?;
-    let left = env::var_os(STATE_VARIABLE)
+    let found_ports = ports::find(&params, &stop)?;
+    let hung_probes = env::var_os(STATE_VARIABLE)
         .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let mut test = Test {
-        params: &order,
+        params: &params,
         stop: &stop,
-        begun: Instant::now(),
-        hung_probes: left,
+        started: Instant::now(),
+        hung_probes,
         measurements: Measurements::default(),
         throughput: Vec::new(),
     };
-    test.measurements.unread.extend(found.failures);
+    test.measurements.unread.extend(found_ports.failures);
     for tool in Tool::ALL {
-        let of_tool: Vec<&Port> = found.ports.iter().filter(|port| port.tool == *tool).collect();
+        let of_tool: Vec<&Port> = found_ports.ports.iter().filter(|port| port.tool == *tool).collect();
         if !of_tool.is_empty()
             && let Err(failure) = test.ports(*tool, &of_tool)
         {
@@ -70,7 +70,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
 struct Test<'a> {
     params: &'a FabricParams,
     stop: &'a Stop,
-    begun: Instant,
+    started: Instant,
     /// Processes that could not be killed.
     hung_probes: HungProbes,
     measurements: Measurements,
@@ -87,7 +87,7 @@ impl Test<'_> {
             if self.stop.requested().is_some() {
                 return Ok(());
             }
-            if self.begun.elapsed() > self.params.timeout.to_std() {
+            if self.started.elapsed() > self.params.timeout.to_std() {
                 let (entity, timeout) = (port.entity(), self.params.timeout);
                 let text = format!("{entity} was not tested within {timeout}; increase `timeout`");
                 return Err(ProbeFailure::new(FailureKind::TimedOut, text));
@@ -99,26 +99,26 @@ impl Test<'_> {
 
     /// Runs the negative control: a tool that succeeds on a device that does not exist proves nothing.
     fn negative_control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
-        let broken = |why: &str| {
-            let text = format!("{} {why} for a device that does not exist, so its results prove nothing", tool.name());
+        let unusable = |behaviour: &str| {
+            let text = format!("{} {behaviour} for a device that does not exist, so its results prove nothing", tool.name());
             ProbeFailure::new(FailureKind::Failed, text)
         };
         match self.pair(tool, program, MISSING_DEVICE, "1")? {
-            PairOutcome::Finished(said) => match tool.parse_output(&said) {
+            PairOutcome::Finished(output) => match tool.parse_output(&output) {
                 ToolResult::NoResult(FailureKind::Failed, text) => {
                     eprintln!("{}: negative control: a device that does not exist is rejected ({text})", tool.name());
                     Ok(())
                 }
-                ToolResult::Throughput { .. } => Err(broken("gives a result")),
-                ToolResult::Failed(_) => Err(broken("moves messages")),
-                ToolResult::NoResult(..) => Err(broken("does not report a failure")),
+                ToolResult::Throughput { .. } => Err(unusable("gives a result")),
+                ToolResult::Failed(_) => Err(unusable("moves messages")),
+                ToolResult::NoResult(..) => Err(unusable("does not report a failure")),
             },
-            PairOutcome::Stalled(limit) => Err(broken(&format!("does not end within {limit:?}"))),
+            PairOutcome::Stalled(limit) => Err(unusable(&format!("does not end within {limit:?}"))),
             PairOutcome::Unkillable { pid, child } => {
                 self.hung_probes.add(tool.name(), pid, child);
-                Err(broken(&format!("hangs as process {pid}")))
+                Err(unusable(&format!("hangs as process {pid}")))
             }
-            PairOutcome::TooLong => Err(broken("prints too much output")),
+            PairOutcome::TooLong => Err(unusable("prints too much output")),
             PairOutcome::Stopped => Ok(()),
         }
     }
@@ -143,9 +143,9 @@ impl Test<'_> {
             return Ok(());
         }
         let before = ports::counters(port, self.stop);
-        let begun = Instant::now();
+        let started = Instant::now();
         let ran = self.pair(port.tool, program, &port.device, &port.port)?;
-        let took = begun.elapsed();
+        let elapsed = started.elapsed();
         match ran {
             PairOutcome::Stopped => return Ok(()),
             PairOutcome::Stalled(limit) => {
@@ -164,12 +164,12 @@ impl Test<'_> {
                 let text = format!("{} hangs in the kernel and was left behind as process {pid}", port.tool.name());
                 self.add_event(port, "loopback-stalled", text);
             }
-            PairOutcome::Finished(said) => match port.tool.parse_output(&said) {
+            PairOutcome::Finished(output) => match port.tool.parse_output(&output) {
                 ToolResult::Throughput { bits_per_second, seconds } => {
                     let share = port.rate.map_or_else(String::new, |rate| {
                         format!(", {:.0} % of its link", bits_per_second * 100.0 / rate)
                     });
-                    eprintln!("{entity}: {:.1} Gbit/s{share}, {:.1} s", bits_per_second / 1e9, took.as_secs_f64());
+                    eprintln!("{entity}: {:.1} Gbit/s{share}, {:.1} s", bits_per_second / 1e9, elapsed.as_secs_f64());
                     let metrics = port.tool.metrics(&entity, bits_per_second, seconds, port.rate);
                     self.measurements.metrics.extend(metrics);
                     self.throughput.push((port.clone(), bits_per_second));
@@ -178,7 +178,7 @@ impl Test<'_> {
                 ToolResult::NoResult(kind, text) => self.unread(ProbeFailure::new(kind, format!("{entity}: {text}"))),
             },
         }
-        self.compare_counters(port, before, took);
+        self.compare_counters(port, before, elapsed);
         Ok(())
     }
 
@@ -192,11 +192,11 @@ impl Test<'_> {
         self.measurements.unread.push(failure);
     }
 
-    fn compare_counters(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, took: Duration) {
+    fn compare_counters(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, elapsed: Duration) {
         let both = before.and_then(|before| Ok((before, ports::counters(port, self.stop)?)));
         match both {
             Ok((before, after)) => {
-                let (events, unread) = fabric_counters::growth_events(&before, &after, took.as_secs_f64());
+                let (events, unread) = fabric_counters::growth_events(&before, &after, elapsed.as_secs_f64());
                 for event in &events {
                     eprintln!("{}: {}: {}", event.entity, event.code, event.text);
                 }
@@ -209,16 +209,16 @@ impl Test<'_> {
 
     /// Compares each port with its peers: same tool, same link rate.
     fn compare(&mut self) {
-        for (place, (port, bits)) in self.throughput.iter().enumerate() {
+        for (index, (port, bits)) in self.throughput.iter().enumerate() {
             let is_like = |other: &Port| other.tool == port.tool && other.rate == port.rate;
             let others =
-                self.throughput.iter().enumerate().filter(|(other, (like, _))| *other != place && is_like(like));
+                self.throughput.iter().enumerate().filter(|(other, (like, _))| *other != index && is_like(like));
             let others: Vec<f64> = others.map(|(_, (_, bits))| *bits).collect();
             // With only two ports, neither can be called the outlier.
             if others.len() >= 2
-                && let Some(usual) = median(others).filter(|usual| *usual > 0.0)
+                && let Some(typical) = median(others).filter(|typical| *typical > 0.0)
             {
-                let share = bits * 100.0 / usual;
+                let share = bits * 100.0 / typical;
                 let metric = Metric::new("loopback_percent_of_others", port.entity(), share, Unit::Percent);
                 self.measurements.metrics.push(metric);
             }

@@ -68,7 +68,7 @@ pub(super) fn counters(port: &Port, stop: &Stop) -> Result<Vec<FileText>, ProbeF
 ///
 /// # Errors
 /// If the kernel's list cannot be read or contains nothing to test.
-pub(super) fn find(order: &FabricParams, stop: &Stop) -> Result<FoundPorts, ProbeFailure> {
+pub(super) fn find(params: &FabricParams, stop: &Stop) -> Result<FoundPorts, ProbeFailure> {
     let runner = new_runner(stop);
     let states = runner.run(&Probe::glob(STATE));
     let rates = files(runner.run(&Probe::glob(RATE)))?;
@@ -83,21 +83,21 @@ pub(super) fn find(order: &FabricParams, stop: &Stop) -> Result<FoundPorts, Prob
         port_file(&layers, LINK_LAYER, &[port.device, port.port]).ok().flatten().unwrap_or_default()
     };
     let has_infiniband = all.iter().any(|port| layer(port) == "InfiniBand");
-    let mut found = FoundPorts::default();
+    let mut result = FoundPorts::default();
     for port in &all {
-        let is_named = order.devices.iter().any(|name| name == port.device);
-        if !order.devices.is_empty() && !is_named {
+        let is_named = params.devices.iter().any(|name| name == port.device);
+        if !params.devices.is_empty() && !is_named {
             continue;
         }
         let link = format!("/{}/device/driver", port.device);
         let is_efa = drivers.iter().any(|(path, to)| path.ends_with(&link) && to.ends_with("/efa"));
         let (entity, layer) = (port.entity(), layer(port));
         match &port.state {
-            Err(failure) => found.failures.push(failure.clone()),
+            Err(failure) => result.failures.push(failure.clone()),
             Ok("ACTIVE") if !is_efa && layer == "Ethernet" && has_infiniband && !is_named => {
                 eprintln!("{entity}: not tested: Ethernet on a node with InfiniBand; add it to `devices` to test it");
             }
-            Ok("ACTIVE") if is_efa || matches!(layer, "InfiniBand" | "Ethernet") => found.ports.push(Port {
+            Ok("ACTIVE") if is_efa || matches!(layer, "InfiniBand" | "Ethernet") => result.ports.push(Port {
                 device: port.device.to_owned(),
                 port: port.port.to_owned(),
                 rate: port_file(&rates, RATE, &[port.device, port.port]).ok().flatten().and_then(parse_rate),
@@ -109,15 +109,15 @@ pub(super) fn find(order: &FabricParams, stop: &Stop) -> Result<FoundPorts, Prob
             Ok(state) => eprintln!("{entity}: not tested: state {state}; see ib-ports"),
         }
     }
-    let missing = order.devices.iter().filter(|name| all.iter().all(|port| port.device != **name));
-    found.failures.extend(
+    let missing = params.devices.iter().filter(|name| all.iter().all(|port| port.device != **name));
+    result.failures.extend(
         missing.map(|name| {
             ProbeFailure::new(FailureKind::Missing, format!("the device {name} of `devices` does not exist"))
         }),
     );
-    if found.ports.is_empty() && found.failures.is_empty() {
+    if result.ports.is_empty() && result.failures.is_empty() {
         let text = format!("none of {} ports is active and supported by the test; see ib-ports", all.len());
         return Err(ProbeFailure::new(FailureKind::Empty, text));
     }
-    Ok(found)
+    Ok(result)
 }

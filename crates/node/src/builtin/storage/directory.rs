@@ -53,7 +53,7 @@ fn io_failure(what: impl Into<String>) -> impl FnOnce(Errno) -> IoFailure {
 }
 
 /// From an error of the standard library.
-fn trouble_io(what: &str) -> impl FnOnce(io::Error) -> IoFailure {
+fn std_io_failure(what: &str) -> impl FnOnce(io::Error) -> IoFailure {
     move |error| IoFailure { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
@@ -78,19 +78,19 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = open(mount, flags, Mode::empty()).map_err(io_failure("opening it"))?;
         let name = owner.name();
-        let made = make_inside(&opened, &name, owner);
-        let CreatedDirectory { fd: itself, parent, removed_stale: swept } = made.inspect_err(|_| {
+        let created = make_inside(&opened, &name, owner);
+        let CreatedDirectory { fd: itself, parent, removed_stale: swept } = created.inspect_err(|_| {
             // The parent may have been created and be empty.
             let _in_use = unlinkat(&opened, PARENT, AtFlags::REMOVEDIR);
         })?;
-        let mut made =
+        let mut created =
             Self { mount: opened, parent, name, fd: itself, direct: false, free: None, removed_stale: swept };
-        match made.probe_file_system() {
-            Ok(()) => Ok(made),
-            Err(trouble) => {
+        match created.probe_file_system() {
+            Ok(()) => Ok(created),
+            Err(failure) => {
                 // Report the first error.
-                let _tidied = made.remove();
-                Err(trouble)
+                let _removed = created.remove();
+                Err(failure)
             }
         }
     }
@@ -102,7 +102,7 @@ impl Directory {
         self.verify_owner(&fstat(&file).map_err(io_failure("checking a file"))?)?;
         let mut file = File::from(file);
         let written = file.write_all(&[0x5a; 4096]).and_then(|()| file.sync_all());
-        written.map_err(trouble_io("writing to a file"))?;
+        written.map_err(std_io_failure("writing to a file"))?;
         let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
         self.direct = match openat(&self.fd, PROBE_FILE, direct, Mode::empty()) {
             Ok(_) => true,
@@ -131,13 +131,13 @@ impl Directory {
 
     /// Removes it, and the parent if that is unused.
     pub(super) fn remove(&self) -> Result<(), IoFailure> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match empty(&self.fd).and_then(|()| {
                 unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
                     .map_err(io_failure("removing the directory"))
             }) {
-                Err(left) if left.errno == Errno::NOTEMPTY.raw_os_error() && begun.elapsed() < RELEASE_TIMEOUT => {
+                Err(failure) if failure.errno == Errno::NOTEMPTY.raw_os_error() && started.elapsed() < RELEASE_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 other => {
@@ -254,7 +254,7 @@ impl Owner {
     /// Describes this process.
     pub(super) fn this_process() -> Option<Self> {
         let host = uname().nodename().to_string_lossy().into_owned();
-        let plain = |letter: char| if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' };
+        let plain = |c: char| if c.is_ascii_alphanumeric() || ".-".contains(c) { c } else { '_' };
         let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
         let digits: String = namespace.to_str()?.chars().filter(char::is_ascii_digit).collect();
         let process = std::process::id();
@@ -305,70 +305,70 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_directory_and_its_files() {
+    fn a_directory_is_removed_with_its_files() {
         let mount = tempfile::tempdir().unwrap();
-        let made = Directory::make(mount.path(), &owner()).unwrap();
-        let place = mount.path().join(PARENT).join(owner().name());
-        assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o700);
-        fs::write(place.join("one"), "x").unwrap();
-        assert!(made.free.is_some_and(|free| free > 0));
-        made.remove().unwrap();
+        let directory = Directory::make(mount.path(), &owner()).unwrap();
+        let path = mount.path().join(PARENT).join(owner().name());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::write(path.join("one"), "x").unwrap();
+        assert!(directory.free.is_some_and(|free| free > 0));
+        directory.remove().unwrap();
         assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_dead_runs_left_goes_and_what_is_of_others_stays() {
+    fn directories_of_dead_runs_are_removed_and_those_of_others_stay() {
         let mount = tempfile::tempdir().unwrap();
-        let place = |name: &str| mount.path().join(PARENT).join(name);
-        let left = |owner: Owner| {
-            fs::create_dir_all(place(&owner.name())).unwrap();
-            fs::write(place(&owner.name()).join("one"), "x").unwrap();
+        let path_of = |name: &str| mount.path().join(PARENT).join(name);
+        let create = |owner: Owner| {
+            fs::create_dir_all(path_of(&owner.name())).unwrap();
+            fs::write(path_of(&owner.name()).join("one"), "x").unwrap();
             owner.name()
         };
-        let dead = left(Owner { start_ticks: 1, ..owner() });
-        let alive = left(Owner { process: 1, start_ticks: stat_of(1).unwrap().start_ticks, ..owner() });
-        let of_other_host = left(Owner { host: "other".to_owned(), start_ticks: 1, ..owner() });
-        let of_fresh_boot = left(Owner { boot: "0".repeat(32), ..owner() });
-        let of_old_boot = left(Owner { boot: "1".repeat(32), ..owner() });
+        let dead = create(Owner { start_ticks: 1, ..owner() });
+        let alive = create(Owner { process: 1, start_ticks: stat_of(1).unwrap().start_ticks, ..owner() });
+        let of_other_host = create(Owner { host: "other".to_owned(), start_ticks: 1, ..owner() });
+        let of_fresh_boot = create(Owner { boot: "0".repeat(32), ..owner() });
+        let of_old_boot = create(Owner { boot: "1".repeat(32), ..owner() });
         let long_ago = SystemTime::now() - STALE_AGE * 2;
-        for path in [place(&of_old_boot).join("one"), place(&of_old_boot)] {
+        for path in [path_of(&of_old_boot).join("one"), path_of(&of_old_boot)] {
             File::open(path).unwrap().set_modified(long_ago).unwrap();
         }
-        let with_directory = left(Owner { start_ticks: 2, ..owner() });
-        fs::create_dir(place(&with_directory).join("deep")).unwrap();
-        fs::create_dir_all(place("foreign")).unwrap();
+        let with_directory = create(Owner { start_ticks: 2, ..owner() });
+        fs::create_dir(path_of(&with_directory).join("deep")).unwrap();
+        fs::create_dir_all(path_of("foreign")).unwrap();
         fs::write(mount.path().join("precious"), "x").unwrap();
-        symlink(mount.path(), place(&Owner { start_ticks: 3, ..owner() }.name())).unwrap();
+        symlink(mount.path(), path_of(&Owner { start_ticks: 3, ..owner() }.name())).unwrap();
 
-        let made = Directory::make(mount.path(), &owner()).unwrap();
-        assert_eq!(made.removed_stale, 2);
-        made.remove().unwrap();
-        assert!(!place(&dead).exists() && !place(&of_old_boot).exists());
+        let directory = Directory::make(mount.path(), &owner()).unwrap();
+        assert_eq!(directory.removed_stale, 2);
+        directory.remove().unwrap();
+        assert!(!path_of(&dead).exists() && !path_of(&of_old_boot).exists());
         for stays in [&alive, &of_other_host, &of_fresh_boot, &with_directory, "foreign"] {
-            assert!(place(stays).exists(), "{stays}");
+            assert!(path_of(stays).exists(), "{stays}");
         }
         assert!(mount.path().join("precious").exists());
     }
 
     #[test]
-    fn a_link_in_place_of_our_directory_or_one_that_others_may_write_to_is_refused() {
+    fn a_symlink_or_a_directory_that_others_can_write_to_is_rejected() {
         let mount = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         symlink(elsewhere.path(), mount.path().join(PARENT)).unwrap();
-        let refused = Directory::make(mount.path(), &owner()).unwrap_err();
-        assert!([libc::ELOOP, libc::ENOTDIR].contains(&refused.errno), "{refused}");
+        let error = Directory::make(mount.path(), &owner()).unwrap_err();
+        assert!([libc::ELOOP, libc::ENOTDIR].contains(&error.errno), "{error}");
         assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 
         fs::remove_file(mount.path().join(PARENT)).unwrap();
         fs::create_dir(mount.path().join(PARENT)).unwrap();
         fs::set_permissions(mount.path().join(PARENT), fs::Permissions::from_mode(0o777)).unwrap();
-        let refused = Directory::make(mount.path(), &owner()).unwrap_err();
-        assert_eq!(refused.errno, libc::EPERM, "{refused}");
-        assert!(refused.to_string().contains("remove it"), "{refused}");
+        let error = Directory::make(mount.path(), &owner()).unwrap_err();
+        assert_eq!(error.errno, libc::EPERM, "{error}");
+        assert!(error.to_string().contains("remove it"), "{error}");
     }
 
     #[test]
-    fn a_name_says_whose_it_is() {
+    fn a_directory_name_identifies_its_owner() {
         let of_a_host_with_hyphens = Owner { host: "gpu-node-07".to_owned(), ..owner() };
         assert_eq!(Owner::read(&of_a_host_with_hyphens.name()), Some(of_a_host_with_hyphens));
         for name in ["", "x", "a-b-c-d-e", "h-0123-1-1-1", &format!("h-{}-1-01-1", "0".repeat(32))] {

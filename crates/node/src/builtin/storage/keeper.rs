@@ -52,9 +52,9 @@ pub(super) struct Ready {
 /// Entry point of the keeper's process.
 pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     // Signals reach it together with the test, which it must outlive: only the end of its input ends it.
-    let heard = Arc::new(AtomicBool::new(false));
+    let signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
-        if signal_hook::flag::register(signal, Arc::clone(&heard)).is_err() {
+        if signal_hook::flag::register(signal, Arc::clone(&signalled)).is_err() {
             return ExitCode::FAILURE;
         }
     }
@@ -63,21 +63,21 @@ pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
         return ExitCode::FAILURE;
     };
     match Directory::make(Path::new(mount), &owner) {
-        Ok(made) => {
-            let Directory { direct, free, removed_stale: swept, .. } = made;
-            say(&KeeperMessage::Ready(Ready { descriptor: made.fd.as_raw_fd(), direct, free, swept }));
+        Ok(directory) => {
+            let Directory { direct, free, removed_stale: swept, .. } = directory;
+            send_message(&KeeperMessage::Ready(Ready { descriptor: directory.fd.as_raw_fd(), direct, free, swept }));
             let _until_it_ends = io::stdin().lock().read_to_end(&mut Vec::new());
-            say(&made.remove().map_or_else(KeeperMessage::Cannot, |()| KeeperMessage::Removed));
+            send_message(&directory.remove().map_or_else(KeeperMessage::Cannot, |()| KeeperMessage::Removed));
         }
-        Err(trouble) => say(&KeeperMessage::Cannot(trouble)),
+        Err(failure) => send_message(&KeeperMessage::Cannot(failure)),
     }
     ExitCode::SUCCESS
 }
 
-fn say(said: &KeeperMessage) {
-    let line = serde_json::to_string(said).unwrap_or_default();
+fn send_message(message: &KeeperMessage) {
+    let line = serde_json::to_string(message).unwrap_or_default();
     // Continue even if the test is gone.
-    let _heard = writeln!(io::stdout(), "{line}");
+    let _sent = writeln!(io::stdout(), "{line}");
 }
 
 /// Why the keeper failed.
@@ -110,24 +110,24 @@ impl Keeper {
     /// Starts a keeper and waits for the directory.
     pub(super) fn start(
         mount: &Path,
-        patience: Duration,
+        timeout: Duration,
         stop: &Stop,
-        left: &HungOnMount<'_>,
+        hung_on_mount: &HungOnMount<'_>,
     ) -> Result<(Self, Ready), KeeperError> {
-        let gone = |error: io::Error| KeeperError::Gone(format!("cannot start the keeper process: {error}"));
+        let start_error = |error: io::Error| KeeperError::Gone(format!("cannot start the keeper process: {error}"));
         let mut command = Command::new(SELF_EXE);
         command.args([BUILTIN_ARGUMENT, SUBTASK]).arg(mount).process_group(0);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(gone)?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(start_error)?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(KeeperError::Gone("the keeper process has no pipes".to_owned()));
         };
         let mut keeper = Self { child, input: Some(input), output, buffer: Vec::new() };
-        match keeper.next_message(patience, Some(stop)) {
+        match keeper.next_message(timeout, Some(stop)) {
             Ok(KeeperMessage::Ready(ready)) => Ok((keeper, ready)),
-            Ok(KeeperMessage::Cannot(trouble)) => Err(KeeperError::Io(trouble)),
+            Ok(KeeperMessage::Cannot(failure)) => Err(KeeperError::Io(failure)),
             Ok(KeeperMessage::Removed) => Err(KeeperError::Gone("unexpected message of the keeper process".to_owned())),
-            Err(why @ (KeeperError::Stalled(_) | KeeperError::Stopped(_))) => Err(keeper.kill(why, left)),
-            Err(why) => Err(why),
+            Err(error @ (KeeperError::Stalled(_) | KeeperError::Stopped(_))) => Err(keeper.kill(error, hung_on_mount)),
+            Err(error) => Err(error),
         }
     }
 
@@ -137,43 +137,43 @@ impl Keeper {
     }
 
     /// Lets the keeper remove the directory. If that takes longer, it continues on its own once the mount responds.
-    pub(super) fn finish(mut self, patience: Duration, left: &HungOnMount<'_>) -> Result<(), KeeperError> {
+    pub(super) fn finish(mut self, timeout: Duration, hung_on_mount: &HungOnMount<'_>) -> Result<(), KeeperError> {
         drop(self.input.take());
-        match self.next_message(patience, None) {
+        match self.next_message(timeout, None) {
             Ok(KeeperMessage::Removed) => {
                 self.wait_for_exit();
                 Ok(())
             }
-            Ok(KeeperMessage::Cannot(trouble)) => Err(KeeperError::Io(trouble)),
+            Ok(KeeperMessage::Cannot(failure)) => Err(KeeperError::Io(failure)),
             Ok(KeeperMessage::Ready(_)) => {
                 Err(KeeperError::Gone("unexpected message of the keeper process".to_owned()))
             }
             Err(KeeperError::Stalled(_)) => {
                 let pid = self.child.id();
-                left.record(pid, self.child);
+                hung_on_mount.record(pid, self.child);
                 Err(KeeperError::Unkillable(pid))
             }
-            Err(why) => Err(why),
+            Err(error) => Err(error),
         }
     }
 
     /// Returns its next message.
-    fn next_message(&mut self, patience: Duration, stop: Option<&Stop>) -> Result<KeeperMessage, KeeperError> {
-        let deadline = Instant::now() + patience;
+    fn next_message(&mut self, timeout: Duration, stop: Option<&Stop>) -> Result<KeeperMessage, KeeperError> {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return serde_json::from_slice(&line)
                     .map_err(|error| KeeperError::Gone(format!("cannot read from the keeper process: {error}")));
             }
-            if let Some(why) = stop.and_then(Stop::requested) {
-                return Err(KeeperError::Stopped(why));
+            if let Some(reason) = stop.and_then(Stop::requested) {
+                return Err(KeeperError::Stopped(reason));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(KeeperError::Stalled(patience));
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
+                return Err(KeeperError::Stalled(timeout));
             }
-            let wait = stop.map_or(left, |stop| stop.cap_wait(left));
+            let wait = stop.map_or(remaining, |stop| stop.cap_wait(remaining));
             if !self.wait_for_message(wait, stop).map_err(|error| KeeperError::Gone(error.to_string()))? {
                 continue;
             }
@@ -200,13 +200,13 @@ impl Keeper {
     }
 
     /// Kills it, or records it if that fails.
-    fn kill(mut self, why: KeeperError, left: &HungOnMount<'_>) -> KeeperError {
+    fn kill(mut self, error: KeeperError, hung_on_mount: &HungOnMount<'_>) -> KeeperError {
         let _killed = self.child.kill();
         if self.wait_for_exit() {
-            return why;
+            return error;
         }
         let pid = self.child.id();
-        left.record(pid, self.child);
+        hung_on_mount.record(pid, self.child);
         KeeperError::Unkillable(pid)
     }
 

@@ -43,26 +43,26 @@ const SHORT_KEEPER_TIMEOUT: Duration = Duration::from_millis(600);
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
-    let order = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageParams>(text.to_str()?).ok());
-    let Some(order) = order else {
+    let params = args.into_iter().next().and_then(|text| serde_json::from_str::<StorageParams>(text.to_str()?).ok());
+    let Some(params) = params else {
         return Err(ProbeFailure::new(FailureKind::Unparseable, "cannot parse the parameters of the storage test"));
     };
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?
-        .after(order.timeout.to_std());
+        .after(params.timeout.to_std());
     let fio = Fio::find(&stop)?;
     eprintln!("{} with engine {}", fio.version, fio.engine);
     let probes = env::var_os(STATE_VARIABLE)
         .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut all = Measurements::default();
-    for place in &order.places {
-        let entity = Entity::new(EntityKind::Mount, place.path());
-        let left = HungOnMount { probes: &probes, what: format!("storage {}", place.path()) };
+    for target in &params.places {
+        let entity = Entity::new(EntityKind::Mount, target.path());
+        let hung_probes = HungOnMount { probes: &probes, what: format!("storage {}", target.path()) };
         let mut test =
-            MountTest { fio: &fio, params: &order, stop: &stop, hung_probes: left, entity, measurements: &mut all };
-        if let Err(told) = test.run(place, &root.join(place.path().trim_start_matches('/'))) {
-            test.record_failure(told);
+            MountTest { fio: &fio, params: &params, stop: &stop, hung_probes, entity, measurements: &mut all };
+        if let Err(failure) = test.run(target, &root.join(target.path().trim_start_matches('/'))) {
+            test.record_failure(failure);
         }
         if stop.requested() == Some(StopReason::Signal) {
             return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
@@ -82,11 +82,11 @@ struct MountTest<'a> {
 }
 
 impl MountTest<'_> {
-    fn record_failure(&mut self, told: MountFailure) {
-        match told {
-            MountFailure::Fault(wrong, text) => {
-                eprintln!("{}: {}: {text}", self.entity.id, wrong.code());
-                self.measurements.events.push(Event::seen(wrong.code(), self.entity.clone(), text));
+    fn record_failure(&mut self, failure: MountFailure) {
+        match failure {
+            MountFailure::Fault(fault, text) => {
+                eprintln!("{}: {}: {text}", self.entity.id, fault.code());
+                self.measurements.events.push(Event::seen(fault.code(), self.entity.clone(), text));
             }
             MountFailure::NoResult(kind, text) => {
                 let text = format!("{}: {text}", self.entity.id);
@@ -101,24 +101,24 @@ impl MountTest<'_> {
     }
 
     /// Runs the test, from creating the directory to removing it.
-    fn run(&mut self, place: &StorageTarget, path: &Path) -> Result<(), MountFailure> {
+    fn run(&mut self, target: &StorageTarget, path: &Path) -> Result<(), MountFailure> {
         if let Some(pid) = self.hung_probes.hanging() {
             let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
             return Err(MountFailure::Fault(MountFault::Stalled, text));
         }
         let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
-        if matches!(place, StorageTarget::Mount(_)) && !mounted().iter().any(|point| point == path) {
+        if matches!(target, StorageTarget::Mount(_)) && !mounted().iter().any(|point| point == path) {
             return Err(MountFailure::Fault(MountFault::Missing, "nothing is mounted there".to_owned()));
         }
-        let patience = self.params.stall.to_std();
-        let (keeper, ready) = Keeper::start(path, patience, self.stop, &self.hung_probes)
-            .map_err(|why| keeper_failure(why, "creating a directory"))?;
+        let timeout = self.params.stall.to_std();
+        let (keeper, ready) = Keeper::start(path, timeout, self.stop, &self.hung_probes)
+            .map_err(|error| keeper_failure(error, "creating a directory"))?;
         let result = self.passes(&keeper, &ready);
-        let in_a_hurry = self.stop.requested() == Some(StopReason::Signal)
+        let is_short_of_time = self.stop.requested() == Some(StopReason::Signal)
             || matches!(result, Err(MountFailure::Fault(MountFault::Stalled, _)));
-        let removed = keeper.finish(if in_a_hurry { SHORT_KEEPER_TIMEOUT } else { patience }, &self.hung_probes);
+        let removed = keeper.finish(if is_short_of_time { SHORT_KEEPER_TIMEOUT } else { timeout }, &self.hung_probes);
         // The first error matters more than files that could not be removed.
-        result.and_then(|()| removed.map_err(|why| keeper_failure(why, "removing the files")))
+        result.and_then(|()| removed.map_err(|error| keeper_failure(error, "removing the files")))
     }
 
     fn passes(&mut self, keeper: &Keeper, ready: &Ready) -> Result<(), MountFailure> {
@@ -160,7 +160,7 @@ impl MountTest<'_> {
 
     /// Runs one pass. If the mount refuses direct I/O only on use, falls back to the page cache for this mount.
     fn pass(&mut self, track: &PassParams<'_>, pass: Pass, direct: &mut bool) -> Result<FioRun, MountFailure> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let name = pass.name();
         loop {
             match track.run(pass, *direct) {
@@ -169,8 +169,8 @@ impl MountTest<'_> {
                     *direct = false;
                 }
                 Outcome::Finished(run) if run.error == 0 => {
-                    let took = begun.elapsed().as_secs_f64();
-                    eprintln!("{}: {name:20} {:4.1} s  {}", self.entity.id, took, pass_line(pass, &run));
+                    let elapsed = started.elapsed().as_secs_f64();
+                    eprintln!("{}: {name:20} {:4.1} s  {}", self.entity.id, elapsed, pass_line(pass, &run));
                     return Ok(run);
                 }
                 Outcome::Finished(run) => return Err(from_errno(run.error, &format!("{name}: fio"))),
@@ -184,7 +184,7 @@ impl MountTest<'_> {
                     return Err(MountFailure::Fault(MountFault::Stalled, text));
                 }
                 Outcome::Failed(ProbeFailure { kind, text }) => return Err(MountFailure::NoResult(kind, text)),
-                Outcome::Stopped(why) => return Err(stopped(why, self.params)),
+                Outcome::Stopped(reason) => return Err(stopped(reason, self.params)),
             }
         }
     }
@@ -212,32 +212,32 @@ impl MountTest<'_> {
     }
 }
 
-fn stopped(why: StopReason, order: &StorageParams) -> MountFailure {
-    match why {
+fn stopped(reason: StopReason, params: &StorageParams) -> MountFailure {
+    match reason {
         StopReason::Signal => MountFailure::NoResult(FailureKind::Killed, "stopped by a signal".to_owned()),
         StopReason::TimeLimit => {
-            let text = format!("the test did not finish within {}; increase `timeout`", order.timeout);
+            let text = format!("the test did not finish within {}; increase `timeout`", params.timeout);
             MountFailure::NoResult(FailureKind::TimedOut, text)
         }
     }
 }
 
-fn keeper_failure(why: KeeperError, doing: &str) -> MountFailure {
-    match why {
-        KeeperError::Io(trouble) => from_errno(trouble.errno, &trouble.what),
-        KeeperError::Stalled(patience) => {
-            MountFailure::Fault(MountFault::Stalled, format!("{doing} did not return within {patience:.0?}"))
+fn keeper_failure(error: KeeperError, operation: &str) -> MountFailure {
+    match error {
+        KeeperError::Io(failure) => from_errno(failure.errno, &failure.what),
+        KeeperError::Stalled(timeout) => {
+            MountFailure::Fault(MountFault::Stalled, format!("{operation} did not return within {timeout:.0?}"))
         }
         KeeperError::Unkillable(pid) => {
-            let text = format!("{doing} hangs and was left behind as process {pid}");
+            let text = format!("{operation} hangs and was left behind as process {pid}");
             MountFailure::Fault(MountFault::Stalled, text)
         }
-        KeeperError::Gone(text) => MountFailure::NoResult(FailureKind::Failed, format!("{doing}: {text}")),
+        KeeperError::Gone(text) => MountFailure::NoResult(FailureKind::Failed, format!("{operation}: {text}")),
         KeeperError::Stopped(StopReason::Signal) => {
             MountFailure::NoResult(FailureKind::Killed, "stopped by a signal".to_owned())
         }
         KeeperError::Stopped(StopReason::TimeLimit) => {
-            MountFailure::NoResult(FailureKind::TimedOut, format!("{doing}: timed out"))
+            MountFailure::NoResult(FailureKind::TimedOut, format!("{operation}: timed out"))
         }
     }
 }

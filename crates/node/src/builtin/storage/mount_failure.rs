@@ -41,12 +41,12 @@ impl MountFault {
 }
 
 /// Maps an error of the kernel to a fault of the mount. Errors that are not the mount's say nothing about it.
-pub(super) fn from_errno(errno: i32, doing: &str) -> MountFailure {
-    let text = || format!("{doing}: {}", errno_text(errno));
+pub(super) fn from_errno(errno: i32, operation: &str) -> MountFailure {
+    let text = || format!("{operation}: {}", errno_text(errno));
     match errno {
         // fio's error for a wrong checksum.
         libc::EILSEQ => {
-            MountFailure::Fault(MountFault::Corrupt, format!("{doing} read back other bytes than were written"))
+            MountFailure::Fault(MountFault::Corrupt, format!("{operation} read back other bytes than were written"))
         }
         libc::EROFS => MountFailure::Fault(MountFault::ReadOnly, text()),
         libc::ENOSPC | libc::EDQUOT => MountFailure::Fault(MountFault::NoSpace, text()),
@@ -73,7 +73,7 @@ pub(super) fn from_errno(errno: i32, doing: &str) -> MountFailure {
 /// Returns the kernel's text for an error, without its number.
 pub(super) fn errno_text(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();
-    text.split_once(" (os error").map_or(text.as_str(), |(words, _)| words).to_owned()
+    text.split_once(" (os error").map_or(text.as_str(), |(message, _)| message).to_owned()
 }
 
 /// Formats a pass as one line of the log.
@@ -108,8 +108,8 @@ fn latency_text(side: &FioDirection) -> Option<String> {
 pub(super) fn format_bytes(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")];
     let of = |(unit, name): (u64, &str)| {
-        let whole = format!("{:.1}", count as f64 / unit as f64);
-        format!("{} {name}", whole.trim_end_matches(".0"))
+        let number = format!("{:.1}", count as f64 / unit as f64);
+        format!("{} {name}", number.trim_end_matches(".0"))
     };
     UNITS.into_iter().find(|(unit, _)| count >= *unit).map_or_else(|| format!("{} KiB", count >> 10), of)
 }
@@ -121,10 +121,10 @@ mod tests {
     use doctor_core::ids::CheckId;
 
     #[test]
-    fn an_error_of_the_kernel_is_told_as_what_it_says_of_the_mount_and_has_a_rule() {
+    fn a_kernel_error_maps_to_a_mount_fault_that_has_a_rule() {
         let catalogue = Catalogue::built_in();
         let storage = catalogue.get(&CheckId::new("storage").unwrap()).unwrap();
-        for (errno, wrong) in [
+        for (errno, expected) in [
             (libc::EILSEQ, MountFault::Corrupt),
             (libc::EROFS, MountFault::ReadOnly),
             (libc::ENOSPC, MountFault::NoSpace),
@@ -133,10 +133,10 @@ mod tests {
             (libc::ESTALE, MountFault::IoError),
             (libc::ENOENT, MountFault::Missing),
         ] {
-            let MountFailure::Fault(told, text) = from_errno(errno, "randread: fio") else { panic!("{errno}") };
-            assert_eq!(told, wrong);
+            let MountFailure::Fault(fault, text) = from_errno(errno, "randread: fio") else { panic!("{errno}") };
+            assert_eq!(fault, expected);
             assert!(text.starts_with("randread: fio"), "{text}");
-            let rule = format!("event = \"{}\"", wrong.code());
+            let rule = format!("event = \"{}\"", expected.code());
             assert!(storage.rules.contains(&rule), "{rule}");
         }
         assert!(storage.rules.contains(&format!("event = \"{}\"", MountFault::Stalled.code())));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_as_people_read_them() {
+    fn sizes_are_formatted_with_units() {
         for (count, text) in [(0, "0 KiB"), (5 << 20, "5 MiB"), (3 << 29, "1.5 GiB"), (10 << 40, "10 TiB")] {
             assert_eq!(format_bytes(count), text);
         }

@@ -86,8 +86,8 @@ impl Fio {
             _ => return Err(ProbeFailure::new(FailureKind::Failed, "`fio --version` failed")),
         };
         let has = |engine: &&str| {
-            let answer = ask(&format!("--enghelp={engine}"));
-            matches!(answer, Ok(ChildOutcome::Exited { status, .. }) if status.success())
+            let output = ask(&format!("--enghelp={engine}"));
+            matches!(output, Ok(ChildOutcome::Exited { status, .. }) if status.success())
         };
         let engine = ENGINES.into_iter().find(|engine| has(engine));
         let engine = engine.ok_or_else(|| missing("fio supports none of the engines libaio, io_uring and posixaio"))?;
@@ -118,7 +118,7 @@ impl Pass {
     }
 
     /// Builds fio's command line.
-    fn args(self, fio: &Fio, direct: bool, order: &StorageParams, sizes: Sizes) -> Vec<String> {
+    fn args(self, fio: &Fio, direct: bool, params: &StorageParams, sizes: Sizes) -> Vec<String> {
         let mut args: Vec<String> = ["--thread", "--group_reporting", "--output-format=json", "--eta=never"]
             .into_iter()
             // Preallocated blocks would be read back without accessing the disk.
@@ -157,14 +157,14 @@ impl Pass {
                     // As much as the preceding write pattern had time to write.
                     _ => set("size", &"100%"),
                 }
-                set("runtime", &format!("{}ms", order.pattern_time.millis()));
+                set("runtime", &format!("{}ms", params.pattern_time.millis()));
                 set("time_based", &1);
                 (facts.block, u64::from(facts.jobs))
             }
         };
         set("bs", &block);
-        let by_operations = order.iops.map(|iops| iops.saturating_mul(block));
-        if let Some(rate) = order.rate.into_iter().chain(by_operations).min() {
+        let by_operations = params.iops.map(|iops| iops.saturating_mul(block));
+        if let Some(rate) = params.rate.into_iter().chain(by_operations).min() {
             set("rate", &(rate / jobs).max(1));
         }
         args
@@ -202,14 +202,14 @@ impl PassParams<'_> {
         command.args([BUILTIN_ARGUMENT, ENTER]).arg(self.directory);
         command.args(pass.args(self.fio, direct, self.params, self.sizes));
         let limit = self.params.pattern_time.to_std() + self.params.stall.to_std();
-        let said = Cell::new(0);
-        let say = |line: &str| {
-            said.set(said.get() + 1);
-            if said.get() <= MAX_ERROR_LINES {
+        let line_count = Cell::new(0);
+        let log_line = |line: &str| {
+            line_count.set(line_count.get() + 1);
+            if line_count.get() <= MAX_ERROR_LINES {
                 eprintln!("  fio: {}", line.trim_start_matches("fio: "));
             }
         };
-        let echo = Echo { stdout: None, stderr: Some(&say) };
+        let echo = Echo { stdout: None, stderr: Some(&log_line) };
         let failed = |kind, text: String| Outcome::Failed(ProbeFailure::new(kind, format!("{}: {text}", pass.name())));
         match run_fio(&mut command, limit, self.stop, echo) {
             Ok(ChildOutcome::Exited { status, stdout, stderr }) => {
@@ -226,7 +226,7 @@ impl PassParams<'_> {
             Ok(ChildOutcome::TimedOut) => Outcome::Stalled(limit),
             Ok(ChildOutcome::Unkillable { pid, child }) => Outcome::Unkillable { pid, child },
             Ok(ChildOutcome::TooLong) => failed(FailureKind::TooLong, "fio printed too much output".to_owned()),
-            Ok(ChildOutcome::Stopped(why)) => Outcome::Stopped(why),
+            Ok(ChildOutcome::Stopped(reason)) => Outcome::Stopped(reason),
             Err(error) => failed(FailureKind::Failed, format!("cannot start fio: {error}")),
         }
     }
@@ -238,7 +238,7 @@ mod tests {
     use doctor_checks::storage_params::StorageTarget;
     use doctor_core::time::Span;
 
-    fn order() -> StorageParams {
+    fn params() -> StorageParams {
         StorageParams {
             places: vec![StorageTarget::Mount("/data".to_owned())],
             size: 1 << 30,
@@ -251,17 +251,17 @@ mod tests {
         }
     }
 
-    fn args(pass: Pass, order: &StorageParams) -> Vec<String> {
+    fn args(pass: Pass, params: &StorageParams) -> Vec<String> {
         let fio = Fio { version: "fio-3.33".to_owned(), engine: "libaio" };
-        pass.args(&fio, true, order, Sizes::fitting(order.size, None).unwrap())
+        pass.args(&fio, true, params, Sizes::fitting(params.size, None).unwrap())
     }
 
     #[test]
-    fn the_patterns_are_those_that_results_are_known_by() {
-        let has = |pattern, wanted: &[&str]| {
-            let args = args(Pass::Measure(pattern), &order());
-            for wanted in wanted.iter().chain(&["--direct=1", "--runtime=30000ms", "--time_based=1", "--thread"]) {
-                assert!(args.iter().any(|arg| arg == wanted), "{wanted} in {args:?}");
+    fn the_patterns_have_the_documented_fio_arguments() {
+        let has = |pattern, expected: &[&str]| {
+            let args = args(Pass::Measure(pattern), &params());
+            for expected in expected.iter().chain(&["--direct=1", "--runtime=30000ms", "--time_based=1", "--thread"]) {
+                assert!(args.iter().any(|arg| arg == expected), "{expected} in {args:?}");
             }
         };
         let one = ["--bs=1048576", "--iodepth=128", "--numjobs=1", "--filename=one"];
@@ -277,9 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn caps_are_shared_by_the_jobs_of_a_pattern_and_the_lower_one_holds() {
+    fn caps_are_divided_among_the_jobs_of_a_pattern_and_the_lower_one_applies() {
         let rate = |pass, rate, iops| {
-            let args = args(pass, &StorageParams { rate, iops, ..order() });
+            let args = args(pass, &StorageParams { rate, iops, ..params() });
             args.iter().find_map(|arg| arg.strip_prefix("--rate=")?.parse::<u64>().ok())
         };
         let (one, many) = (Pass::Measure(Pattern::IodepthRead1File), Pass::Measure(Pattern::NumjobsReadNFiles));

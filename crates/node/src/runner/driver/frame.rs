@@ -54,14 +54,14 @@ pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result
 }
 
 /// Waits for the next frame. `None` if the other end is closed.
-pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: usize) -> io::Result<Option<T>> {
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, max_bytes: usize) -> io::Result<Option<T>> {
     let mut head = [0; HEAD];
     match from.read_exact(&mut head) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
     }
-    let length = length(head).filter(|length| *length <= most).ok_or(io::ErrorKind::FileTooLarge)?;
+    let length = length(head).filter(|length| *length <= max_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
     let mut bytes = vec![0; length];
     from.read_exact(&mut bytes)?;
     Ok(Some(serde_json::from_slice(&bytes)?))
@@ -110,40 +110,40 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_however_the_pipe_cuts_them() {
+    fn messages_are_reassembled_however_the_pipe_splits_them() {
         let driver = Err(ProbeFailure::new(FailureKind::Missing, "no driver"));
-        let answer = HelperMessage::Answer(GpuQueryResult { on_pci: Vec::new(), driver, gpus: Vec::new() });
-        let bytes = [frame(&asking(0)).unwrap(), frame(&asking(7)).unwrap(), frame(&answer).unwrap()].concat();
+        let reply = HelperMessage::Answer(GpuQueryResult { on_pci: Vec::new(), driver, gpus: Vec::new() });
+        let bytes = [frame(&asking(0)).unwrap(), frame(&asking(7)).unwrap(), frame(&reply).unwrap()].concat();
         for step in [1, 3, 50, bytes.len()] {
-            let (mut incoming, mut heard) = (Incoming::default(), Vec::new());
+            let (mut incoming, mut received) = (Incoming::default(), Vec::new());
             for part in bytes.chunks(step) {
                 incoming.add(part);
                 while let Some(message) = incoming.next().unwrap() {
-                    heard.push(message);
+                    received.push(message);
                 }
             }
             assert!(
-                matches!(&heard[..], [HelperMessage::Asking(one), HelperMessage::Asking(other), HelperMessage::Answer(_)]
+                matches!(&received[..], [HelperMessage::Asking(one), HelperMessage::Asking(other), HelperMessage::Answer(_)]
                     if (one.index, other.index) == (0, 7) && other.bus == "0000:07:00.0"),
-                "{heard:?}"
+                "{received:?}"
             );
         }
     }
 
     #[test]
-    fn a_message_that_would_be_too_long_is_refused_before_it_is_kept() {
+    fn an_oversized_message_is_rejected_before_it_is_read() {
         let head = u32::try_from(MAX_ANSWER_BYTES + 1).unwrap().to_be_bytes();
         let mut incoming = Incoming::default();
         incoming.add(&head);
         assert_eq!(incoming.next().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        let refused = read::<DriverQuery>(&mut &head[..], MAX_QUERY_BYTES).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+        let error = read::<DriverQuery>(&mut &head[..], MAX_QUERY_BYTES).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         assert!(read::<DriverQuery>(&mut &[][..], MAX_QUERY_BYTES).unwrap().is_none());
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_input_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut incoming = Incoming::default();
             incoming.add(&bytes);
             while let Ok(Some(_)) = incoming.next() {}

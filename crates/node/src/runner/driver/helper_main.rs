@@ -46,18 +46,18 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
     let mut out = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?);
     rustix::stdio::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
     // Unbuffered, unlike the standard library's stdin.
-    let mut questions = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
-    while let Some(DriverQuery { fields }) = frame::read(&mut questions, MAX_QUERY_BYTES)? {
-        let mut unsaid = None;
-        let answer = gpus::query_driver(root, library, &fields, &mut |index, bus| {
-            let asked = HelperMessage::Asking(QueriedGpu { index, bus: bus.to_owned() });
-            if let Err(error) = frame::write(&mut out, &asked) {
-                unsaid.get_or_insert(error);
+    let mut requests = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
+    while let Some(DriverQuery { fields }) = frame::read(&mut requests, MAX_QUERY_BYTES)? {
+        let mut write_error = None;
+        let result = gpus::query_driver(root, library, &fields, &mut |index, bus| {
+            let message = HelperMessage::Asking(QueriedGpu { index, bus: bus.to_owned() });
+            if let Err(error) = frame::write(&mut out, &message) {
+                write_error.get_or_insert(error);
             }
         });
-        unsaid.map_or(Ok(()), Err)?;
+        write_error.map_or(Ok(()), Err)?;
         // The driver session is closed and the library unloaded by now.
-        frame::write(&mut out, &HelperMessage::Answer(answer))?;
+        frame::write(&mut out, &HelperMessage::Answer(result))?;
         allocator::give_back();
         // The next query gets a new helper.
         if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MAX_DESCRIPTORS) {

@@ -134,26 +134,26 @@ impl DriverHelper {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a helper if there is none and sends the query. [`Self::ask`] with the same query waits for the answer.
-    pub(super) fn begin(&self, question: &DriverRequest<'_>) -> Result<(), ProbeFailure> {
-        begin(&mut self.lock(), question).map(|_| ())
+    /// Starts a helper if there is none and sends the query. [`Self::query`] with the same query waits for the answer.
+    pub(super) fn begin(&self, request: &DriverRequest<'_>) -> Result<(), ProbeFailure> {
+        begin(&mut self.lock(), request).map(|_| ())
     }
 
     /// Sends the query, unless it was begun already, and waits for the answer.
-    pub(super) fn query(&self, question: &DriverRequest<'_>) -> Result<GpuQueryResult, ProbeFailure> {
+    pub(super) fn query(&self, request: &DriverRequest<'_>) -> Result<GpuQueryResult, ProbeFailure> {
         let mut slot = self.lock();
         loop {
-            let running = begin(&mut slot, question)?;
+            let running = begin(&mut slot, request)?;
             let is_old = running.started.elapsed() >= MAX_HELPER_AGE;
             let was_used = running.answered;
-            match running.wait_for_answer(question) {
-                Ok(answer) if answer.driver.is_err() && is_old => end(&mut slot),
-                Ok(answer) => return Ok(answer),
+            match running.wait_for_answer(request) {
+                Ok(result) if result.driver.is_err() && is_old => end(&mut slot),
+                Ok(result) => return Ok(result),
                 // The idle helper was killed from outside; that is no fault of the driver.
                 Err(NoReply::Ended) if was_used => end(&mut slot),
-                Err(silence) => {
-                    let gone = slot.take().map(|running| running.kill_and_explain(&silence, question));
-                    return Err(gone.unwrap_or_else(|| ProbeFailure::new(FailureKind::Failed, QUERY_LABEL)));
+                Err(no_reply) => {
+                    let failure = slot.take().map(|running| running.kill_and_explain(&no_reply, request));
+                    return Err(failure.unwrap_or_else(|| ProbeFailure::new(FailureKind::Failed, QUERY_LABEL)));
                 }
             }
         }
@@ -169,23 +169,23 @@ impl Drop for DriverHelper {
 /// Returns a helper that has received this query. Replaces one that does not fit or has exited.
 fn begin<'a>(
     slot: &'a mut Option<HelperProcess>,
-    question: &DriverRequest<'_>,
+    request: &DriverRequest<'_>,
 ) -> Result<&'a mut HelperProcess, ProbeFailure> {
-    if let Some(why) = question.stop.requested() {
-        return Err(stopped(why));
+    if let Some(reason) = request.stop.requested() {
+        return Err(stopped(reason));
     }
-    if slot.as_ref().is_some_and(|running| !running.can_serve(question)) {
+    if slot.as_ref().is_some_and(|running| !running.can_serve(request)) {
         end(slot);
     }
     let running = match slot.take() {
         Some(running) => running,
-        None => HelperProcess::start(question)?,
+        None => HelperProcess::start(request)?,
     };
     let running = slot.insert(running);
     if running.pending.is_none() {
-        running.pending = Some(Pending { runner: question.runner, fields: question.fields.to_vec(), since: now() });
-        let words = frame::DriverQuery { fields: question.fields.to_vec() };
-        running.unsent = frame::frame(&words).map_err(|error| {
+        running.pending = Some(Pending { runner: request.runner, fields: request.fields.to_vec(), since: now() });
+        let query = frame::DriverQuery { fields: request.fields.to_vec() };
+        running.unsent = frame::frame(&query).map_err(|error| {
             ProbeFailure::new(FailureKind::Failed, format!("{QUERY_LABEL}: cannot encode it: {error}"))
         })?;
         // An error here recurs where the answer is awaited.
@@ -196,7 +196,7 @@ fn begin<'a>(
 
 /// Ends a helper that is no longer needed.
 fn end(slot: &mut Option<HelperProcess>) {
-    let Some(HelperProcess { mut child, input, output, pending, current_gpu: asked, .. }) = slot.take() else { return };
+    let Some(HelperProcess { mut child, input, output, pending, current_gpu: queried_gpu, .. }) = slot.take() else { return };
     drop((input, output));
     // It may have exited already.
     let _killed = child.kill();
@@ -206,13 +206,13 @@ fn end(slot: &mut Option<HelperProcess>) {
     }
     let pid = child.id();
     let since = pending.map_or_else(now, |pending| pending.since);
-    let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(asked.as_ref())) };
+    let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(queried_gpu.as_ref())) };
     HungProbes::in_memory().add_stuck(QUERY_LABEL, stuck, child);
 }
 
 impl HelperProcess {
-    fn start(question: &DriverRequest<'_>) -> Result<Self, ProbeFailure> {
-        let stuck = question.abandoned.all_hanging(QUERY_LABEL);
+    fn start(request: &DriverRequest<'_>) -> Result<Self, ProbeFailure> {
+        let stuck = request.abandoned.all_hanging(QUERY_LABEL);
         if stuck.len() >= MAX_STUCK_HELPERS {
             let text = format!(
                 "{QUERY_LABEL}: not queried: {}; the next helper starts when one of them exits",
@@ -220,12 +220,12 @@ impl HelperProcess {
             );
             return Err(ProbeFailure::new(FailureKind::Abandoned, text));
         }
-        let mut command = Command::new(question.program);
+        let mut command = Command::new(request.program);
         command.arg0("doctor-node").arg(DRIVER_ARGUMENT).arg(std::process::id().to_string());
-        command.arg(question.root).arg(question.library);
+        command.arg(request.root).arg(request.library);
         command.env_clear().envs(env::vars_os().filter(|(name, _)| is_driver_variable(name)));
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        Self::spawn(&mut command, question).map_err(|error| {
+        Self::spawn(&mut command, request).map_err(|error| {
             ProbeFailure::new(
                 super::kind_of(&error),
                 format!("{QUERY_LABEL}: cannot start the helper process: {error}"),
@@ -233,7 +233,7 @@ impl HelperProcess {
         })
     }
 
-    fn spawn(command: &mut Command, question: &DriverRequest<'_>) -> io::Result<Self> {
+    fn spawn(command: &mut Command, request: &DriverRequest<'_>) -> io::Result<Self> {
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::Error::other("the child process has no pipes"));
@@ -244,9 +244,9 @@ impl HelperProcess {
             child,
             input,
             output,
-            program: question.program.to_owned(),
-            root: question.root.to_owned(),
-            library: question.library.to_owned(),
+            program: request.program.to_owned(),
+            root: request.root.to_owned(),
+            library: request.library.to_owned(),
             started: Instant::now(),
             answered: false,
             pending: None,
@@ -257,10 +257,10 @@ impl HelperProcess {
     }
 
     /// Whether this helper can take the query or has it already.
-    fn can_serve(&self, question: &DriverRequest<'_>) -> bool {
+    fn can_serve(&self, request: &DriverRequest<'_>) -> bool {
         let is_same =
-            self.program == question.program && self.root == question.root && self.library == question.library;
-        let is_its = |pending: &Pending| (pending.runner, &*pending.fields) == (question.runner, question.fields);
+            self.program == request.program && self.root == request.root && self.library == request.library;
+        let is_its = |pending: &Pending| (pending.runner, &*pending.fields) == (request.runner, request.fields);
         let is_free = self.pending.as_ref().is_none_or(is_its);
         is_same && is_free && matches!(child::has_exited(&self.child), Ok(false))
     }
@@ -280,18 +280,18 @@ impl HelperProcess {
     }
 
     /// Waits for the answer.
-    fn wait_for_answer(&mut self, question: &DriverRequest<'_>) -> Result<GpuQueryResult, NoReply> {
-        let deadline = Instant::now() + question.limit;
+    fn wait_for_answer(&mut self, request: &DriverRequest<'_>) -> Result<GpuQueryResult, NoReply> {
+        let deadline = Instant::now() + request.limit;
         loop {
             let is_closed = self.receive().map_err(NoReply::Io)?;
             while let Some(message) = self.incoming.next().map_err(NoReply::Io)? {
                 match message {
-                    HelperMessage::Asking(asked) => self.current_gpu = Some(asked),
-                    HelperMessage::Answer(answer) => {
+                    HelperMessage::Asking(gpu) => self.current_gpu = Some(gpu),
+                    HelperMessage::Answer(result) => {
                         (self.pending, self.current_gpu, self.answered) = (None, None, true);
                         // Nothing follows an answer; do not keep a buffer of this size until the next one.
                         self.incoming = Incoming::default();
-                        return Ok(answer);
+                        return Ok(result);
                     }
                 }
             }
@@ -302,14 +302,14 @@ impl HelperProcess {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(NoReply::Ended),
                 other => other.map_err(NoReply::Io)?,
             }
-            if let Some(why) = question.stop.requested() {
-                return Err(NoReply::Stopped(why));
+            if let Some(reason) = request.stop.requested() {
+                return Err(NoReply::Stopped(reason));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(NoReply::TimedOut);
             }
-            self.wait(question.stop, left).map_err(NoReply::Io)?;
+            self.wait(request.stop, remaining).map_err(NoReply::Io)?;
         }
     }
 
@@ -333,14 +333,14 @@ impl HelperProcess {
         }
     }
 
-    fn wait(&self, stop: &Stop, left: Duration) -> io::Result<()> {
+    fn wait(&self, stop: &Stop, timeout: Duration) -> io::Result<()> {
         let wake = stop.wake();
         let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
         if !self.unsent.is_empty() {
             fds.push(PollFd::new(&self.input, PollFlags::OUT));
         }
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
-        let wait = Timespec::try_from(stop.cap_wait(left)).map_err(io::Error::other)?;
+        let wait = Timespec::try_from(stop.cap_wait(timeout)).map_err(io::Error::other)?;
         match poll(&mut fds, Some(&wait)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -348,21 +348,21 @@ impl HelperProcess {
     }
 
     /// Kills a helper that did not answer, and returns the reason.
-    fn kill_and_explain(mut self, silence: &NoReply, question: &DriverRequest<'_>) -> ProbeFailure {
-        let asked = self.current_gpu.take();
-        if matches!(silence, NoReply::Ended) {
+    fn kill_and_explain(mut self, no_reply: &NoReply, request: &DriverRequest<'_>) -> ProbeFailure {
+        let queried_gpu = self.current_gpu.take();
+        if matches!(no_reply, NoReply::Ended) {
             // It is about to exit with a status that may show the cause.
             child::exits_within(&self.child, KILL_GRACE);
         }
         if let Some(pid) = child::end(&mut self.child, Duration::ZERO, KILL_GRACE) {
             let since = self.pending.map_or_else(now, |pending| pending.since);
-            let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(asked.as_ref())) };
-            question.abandoned.add_stuck(QUERY_LABEL, stuck, self.child);
-            let all = stuck_text(&question.abandoned.all_hanging(QUERY_LABEL));
-            let text = format!("{QUERY_LABEL}: {}; {all}", no_reply_text(silence, question.limit, asked.as_ref()));
+            let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(queried_gpu.as_ref())) };
+            request.abandoned.add_stuck(QUERY_LABEL, stuck, self.child);
+            let all = stuck_text(&request.abandoned.all_hanging(QUERY_LABEL));
+            let text = format!("{QUERY_LABEL}: {}; {all}", no_reply_text(no_reply, request.limit, queried_gpu.as_ref()));
             return ProbeFailure::new(FailureKind::Abandoned, text);
         }
-        let kind = match silence {
+        let kind = match no_reply {
             NoReply::TimedOut => FailureKind::TimedOut,
             NoReply::Stopped(_) => FailureKind::Killed,
             NoReply::Io(error) => match error.kind() {
@@ -372,38 +372,38 @@ impl HelperProcess {
             },
             NoReply::Ended => FailureKind::Failed,
         };
-        let how = match (silence, self.child.wait()) {
+        let how = match (no_reply, self.child.wait()) {
             (NoReply::Ended, Ok(status)) => format!("helper process {} ended with {status}", self.child.id()),
             _ => format!("helper process {} was killed", self.child.id()),
         };
         ProbeFailure::new(
             kind,
-            format!("{QUERY_LABEL}: {}; {how}", no_reply_text(silence, question.limit, asked.as_ref())),
+            format!("{QUERY_LABEL}: {}; {how}", no_reply_text(no_reply, request.limit, queried_gpu.as_ref())),
         )
     }
 }
 
-fn stopped(why: StopReason) -> ProbeFailure {
-    ProbeFailure::new(FailureKind::Killed, format!("{QUERY_LABEL}: {}", stop_reason_text(why)))
+fn stopped(reason: StopReason) -> ProbeFailure {
+    ProbeFailure::new(FailureKind::Killed, format!("{QUERY_LABEL}: {}", stop_reason_text(reason)))
 }
 
-const fn stop_reason_text(why: StopReason) -> &'static str {
-    match why {
+const fn stop_reason_text(reason: StopReason) -> &'static str {
+    match reason {
         StopReason::Signal => "stopped by a signal",
         StopReason::TimeLimit => "the job's time limit was reached",
     }
 }
 
 /// Describes why there is no answer, and what the driver was doing then.
-fn no_reply_text(silence: &NoReply, limit: Duration, asked: Option<&QueriedGpu>) -> String {
-    let doing = operation_text(asked);
-    match silence {
+fn no_reply_text(no_reply: &NoReply, limit: Duration, queried_gpu: Option<&QueriedGpu>) -> String {
+    let operation = operation_text(queried_gpu);
+    match no_reply {
         NoReply::TimedOut => {
             let limit = Span::from_millis(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX));
-            format!("no answer within {limit} {doing}")
+            format!("no answer within {limit} {operation}")
         }
-        NoReply::Stopped(why) => format!("{} {doing}", stop_reason_text(*why)),
-        NoReply::Ended => format!("the helper process exited {doing}"),
+        NoReply::Stopped(reason) => format!("{} {operation}", stop_reason_text(*reason)),
+        NoReply::Ended => format!("the helper process exited {operation}"),
         NoReply::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
             format!("its answer is longer than {MAX_ANSWER_BYTES} bytes")
         }
@@ -412,8 +412,8 @@ fn no_reply_text(silence: &NoReply, limit: Duration, asked: Option<&QueriedGpu>)
 }
 
 /// Describes the driver call that was announced last.
-fn operation_text(asked: Option<&QueriedGpu>) -> String {
-    match asked {
+fn operation_text(queried_gpu: Option<&QueriedGpu>) -> String {
+    match queried_gpu {
         None => "while opening the driver".to_owned(),
         Some(QueriedGpu { index, bus }) if bus.is_empty() => format!("while querying GPU {index}"),
         Some(QueriedGpu { index, bus }) => format!("while querying GPU {index} ({bus})"),
@@ -424,8 +424,8 @@ fn operation_text(asked: Option<&QueriedGpu>) -> String {
 fn stuck_text(stuck: &[StuckProcess]) -> String {
     let one = |stuck: &StuckProcess| {
         let since = stuck.since.map_or_else(String::new, |since| format!(" since {since}"));
-        let doing = stuck.doing.as_ref().map_or_else(String::new, |doing| format!(" {doing}"));
-        format!("process {}{since}{doing}", stuck.pid)
+        let operation = stuck.doing.as_ref().map_or_else(String::new, |operation| format!(" {operation}"));
+        format!("process {}{since}{operation}", stuck.pid)
     };
     let all = stuck.iter().map(one).collect::<Vec<_>>().join(", ");
     match stuck.len() {
@@ -444,13 +444,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_the_gpu_and_every_process_that_is_stuck() {
-        let asked = QueriedGpu { index: 3, bus: "0000:48:00.0".to_owned() };
-        let words = no_reply_text(&NoReply::TimedOut, Duration::from_secs(30), Some(&asked));
-        assert_eq!(words, "no answer within 30s while querying GPU 3 (0000:48:00.0)");
+    fn a_failure_names_the_gpu_and_every_stuck_process() {
+        let queried_gpu = QueriedGpu { index: 3, bus: "0000:48:00.0".to_owned() };
+        let text = no_reply_text(&NoReply::TimedOut, Duration::from_secs(30), Some(&queried_gpu));
+        assert_eq!(text, "no answer within 30s while querying GPU 3 (0000:48:00.0)");
         assert_eq!(operation_text(None), "while opening the driver");
         let stuck =
-            |pid| StuckProcess { pid, since: Some(Timestamp::from_secs(0)), doing: Some(operation_text(Some(&asked))) };
+            |pid| StuckProcess { pid, since: Some(Timestamp::from_secs(0)), doing: Some(operation_text(Some(&queried_gpu))) };
         assert_eq!(
             stuck_text(&[stuck(7), stuck(9)]),
             "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z \

@@ -37,19 +37,19 @@ pub(super) fn gelu_backward() -> Vec<f32> {
 }
 
 pub(super) fn embedding_forward() -> Vec<f32> {
-    let [words, table, _] = Layer::Embedding.inputs();
-    let rows = words.iter().flat_map(|word| {
-        let first = *word as usize * EMBEDDING_WIDTH;
+    let [tokens, table, _] = Layer::Embedding.inputs();
+    let rows = tokens.iter().flat_map(|token| {
+        let first = *token as usize * EMBEDDING_WIDTH;
         &table[first..first + EMBEDDING_WIDTH]
     });
     rows.copied().collect()
 }
 
 pub(super) fn embedding_backward() -> Vec<f32> {
-    let [words, _, dy] = Layer::Embedding.inputs();
+    let [tokens, _, dy] = Layer::Embedding.inputs();
     let mut table = vec![0.0; EMBEDDING_TABLE];
-    for (word, dy) in words.iter().zip(dy.chunks(EMBEDDING_WIDTH)) {
-        let first = *word as usize * EMBEDDING_WIDTH;
+    for (token, dy) in tokens.iter().zip(dy.chunks(EMBEDDING_WIDTH)) {
+        let first = *token as usize * EMBEDDING_WIDTH;
         for (sum, dy) in table[first..first + EMBEDDING_WIDTH].iter_mut().zip(dy) {
             *sum += dy;
         }

@@ -51,8 +51,8 @@ pub(super) struct SoftmaxStats {
 
 impl SoftmaxStats {
     pub(super) fn from_row(x: &[f32]) -> Self {
-        let most = x.iter().fold(-3.0e38, |most, x| if *x > most { *x } else { most });
-        Self { most, sum: warp_sum(x.len(), |sum, i| sum + exponential(x[i] - most)) }
+        let max = x.iter().fold(-3.0e38, |max, x| if *x > max { *x } else { max });
+        Self { most: max, sum: warp_sum(x.len(), |sum, i| sum + exponential(x[i] - max)) }
     }
 
     /// Returns the softmax of `x` in its row.
@@ -66,13 +66,13 @@ mod tests {
     use super::*;
 
     /// Returns the largest relative error over 100,000 steps from `from` to `to`.
-    fn error(from: f32, to: f32, ours: fn(f32) -> f32, truth: fn(f64) -> f64) -> f64 {
+    fn error(from: f32, to: f32, function: fn(f32) -> f32, truth: fn(f64) -> f64) -> f64 {
         let count = 100_000;
         (0..=count)
             .map(|i| {
                 let x = (to - from).mul_add(i as f32 / count as f32, from);
                 let truth = truth(f64::from(x));
-                ((f64::from(ours(x)) - truth) / truth).abs()
+                ((f64::from(function(x)) - truth) / truth).abs()
             })
             .fold(0.0, f64::max)
     }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exponential_ends_in_normal_numbers() {
+    fn the_exponential_stays_in_normal_numbers() {
         assert!(exponential(-1000.0).is_normal() && exponential(-1000.0) < 1e-37);
         assert!(exponential(1000.0).is_finite() && exponential(1000.0) > 1e38);
         assert_eq!(exponential(0.0).to_bits(), 1.0f32.to_bits());
@@ -96,12 +96,12 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_stays_one() {
+    fn a_nan_stays_a_nan() {
         assert!(exponential(f32::NAN).is_nan());
     }
 
     #[test]
-    fn every_place_of_a_row_is_summed_once() {
+    fn every_element_of_a_row_is_summed_once() {
         for count in [1, 31, 32, 33, 64, 100] {
             assert_eq!(warp_sum(count, |sum, i| sum + i as f32), (count * (count - 1) / 2) as f32);
         }

@@ -21,8 +21,8 @@ pub(super) fn linear_forward() -> Vec<f32> {
     let mut y = product(LINEAR_ROWS, LINEAR_OUTPUTS, LINEAR_INPUTS, |row, column, k| {
         x[row * LINEAR_INPUTS + k] * w[column * LINEAR_INPUTS + k]
     });
-    for (place, y) in y.iter_mut().enumerate() {
-        *y += b[place % LINEAR_OUTPUTS];
+    for (index, y) in y.iter_mut().enumerate() {
+        *y += b[index % LINEAR_OUTPUTS];
     }
     y
 }
@@ -55,8 +55,8 @@ pub(super) fn conv2d_forward() -> Vec<f32> {
             let mut sum = b[o];
             for c in 0..CONV_INPUTS {
                 let (plane, kernel) = ((image * CONV_INPUTS + c) * CONV_PLANE, (o * CONV_INPUTS + c) * 9);
-                for (place, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
-                    sum = x[plane + place].mul_add(w[kernel + k], sum);
+                for (neighbour, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
+                    sum = x[plane + neighbour].mul_add(w[kernel + k], sum);
                 }
             }
             sum
@@ -72,8 +72,8 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
             let mut sum = 0.0;
             for o in 0..CONV_OUTPUTS {
                 let (plane, kernel) = ((image * CONV_OUTPUTS + o) * CONV_PLANE, (o * CONV_INPUTS + c) * 9);
-                for (place, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
-                    sum = dy[plane + place].mul_add(w[kernel + 8 - k], sum);
+                for (neighbour, k) in conv_neighbours(at / CONV_SIDE, at % CONV_SIDE) {
+                    sum = dy[plane + neighbour].mul_add(w[kernel + 8 - k], sum);
                 }
             }
             sum
@@ -84,9 +84,9 @@ pub(super) fn conv2d_backward() -> Vec<f32> {
         let mut sum = 0.0;
         for at in 0..CONV_IMAGES * CONV_PLANE {
             let (image, at) = (at / CONV_PLANE, at % CONV_PLANE);
-            if let Some((place, _)) = conv_neighbours(at / CONV_SIDE, at % CONV_SIDE).find(|(_, k)| *k == kernel) {
+            if let Some((neighbour, _)) = conv_neighbours(at / CONV_SIDE, at % CONV_SIDE).find(|(_, k)| *k == kernel) {
                 let (given, seen) = ((image * CONV_OUTPUTS + o) * CONV_PLANE, (image * CONV_INPUTS + c) * CONV_PLANE);
-                sum = dy[given + at].mul_add(x[seen + place], sum);
+                sum = dy[given + at].mul_add(x[seen + neighbour], sum);
             }
         }
         sum
@@ -149,9 +149,9 @@ pub(super) fn attention_backward() -> Vec<f32> {
         let share = attention_weights(q, k);
         let score: AttentionMatrix = (0..ATTENTION_TOKENS)
             .map(|at| {
-                let back: Vec<f32> = (0..=at).map(|j| inner(token(dy, at), token(v, j))).collect();
-                let along = warp_sum(at + 1, |sum, j| share[at][j].mul_add(back[j], sum));
-                std::array::from_fn(|j| if j <= at { share[at][j] * (back[j] - along) * ATTENTION_SCALE } else { 0.0 })
+                let dot_products: Vec<f32> = (0..=at).map(|j| inner(token(dy, at), token(v, j))).collect();
+                let along = warp_sum(at + 1, |sum, j| share[at][j].mul_add(dot_products[j], sum));
+                std::array::from_fn(|j| if j <= at { share[at][j] * (dot_products[j] - along) * ATTENTION_SCALE } else { 0.0 })
             })
             .collect();
         for i in 0..ATTENTION_TOKENS * ATTENTION_WIDTH {

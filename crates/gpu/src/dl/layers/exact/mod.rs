@@ -38,8 +38,8 @@ pub fn outputs(pass: Pass) -> Vec<f32> {
 
 /// Returns one number for all bits and their positions; the kernel `fingerprint` explains why.
 pub fn fingerprint(numbers: &[f32]) -> u64 {
-    numbers.iter().zip(0u64..).fold(0, |sum, (number, place)| {
-        let mut x = place << 32 | u64::from(number.to_bits());
+    numbers.iter().zip(0u64..).fold(0, |sum, (number, index)| {
+        let mut x = index << 32 | u64::from(number.to_bits());
         x ^= x >> 32;
         x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
         x ^= x >> 32;
