@@ -135,9 +135,7 @@ impl AgentQueue {
         state.last_number += 1;
         let number = state.last_number;
         let (stored, receiver) = oneshot::channel();
-        state
-            .waiting
-            .insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored, offered: 0 });
+        state.waiting.insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored, offered: 0 });
         drop(state);
         self.cycle_trigger.fire();
         Some((number, receiver))

@@ -112,7 +112,11 @@ mod tests {
         };
         rename("lease", "mislaid");
         assert_eq!(get(&listener, "/readyz"), status_and_text("503", "the store returns errors"));
-        assert_eq!(get(&listener, "/healthz"), status_and_text("200", "waiting"), "a restart would not repair the store");
+        assert_eq!(
+            get(&listener, "/healthz"),
+            status_and_text("200", "waiting"),
+            "a restart would not repair the store"
+        );
         rename("mislaid", "lease");
         assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"), "it is ready again without a restart");
     }

@@ -165,7 +165,8 @@ async fn accept_report(
     let ReportAuth { key, identity } = authenticate(state, &node, headers).await?;
     let kib = u32::try_from(length / 1024 + 1).map_err(|_| IngestError::TooLong)?;
     let read_body = async {
-        let memory_permit = Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| IngestError::QueueFull)?;
+        let memory_permit =
+            Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| IngestError::QueueFull)?;
         let max_bytes = usize::try_from(length).map_err(|_| IngestError::TooLong)?;
         let bytes =
             to_bytes(body, max_bytes).await.map_err(|_| IngestError::Malformed("the body is incomplete".to_owned()))?;

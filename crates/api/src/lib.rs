@@ -160,13 +160,7 @@ impl AgentListener {
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
-        let state = IngestState {
-            store: store.clone(),
-            clock,
-            queue: Arc::clone(&queue),
-            body_memory,
-            token_reviews,
-        };
+        let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
         let server = HttpServer::start("doctor-door", listener, router(state)).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }

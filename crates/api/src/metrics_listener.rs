@@ -74,14 +74,8 @@ impl MetricsListener {
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Metrics { at, source };
         let listener = TcpListener::bind(at).map_err(failed)?;
-        let state = Arc::new(MetricsState {
-            store,
-            clock,
-            settings,
-            process,
-            initial_settings,
-            last: Mutex::default(),
-        });
+        let state =
+            Arc::new(MetricsState { store, clock, settings, process, initial_settings, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(state);
         let server = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
         Ok(Self { server })

@@ -66,8 +66,13 @@ impl Fixture {
     fn with_token_reviews() -> Self {
         let mut fixture = Self::new();
         let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), TokenReviewCache::new(Arc::new(Cluster), Span::minutes(1)));
-        let opened =
-            AgentListener::open_with(at, &fixture.store, Arc::new(SystemClock), Arc::clone(&fixture.trigger), Some(tokens));
+        let opened = AgentListener::open_with(
+            at,
+            &fixture.store,
+            Arc::new(SystemClock),
+            Arc::clone(&fixture.trigger),
+            Some(tokens),
+        );
         (fixture.listener, fixture.inbox) = opened.unwrap();
         fixture.listener.cycle_ended(true);
         fixture
@@ -183,7 +188,10 @@ fn no_node_speaks_for_another() {
     *changed.last_mut().unwrap() ^= 1;
     fixture.expect("403", "n1", &changed);
     assert!(fixture.inbox.pending().is_empty(), "no message reached the engine");
-    assert!(fixture.inbox.take_last_reports(SystemClock.now().plus(Span::hours(1))).is_empty(), "no contact was recorded");
+    assert!(
+        fixture.inbox.take_last_reports(SystemClock.now().plus(Span::hours(1))).is_empty(),
+        "no contact was recorded"
+    );
 }
 
 #[test]
@@ -235,7 +243,9 @@ fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
     let scrape = || {
         let at = "127.0.0.1:0".parse().unwrap();
         let (clock, metrics) = (Arc::new(SystemClock), MetricsSettings::default());
-        let metrics_listener = MetricsListener::open(at, metrics, fixture.store.clone(), clock, settings.clone(), process_metrics()).unwrap();
+        let metrics_listener =
+            MetricsListener::open(at, metrics, fixture.store.clone(), clock, settings.clone(), process_metrics())
+                .unwrap();
         exchange(metrics_listener.address(), "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"")
     };
     let assert_waiting = |location: &str, count: u32| {
@@ -325,7 +335,11 @@ fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
     let mut fixture = Fixture::with_token_reviews();
     let error = fixture.expect_with_token("403", "n2", "n7", &report("n2", 1));
     assert!(error.contains("the token belongs to the agent on n7; it cannot report for n2"), "{error}");
-    assert!(fixture.expect_with_token("403", "n7", "n7", &report("n2", 1)).contains("the report is about n2; n7 can report only"));
+    assert!(
+        fixture
+            .expect_with_token("403", "n7", "n7", &report("n2", 1))
+            .contains("the report is about n2; n7 can report only")
+    );
     assert!(fixture.expect_with_token("401", "n7", "old", &report("n7", 1)).contains("it has expired"));
     let later = fixture.expect_with_token("503", "n7", "away", &report("n7", 1));
     assert!(later.contains("retry-after") && later.contains("connection refused"), "{later}");
@@ -335,7 +349,9 @@ fn a_token_is_valid_for_its_own_node_while_the_cluster_confirms_it() {
     assert!(exchange(fixture.listener.address(), &head, &body).starts_with("HTTP/1.1 403 "));
     fixture.expect_with_token("401", "n3", "n3", &report("n3", 1)).contains("revoked");
     assert!(fixture.inbox.pending().is_empty() && fixture.inbox.take_last_reports(SystemClock.now()).is_empty());
-    assert!(Fixture::leading().expect_with_token("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted"));
+    assert!(
+        Fixture::leading().expect_with_token("401", "n1", "n1", &report("n1", 1)).contains("tokens are not accepted")
+    );
 }
 
 #[test]

@@ -68,14 +68,7 @@ impl DstackBackend {
         let client = Client::new(&config).map_err(refuse)?;
         let ssh_fallback = config.ssh.as_ref().map(|settings| SshFallback::open(settings, policy)).transpose()?;
         let policy = policy.map(Path::to_owned);
-        Ok(Self {
-            config,
-            client,
-            policy,
-            cache: Mutex::default(),
-            run_results: RunResults::default(),
-            ssh_fallback,
-        })
+        Ok(Self { config, client, policy, cache: Mutex::default(), run_results: RunResults::default(), ssh_fallback })
     }
 
     pub(super) fn cache(&self) -> MutexGuard<'_, Cache> {

@@ -338,8 +338,11 @@ mod tests {
 
     #[test]
     fn a_url_is_parsed_into_its_parts() {
-        let parsed = |url: &str| Endpoint::parse(url).map(|endpoint| (endpoint.tls, endpoint.host, endpoint.port, endpoint.path_prefix));
-        let expected = |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
+        let parsed = |url: &str| {
+            Endpoint::parse(url).map(|endpoint| (endpoint.tls, endpoint.host, endpoint.port, endpoint.path_prefix))
+        };
+        let expected =
+            |secure, host: &str, port, before: &str| Some((secure, host.to_owned(), port, before.to_owned()));
         assert_eq!(parsed("http://10.0.0.5:3000"), expected(false, "10.0.0.5", 3000, ""));
         assert_eq!(parsed("https://dstack.example.com/"), expected(true, "dstack.example.com", 443, ""));
         assert_eq!(parsed("https://x/a/b/"), expected(true, "x", 443, "/a/b"));

@@ -33,7 +33,12 @@ impl OrphanedSecrets {
     }
 
     /// Returns the keys that no run uses any more.
-    pub(super) fn expired(&mut self, existing: &BTreeSet<RunId>, required: &BTreeSet<RunId>, now: Timestamp) -> Vec<RunId> {
+    pub(super) fn expired(
+        &mut self,
+        existing: &BTreeSet<RunId>,
+        required: &BTreeSet<RunId>,
+        now: Timestamp,
+    ) -> Vec<RunId> {
         self.unused_since.retain(|run, _| existing.contains(run) && !required.contains(run));
         for run in existing.difference(required) {
             self.unused_since.entry(*run).or_insert(now);

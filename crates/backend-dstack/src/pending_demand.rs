@@ -69,7 +69,9 @@ fn fits(run: &Run, job: &Job, offer: &CandidateInstance<'_>) -> bool {
         configuration.fleets.as_ref().is_none_or(|fleets| fleets.iter().any(|one| one.name() == offer.fleet.name));
     let selected = configuration.instances.as_ref().is_none_or(|all| all.iter().any(|one| selects(one, offer)));
     let resources = offer.instance.instance_type.as_ref().map(|kind| &kind.resources);
-    in_fleet && selected && resources.is_some_and(|available| satisfies(&job.job_spec.requirements.resources, available))
+    in_fleet
+        && selected
+        && resources.is_some_and(|available| satisfies(&job.job_spec.requirements.resources, available))
 }
 
 fn selects(selector: &Selector, offer: &CandidateInstance<'_>) -> bool {
@@ -137,7 +139,8 @@ mod tests {
     #[test]
     fn a_waiting_run_is_offered_instances_without_our_runs_first() {
         assert_eq!(demanded_by(&[waiting(|_| {})]), one_demand("bed-0"));
-        let names: Vec<_> = demanded_by(&[waiting(|_| {}), waiting(|_| {})]).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<_> =
+            demanded_by(&[waiting(|_| {}), waiting(|_| {})]).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["bed-0", "bed-1"], "two runs want two instances");
     }
 

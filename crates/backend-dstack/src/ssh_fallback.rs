@@ -91,7 +91,8 @@ impl SshFallback {
         let most = self.settings.max_load_per_core;
         let states = self.ssh.query_hosts(&hosts).into_iter().filter_map(|(host, status)| {
             // Failing to reach it from here as well is not news.
-            let status = status.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
+            let status =
+                status.inspect_err(|why| tracing::debug!(node = %host.name, %why, "not reached over SSH")).ok()?;
             let used = match (blocked_reason(&status, most), occupancy(&status, most)) {
                 (None, _) => Usage::Unused,
                 (Some(_), Occupancy::Busy { by }) => Usage::By(by.to_string()),

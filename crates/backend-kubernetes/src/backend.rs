@@ -118,8 +118,9 @@ impl Backend for KubernetesBackend {
                 if waiting.is_empty() { HashMap::new() } else { self.demanded_nodes(nodes, &tenants, waiting) };
             let by = |name: &str| demanded.get(name).map(String::as_str);
             let mut interner = StringInterner::default();
-            let seen =
-                nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut interner));
+            let seen = nodes
+                .iter()
+                .filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut interner));
             seen.collect()
         });
         let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NotAppliedRetry };

@@ -140,8 +140,13 @@ pub(super) async fn watch_failures(
     watched: Arc<WatchCache>,
     pod_results: Arc<PodResults>,
 ) {
-    let to =
-        FailureSink { client: &client, config: &config, failures: &failures, watched: &watched, pod_results: &pod_results };
+    let to = FailureSink {
+        client: &client,
+        config: &config,
+        failures: &failures,
+        watched: &watched,
+        pod_results: &pod_results,
+    };
     let mut version = None;
     let mut backoff = WatchBackoff(MIN_BACKOFF);
     loop {
@@ -202,10 +207,12 @@ impl FailureSink<'_> {
     /// Fetches the log in a task of its own: the pod may soon be gone, and the watch must not wait.
     fn fetch_log(&self, pod: &PodObject) {
         let Some(log_fetch) = self.pod_results.take_from(pod, self.config) else { return };
-        let (client, config, pod_results) = (self.client.clone(), Arc::clone(self.config), Arc::clone(self.pod_results));
+        let (client, config, pod_results) =
+            (self.client.clone(), Arc::clone(self.config), Arc::clone(self.pod_results));
         tokio::spawn(async move {
             let fetched =
-                tokio::time::timeout(LOG_TIMEOUT, result_transport::fetch(&client, &config, &pod_results, &log_fetch)).await;
+                tokio::time::timeout(LOG_TIMEOUT, result_transport::fetch(&client, &config, &pod_results, &log_fetch))
+                    .await;
             if let Ok(Err(error)) = fetched {
                 tracing::debug!(%error, ?log_fetch, "log of a terminated job not fetched");
             }
@@ -344,7 +351,10 @@ mod tests {
         assert_eq!(failure_kind(json!({ "exitCode": 137, "reason": "OOMKilled" })), JobFailureKind::OutOfMemory);
         assert_eq!(failure_kind(json!({ "exitCode": 139, "reason": "Error" })), JobFailureKind::Signal { number: 11 });
         assert_eq!(failure_kind(json!({ "exitCode": 255, "signal": 7 })), JobFailureKind::Signal { number: 7 });
-        assert_eq!(failure_kind(json!({ "exitCode": 128, "reason": "StartError" })), JobFailureKind::Exit { code: 128 });
+        assert_eq!(
+            failure_kind(json!({ "exitCode": 128, "reason": "StartError" })),
+            JobFailureKind::Exit { code: 128 }
+        );
         let not_admitted = failure_of(|pod| {
             pod["status"] = json!({ "phase": "Failed", "reason": "UnexpectedAdmissionError",
                 "message": "Allocate failed due to no healthy devices present" });

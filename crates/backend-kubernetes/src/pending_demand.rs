@@ -159,7 +159,8 @@ fn matches_term(term: &NodeTerm, node: &CachedNode) -> bool {
     let labels = |name: &str| node.metadata.labels.get(name);
     let fields = |name: &str| (name == "metadata.name").then(|| node.name());
     let has_requirements = !term.match_expressions.is_empty() || !term.match_fields.is_empty();
-    has_requirements && term.match_expressions.iter().all(|one| matches_requirement(one, labels(&one.key)))
+    has_requirements
+        && term.match_expressions.iter().all(|one| matches_requirement(one, labels(&one.key)))
         && term.match_fields.iter().all(|one| matches_requirement(one, fields(&one.key)))
 }
 

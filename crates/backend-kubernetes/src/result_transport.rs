@@ -184,7 +184,9 @@ async fn fetch_document_and_log(
         let lines = lines + LINES_AFTER_DOCUMENT;
         match result_transport::extract_from_log(&ask(lines, lines * LINE_BYTES).await?) {
             Ok(found) => document = Some(found),
-            Err(why) => tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, %why, "result missing from the job log"),
+            Err(why) => {
+                tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, %why, "result missing from the job log")
+            }
         }
     }
     let text = ask(LOG_LINES, LOG_BYTES).await?;

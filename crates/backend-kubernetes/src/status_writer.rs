@@ -126,7 +126,8 @@ fn condition_reason(node_status: &NodeStatus) -> String {
 
 fn condition(kind: &str, node_status: &NodeStatus, now: Timestamp) -> Value {
     let now = now.to_string();
-    let message = node_status.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
+    let message =
+        node_status.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
     json!({
         "type": kind, "status": condition_status(node_status.status), "reason": condition_reason(node_status), "message": message,
         "lastTransitionTime": now, "lastHeartbeatTime": now,

@@ -207,7 +207,8 @@ pub(super) async fn watch_pods(client: Client, config: Arc<KubernetesConfig>, wa
     let mut nodes: Interner<str> = Interner::default();
     let to_cached = |pod: PodObject| {
         let name = key(&pod);
-        let pending = || pending_demand::pending_pod(&pod, &config).map(|waiting| CachedPod::Pending(Box::new(waiting)));
+        let pending =
+            || pending_demand::pending_pod(&pod, &config).map(|waiting| CachedPod::Pending(Box::new(waiting)));
         let cached = placed_pod(&pod, &name, &mut nodes, &config).map(CachedPod::Placed).or_else(pending);
         (name, cached)
     };

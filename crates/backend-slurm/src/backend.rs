@@ -102,8 +102,13 @@ impl Backend for SlurmBackend {
         let jobs = self.jobs("read the queue", &[])?;
         let reservations = self.reservations("read the reservations")?;
         let cluster_config = self.cluster_config()?;
-        let view =
-            View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: self.user };
+        let view = View {
+            nodes: &nodes,
+            jobs: &jobs,
+            reservations: &reservations,
+            cluster_config: &cluster_config,
+            user: self.user,
+        };
         let (seen, status_numbers) = view.seen_nodes(SystemClock.now(), &self.config);
         *self.status_numbers.lock().unwrap_or_else(PoisonError::into_inner) = status_numbers;
         Ok(seen)

@@ -14,7 +14,8 @@ pub fn free(texts: [&str; 5], token: &str) -> Vec<String> {
         partitions: cluster_config::partitions(partitions),
         power_saving: cluster_config::power_saving(config),
     };
-    let view = View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: 0 };
+    let view =
+        View { nodes: &nodes, jobs: &jobs, reservations: &reservations, cluster_config: &cluster_config, user: 0 };
     let settings = SlurmConfig { gpus_only: false, ..SlurmConfig::default() };
     let (seen, _) = view.seen_nodes(Timestamp::from_secs(1_794_703_000), &settings);
     let free = seen.iter().filter(|seen| seen.node.occupancy == Occupancy::Free);

@@ -114,7 +114,8 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
         many => {
             // Slurm provides ranks and names; the secret proves that a peer belongs to the same run.
             lines.push(format!("export DOCTOR_RENDEZVOUS_SECRET={}", job.key.rendezvous_secret()));
-            let arms: Vec<String> = parts().map(|(node, command_line)| format!("{node}) exec {command_line} ;;")).collect();
+            let arms: Vec<String> =
+                parts().map(|(node, command_line)| format!("{node}) exec {command_line} ;;")).collect();
             let each = format!("case \"$SLURMD_NODENAME\" in\n{}\nesac", arms.join("\n"));
             let step = format!("--nodes={0} --ntasks={0} --ntasks-per-node=1", many.len());
             // With the whole environment of this script, whatever the site's arguments of `sbatch` set.
@@ -270,7 +271,8 @@ mod tests {
         let placement = Placement { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
         let args = arguments("doctor-x", "c", &placement, job.limit, Path::new("/data/o"), &config).join(" ");
         assert!(!args.contains(&job.key.to_hex()));
-        for option in ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
+        for option in
+            ["--exclusive", "--no-requeue", "--gres=gpu:8", "--nodelist=n1", "--partition=gpu", "--nice=10000"]
         {
             assert!(args.contains(option), "{option}: {args}");
         }

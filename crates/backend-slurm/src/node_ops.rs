@@ -157,7 +157,8 @@ impl SlurmBackend {
             node.to_string(),
         ];
         self.programs.run(REBOOT, "scontrol", &args, "", Access::Write)?;
-        let record_issued = || self.record_op(REBOOT, &self.read_node(REBOOT, node)?, op, &RebootRecord::Issued(before).text());
+        let record_issued =
+            || self.record_op(REBOOT, &self.read_node(REBOOT, node)?, op, &RebootRecord::Issued(before).text());
         // If this is not recorded, a reboot that an operator cancels is requested once more.
         let _unwritten = record_issued();
         Err(in_progress_error(REBOOT, "reboot requested"))
@@ -330,7 +331,8 @@ impl SlurmBackend {
     ) -> Result<(), BackendError> {
         let mut note = Note::read(now, &self.config).into_note();
         change(&mut note);
-        let field = note.to_field(now, &self.config).map_err(|in_use| permanent_error(operation, in_use.to_string()))?;
+        let field =
+            note.to_field(now, &self.config).map_err(|in_use| permanent_error(operation, in_use.to_string()))?;
         self.write(operation, &now.name, &NodeUpdate { field: Some(field), ..NodeUpdate::default() })
     }
 }

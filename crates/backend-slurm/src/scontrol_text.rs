@@ -24,8 +24,10 @@ impl<'a> Record<'a> {
             }
         }
         let ends = starts.iter().skip(1).map(|(key_start, _)| *key_start).chain([line.len()]);
-        let fields =
-            starts.iter().zip(ends).map(|((key_start, sign), end)| (&line[*key_start..*sign], line[sign + 1..end].trim()));
+        let fields = starts
+            .iter()
+            .zip(ends)
+            .map(|((key_start, sign), end)| (&line[*key_start..*sign], line[sign + 1..end].trim()));
         Self { fields: fields.collect() }
     }
 

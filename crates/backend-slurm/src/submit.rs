@@ -68,7 +68,8 @@ impl SlurmBackend {
         // Slurm starts nothing on a drained node, and a reserved one accepts only jobs of its reservation.
         let reservations = self.reservations(OPERATION)?;
         let ours = |one: &&Reservation| maintenance_reservation::reservation_kind(one).exists();
-        let in_reservation = reservations.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
+        let in_reservation =
+            reservations.iter().filter(ours).any(|one| request.nodes.iter().any(|node| one.holds(node)));
         let closed = in_reservation || nodes.iter().any(|node| marks::is_drained_by_us(node, &self.config));
         if closed {
             self.reserve_and_resume(OPERATION, &name, &request.nodes)?;
@@ -104,7 +105,8 @@ impl SlurmBackend {
         let shared = |name: &&String| rest.iter().all(|node| node.partitions.contains(name));
         let needed = limit + self.config.job.grace + Span::minutes(2);
         let good = |name: &&String| {
-            cluster_config.partitions
+            cluster_config
+                .partitions
                 .get(*name)
                 .is_some_and(|one| one.up && !one.reserved_only && one.max_time.is_none_or(|longest| longest >= needed))
         };

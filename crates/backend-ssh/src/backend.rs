@@ -152,7 +152,8 @@ impl SshBackend {
             Ok(status) => {
                 let occupancy = occupancy(&status, self.config.max_load_per_core);
                 let boot_id = Some(status.boot_id).filter(|id| !id.is_empty());
-                *last = LastObservation { marks: Some(status.marks), jobs: status.under_way, boot_id, unreachable: false };
+                *last =
+                    LastObservation { marks: Some(status.marks), jobs: status.under_way, boot_id, unreachable: false };
                 occupancy
             }
             Err(why) => {
@@ -192,7 +193,8 @@ pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) ->
             threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
         }
         // Propagate a worker's panic to the caller.
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.flatten().collect()
     });
     results.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));

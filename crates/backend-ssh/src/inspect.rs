@@ -233,11 +233,13 @@ fn program(reachable: &[(&NodeName, &Facts)], binary: &LocalProgram, config: &Ss
     bad(&read_only, "the folder is not writable", &format!("check `remote` ({})", config.remote));
     let uncheckable = names_where(reachable, |facts| !facts.program && !facts.sha256sum);
     bad(&uncheckable, "sha256sum is missing", "install coreutils");
-    let full = names_where(reachable, |facts| !facts.program && facts.space.is_some_and(|space| space < MIN_FREE_SPACE));
+    let full =
+        names_where(reachable, |facts| !facts.program && facts.space.is_some_and(|space| space < MIN_FREE_SPACE));
     bad(&full, "less than 256 MiB free", "free space there, or set `remote` to another folder");
     if items.is_empty() {
         let installed = names_where(reachable, |facts| facts.program).len();
-        let text = format!("{installed} of {} hosts have this version; it can be installed on the others", reachable.len());
+        let text =
+            format!("{installed} of {} hosts have this version; it can be installed on the others", reachable.len());
         items.push(InspectionItem::good(WHAT, text));
     }
     items
@@ -246,8 +248,10 @@ fn program(reachable: &[(&NodeName, &Facts)], binary: &LocalProgram, config: &Ss
 fn clocks(host_facts: &[HostFacts]) -> InspectionItem {
     const WHAT: &str = "clocks";
     let remedy = "run chrony or systemd-timesyncd on the hosts and here";
-    let off: Vec<&HostFacts> =
-        host_facts.iter().filter(|entry| entry.clock_offset.is_some_and(|off| off > MAX_CLOCK_OFFSET.as_secs())).collect();
+    let off: Vec<&HostFacts> = host_facts
+        .iter()
+        .filter(|entry| entry.clock_offset.is_some_and(|off| off > MAX_CLOCK_OFFSET.as_secs()))
+        .collect();
     let answered = host_facts.iter().filter(|entry| entry.facts.is_ok()).count();
     let with_clock = host_facts.iter().filter(|entry| entry.clock_offset.is_some()).count();
     match off.iter().max_by_key(|entry| entry.clock_offset) {
@@ -258,11 +262,13 @@ fn clocks(host_facts: &[HostFacts]) -> InspectionItem {
             InspectionItem::bad(WHAT, text, remedy)
         }
         None if with_clock < answered => {
-            InspectionItem::unknown(WHAT, format!("unknown on {}", host_count(answered - with_clock))).with_remedy(remedy)
+            InspectionItem::unknown(WHAT, format!("unknown on {}", host_count(answered - with_clock)))
+                .with_remedy(remedy)
         }
-        None => {
-            InspectionItem::good(WHAT, format!("{} within {} s of ours", host_count(with_clock), MAX_CLOCK_OFFSET.as_secs()))
-        }
+        None => InspectionItem::good(
+            WHAT,
+            format!("{} within {} s of ours", host_count(with_clock), MAX_CLOCK_OFFSET.as_secs()),
+        ),
     }
 }
 
@@ -347,7 +353,8 @@ mod tests {
             let mut items = program(&reachable, &binary, &config);
             items.push(root(&reachable, &config));
             items.push(command(&reachable, "nvidia-smi"));
-            items.into_iter()
+            items
+                .into_iter()
                 .filter(|item| item.standing == InspectionStatus::Bad)
                 .map(|item| item.text)
                 .collect::<Vec<_>>()

@@ -18,13 +18,18 @@ pub(super) fn combined_state(parts: &[ObservedJobState]) -> ObservedJobState {
         return unknown.clone();
     }
     let Some(job) = parts.iter().find_map(job_of) else { return ObservedJobState::Absent };
-    let (mut running_since, mut pending_since, mut ends): (Option<Timestamp>, Option<Timestamp>, Vec<(Timestamp, JobEnd)>) =
-        (None, None, Vec::new());
+    let (mut running_since, mut pending_since, mut ends): (
+        Option<Timestamp>,
+        Option<Timestamp>,
+        Vec<(Timestamp, JobEnd)>,
+    ) = (None, None, Vec::new());
     let mut running = false;
     let earlier = |known: Option<Timestamp>, at: Timestamp| Some(known.map_or(at, |known| known.min(at)));
     for part in parts {
         match part {
-            ObservedJobState::Running { since, .. } => (running, running_since) = (true, earlier(running_since, *since)),
+            ObservedJobState::Running { since, .. } => {
+                (running, running_since) = (true, earlier(running_since, *since))
+            }
             ObservedJobState::Pending { since, .. } => pending_since = earlier(pending_since, *since),
             ObservedJobState::Ended { started, at, how, .. } => {
                 running_since = started.map_or(running_since, |started| earlier(running_since, started));

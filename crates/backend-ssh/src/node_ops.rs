@@ -98,7 +98,8 @@ impl SshBackend {
         }
         let (limit, users) = (REPAIR_LIMIT, self.query_params(Vec::new()));
         let max_load_per_core = self.config.max_load_per_core;
-        let request = HostRequest::Repair(Box::new(RepairRequest { op, what, command, limit, users, max_load_per_core }));
+        let request =
+            HostRequest::Repair(Box::new(RepairRequest { op, what, command, limit, users, max_load_per_core }));
         let named = |text: &str| format!("{}: {text}", host.name);
         match self.requester.request(host, &request, Duration::ZERO) {
             Ok(HostResponse::Repair(RepairProgress::Done)) => Ok(()),

@@ -50,8 +50,9 @@ impl SshBackend {
         if hosts.len() > 1 {
             self.check_all_respond(&hosts)?;
         }
-        let start =
-            |host: &Host| requests.get(&host.name).map(|(_, request)| self.requester.request(host, request, Duration::ZERO));
+        let start = |host: &Host| {
+            requests.get(&host.name).map(|(_, request)| self.requester.request(host, request, Duration::ZERO))
+        };
         let responses = self.run_on_each(&hosts, start);
         let mut started = None;
         for (host, response) in responses.into_iter().filter_map(|(host, response)| Some((host, response?))) {
@@ -67,7 +68,8 @@ impl SshBackend {
     /// Checks that all hosts respond, before anything starts. One that does not may respond later.
     fn check_all_respond(&self, hosts: &[Host]) -> Result<(), BackendError> {
         let responses = self.run_on_each(hosts, |host| self.query_host(host, Vec::new()));
-        let unreachable = responses.into_iter().find_map(|(host, status)| status.err().map(|why| format!("{}: {why}", host.name)));
+        let unreachable =
+            responses.into_iter().find_map(|(host, status)| status.err().map(|why| format!("{}: {why}", host.name)));
         unreachable.map_or(Ok(()), |text| Err(retryable_error(SUBMIT, text)))
     }
 

@@ -112,7 +112,7 @@ pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec
 
 struct Suite<'a> {
     backend: &'a dyn Backend,
-    bed: &'a dyn Testbed,
+    testbed: &'a dyn Testbed,
     ids: IdSource,
 }
 
@@ -299,7 +299,8 @@ impl Suite<'_> {
         self.submit(run, Length::Endless)?;
         self.wait_running(run)?;
         self.testbed.lose_job(run);
-        let is_gone = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Absent | ObservedJobState::Ended { .. });
+        let is_gone =
+            |seen: &ObservedJobState| matches!(seen, ObservedJobState::Absent | ObservedJobState::Ended { .. });
         let seen = self.wait(run, "the lost job to be noticed", is_gone)?;
         check(
             matches!(

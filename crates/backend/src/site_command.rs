@@ -68,7 +68,8 @@ pub fn run(
     match ended {
         ProcessEnd::Exited(status) if status.success() => Ok(()),
         ProcessEnd::Exited(status) => {
-            let later = status.code() == Some(EX_TEMPFAIL) || RETRYABLE_TEXTS.iter().any(|phrase| text.contains(phrase));
+            let later =
+                status.code() == Some(EX_TEMPFAIL) || RETRYABLE_TEXTS.iter().any(|phrase| text.contains(phrase));
             let effect = if later { Effect::NotAppliedRetry } else { Effect::NotAppliedPermanent };
             Err(BackendError {
                 operation,
@@ -97,7 +98,8 @@ fn filled(arg: &str, params: &HookParams<'_>) -> Result<String, String> {
             }
             Some((_, value)) => out.push_str(value),
             None => {
-                let known = params.values.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
+                let known =
+                    params.values.iter().map(|(known, _)| format!("{{{known}}}")).collect::<Vec<_>>().join(", ");
                 return Err(format!("`{arg}` has the unknown placeholder `{{{name}}}`; use {known}"));
             }
         }

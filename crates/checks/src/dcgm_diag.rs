@@ -174,7 +174,8 @@ impl DiagnosticReader<'_> {
             }
             Some(Status::Warn) => {
                 self.tally.warned += 1;
-                let warning_texts = warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
+                let warning_texts =
+                    warnings(result).into_iter().map(|warning| warning.text).collect::<Vec<_>>().join("; ");
                 self.add_event(&ReasonCode::fixed("dcgm-warned"), result, &format!("{name} warned: {warning_texts}"));
             }
             Some(Status::Fail) => {

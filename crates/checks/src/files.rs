@@ -282,7 +282,8 @@ pub(crate) mod tests {
 
     #[test]
     fn growth_during_a_boot_does_not_count() {
-        let ProbeOutput::Samples(mut readings) = sampled_files(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]]) else {
+        let ProbeOutput::Samples(mut readings) = sampled_files(&[&[("/c", "1")], &[("/c", "4")], &[("/c", "5")]])
+        else {
             panic!("samples")
         };
         // Booted between the first reading and the second.
@@ -310,7 +311,9 @@ pub(crate) mod tests {
 
     #[test]
     fn an_unreadable_file_is_not_a_removed_file() {
-        let ProbeOutput::Samples(mut samples) = sampled_files(&[&[("/a", "1")], &[("/a", "2")]]) else { panic!("samples") };
+        let ProbeOutput::Samples(mut samples) = sampled_files(&[&[("/a", "1")], &[("/a", "2")]]) else {
+            panic!("samples")
+        };
         let denied = ProbeFailure::new(FailureKind::Denied, "denied");
         samples[1].files[0].text = Err(denied.clone());
         let output = ProbeOutput::Samples(samples);

@@ -129,8 +129,14 @@ impl NcclLog {
         let others: Vec<_> = self.transports.iter().filter(|(transport, _)| !requested.allows(transport)).collect();
         if !others.is_empty() {
             let count = others.iter().map(|(_, count)| **count).sum();
-            let transports = others.iter().map(|(transport, count)| format!("{count} {}", transport.describe())).collect::<Vec<_>>();
-            return Err(PathError::OtherTransport { count, all, asked: requested.describe(), ways: transports.join(", ") });
+            let transports =
+                others.iter().map(|(transport, count)| format!("{count} {}", transport.describe())).collect::<Vec<_>>();
+            return Err(PathError::OtherTransport {
+                count,
+                all,
+                asked: requested.describe(),
+                ways: transports.join(", "),
+            });
         }
         let silent = |ranks: &BTreeSet<u32>| requested.ranks.clone().find(|rank| !ranks.contains(rank));
         let missing = match requested.mode {

@@ -181,7 +181,8 @@ mod tests {
         let id = CheckId::new("quota").unwrap();
         let catalogue = Catalogue::with_site_checks(&policy);
         let probes = (catalogue.get(&id).unwrap().probes)(&catalogue.params(&policy, &id));
-        let expected = Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
+        let expected =
+            Probe::Exec { program: "/bin/quota".into(), args: vec!["-v".into()], timeout: Span::from_secs(5) };
         assert_eq!(probes, [expected]);
     }
 

@@ -431,7 +431,9 @@ mod tests {
     #[test]
     fn what_fails_in_every_pair_or_only_for_all_names_no_node() {
         let nodes = nodes(5);
-        assert!(matches!(run_trials(&nodes, |_| true).0, FaultLocation::Undetermined(why) if why.contains("every pair")));
+        assert!(
+            matches!(run_trials(&nodes, |_| true).0, FaultLocation::Undetermined(why) if why.contains("every pair"))
+        );
         assert_eq!(run_trials(&nodes, |over| over.len() > 2).0, FaultLocation::OnlyTogether);
         assert_eq!(run_trials(&nodes, |_| false).0, FaultLocation::NoFault);
         assert_eq!(run_trials(&nodes[..1], |_| true).0, FaultLocation::Nodes(vec![name("n1")]));

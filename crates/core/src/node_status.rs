@@ -109,7 +109,8 @@ impl Assessment {
                 _ => {}
             }
         }
-        let silent = record.last_report.is_some_and(|last_report| at.since(last_report) > snapshot.policy.agents.silent_after);
+        let silent =
+            record.last_report.is_some_and(|last_report| at.since(last_report) > snapshot.policy.agents.silent_after);
         let failing =
             record.state.is_out_of_service() || record.findings.iter().any(crate::finding::OpenFinding::is_confirmed);
         // A failure that is not confirmed is neither a pass nor a fail.

@@ -106,8 +106,16 @@ impl Controller {
         let mut scraped = None;
         if let (ProcessMode::Service { traces }, Some(at)) = (&serving, config.metrics.listen) {
             let (settings, clock) = (config.metrics.clone(), world.clock.clone());
-            let process_metrics = ProcessMetrics { spool: agent_listener.as_ref().map(AgentListener::spool), traces: traces.clone() };
-            scraped = Some(MetricsListener::open(at, settings, store.clone(), clock, loaded.settings.clone(), process_metrics)?);
+            let process_metrics =
+                ProcessMetrics { spool: agent_listener.as_ref().map(AgentListener::spool), traces: traces.clone() };
+            scraped = Some(MetricsListener::open(
+                at,
+                settings,
+                store.clone(),
+                clock,
+                loaded.settings.clone(),
+                process_metrics,
+            )?);
         }
         let mut web = None;
         let audience = Arc::new(SnapshotFeed::default());
@@ -178,7 +186,8 @@ impl Controller {
 
     /// Runs one cycle. `every` is the interval between the starts of two cycles.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
-        let record_progress = |listener: &Option<AgentListener>| listener.iter().for_each(|listener| listener.record_progress(every));
+        let record_progress =
+            |listener: &Option<AgentListener>| listener.iter().for_each(|listener| listener.record_progress(every));
         record_progress(&self.agent_listener);
         self.store_simulated_requests()?;
         let report = self.engine.cycle();

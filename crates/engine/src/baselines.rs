@@ -92,7 +92,8 @@ impl<'a> BaselineReader<'a> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let runs: Vec<RunId> = match &self.history {
             Some(history) => {
-                let results = history.get(query.test).and_then(|nodes| nodes.get(query.node)).map_or(&[][..], Vec::as_slice);
+                let results =
+                    history.get(query.test).and_then(|nodes| nodes.get(query.node)).map_or(&[][..], Vec::as_slice);
                 let before = results.iter().filter(|(at, _)| *at < query.before).take(search_depth(most));
                 before.filter_map(|(_, run)| *run).take(most).collect()
             }
@@ -115,8 +116,10 @@ impl<'a> BaselineReader<'a> {
     ) -> Result<(), StoreError> {
         let newest = match &self.history {
             Some(history) => {
-                let before = |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < query.before)?.1;
-                let nodes = history.get(query.test).into_iter().flatten().filter(|(node, _)| self.is_peer(query, sku, node));
+                let before =
+                    |results: &[(Timestamp, Option<RunId>)]| results.iter().find(|(at, _)| *at < query.before)?.1;
+                let nodes =
+                    history.get(query.test).into_iter().flatten().filter(|(node, _)| self.is_peer(query, sku, node));
                 nodes.filter_map(|(node, results)| Some((before(results)?, node.clone()))).collect()
             }
             None => self.newest_of_peers(query, sku)?,

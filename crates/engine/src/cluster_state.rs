@@ -172,7 +172,8 @@ pub fn observe_now(
     let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
     let polled = if ids.is_empty() { Vec::new() } else { backend.poll(&ids)? };
     let polled: BTreeMap<RunId, PolledJob> = ids.into_iter().zip(polled).collect();
-    let inputs = PlanInputs { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };
+    let inputs =
+        PlanInputs { caps: backend.caps(), policy: (*settings.policy).clone(), tests: settings.tests.to_vec() };
     Ok(assemble(store, inputs, nodes, &polled, now)?.0)
 }
 

@@ -156,7 +156,15 @@ fn open_all(
         let documents = polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
         for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
             let source = Source::JobOutput { bytes: bytes.clone() };
-            match ingest::open_document(&deps.settings, stored, sku, bytes.clone(), now, acknowledged, &mut load_baselines) {
+            match ingest::open_document(
+                &deps.settings,
+                stored,
+                sku,
+                bytes.clone(),
+                now,
+                acknowledged,
+                &mut load_baselines,
+            ) {
                 Ok(result) => good.push((result, source)),
                 Err(why) => bad.push((run_id, why, source)),
             }
@@ -168,7 +176,15 @@ fn open_all(
                 Ok(ResultFile::Missing) => {}
                 Ok(ResultFile::Rejected(why)) => bad.push((run_id, why, Source::File(path))),
                 Ok(ResultFile::Document(bytes)) => {
-                    match ingest::open_document(&deps.settings, stored, sku, bytes, now, acknowledged, &mut load_baselines) {
+                    match ingest::open_document(
+                        &deps.settings,
+                        stored,
+                        sku,
+                        bytes,
+                        now,
+                        acknowledged,
+                        &mut load_baselines,
+                    ) {
                         Ok(result) => good.push((result, Source::File(path))),
                         Err(why) => bad.push((run_id, why, Source::File(path))),
                     }

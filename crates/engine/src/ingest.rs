@@ -84,7 +84,12 @@ pub fn open_document(
     })
 }
 
-fn outcome(document: &Document, evidence: &TestEvidence, classification: Classification, received: Timestamp) -> Outcome {
+fn outcome(
+    document: &Document,
+    evidence: &TestEvidence,
+    classification: Classification,
+    received: Timestamp,
+) -> Outcome {
     Outcome {
         node: document.node.clone(),
         test: evidence.test.clone(),

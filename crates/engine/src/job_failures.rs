@@ -226,8 +226,16 @@ mod tests {
         assert_eq!(new(&known, vec![reported_failure("1", &["a", "b", "elsewhere"], hour)]), ["b 1 3600000"]);
         assert_eq!(new(&known, vec![reported_failure("1", &["a"], Span::ZERO)]), ["a 1 0"], "it failed again");
         assert!(new(&[], vec![reported_failure("2", &["a"], Span::hours(7))]).is_empty(), "too long ago");
-        assert_eq!(new(&[], vec![reported_failure("2", &["a"], Span::hours(-1))]), ["a 2 0"], "a time in the future counts as now");
-        let twice = vec![reported_failure("2", &["a"], hour), reported_failure("2", &["a"], Span::minutes(1)), reported_failure("2", &["a"], hour)];
+        assert_eq!(
+            new(&[], vec![reported_failure("2", &["a"], Span::hours(-1))]),
+            ["a 2 0"],
+            "a time in the future counts as now"
+        );
+        let twice = vec![
+            reported_failure("2", &["a"], hour),
+            reported_failure("2", &["a"], Span::minutes(1)),
+            reported_failure("2", &["a"], hour),
+        ];
         assert_eq!(new(&[], twice), ["a 2 60000"]);
     }
 

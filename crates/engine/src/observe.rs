@@ -218,7 +218,8 @@ impl PlannerState {
             now: deps.clock.now(),
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
-        let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.rejected, report))?;
+        let changed_nodes =
+            in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.rejected, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         if !changed_nodes.is_empty() {
             self.dirty.extend(changed_nodes);
@@ -299,10 +300,9 @@ impl PlannerState {
         let same = self.planner.as_ref().is_some_and(|planner| {
             let nodes = &planner.snapshot().nodes;
             nodes.len() == observed.len()
-                && nodes
-                    .iter()
-                    .zip(&observed)
-                    .all(|(known, observed)| known.node.name == observed.node.name && known.node.pool == observed.node.pool)
+                && nodes.iter().zip(&observed).all(|(known, observed)| {
+                    known.node.name == observed.node.name && known.node.pool == observed.node.pool
+                })
         });
         let Some(planner) = self.planner.as_mut().filter(|_| same) else {
             return self.rebuild(deps, observed);

@@ -95,8 +95,7 @@ pub fn reclassify(store: &Store, settings: &Settings, scope: &Scope) -> Result<R
     }
     let reader = BaselineReader::new(store, settings, nodes_by_sku).with_history(&rows);
     let acknowledged = store.acknowledged_events()?;
-    let mut reclassifier =
-        Reclassifier { settings, scope, reader, acknowledged, outcome: Reclassification::default() };
+    let mut reclassifier = Reclassifier { settings, scope, reader, acknowledged, outcome: Reclassification::default() };
     // One document has the results of many tests: rows of one run and node are adjacent.
     let mut open: Option<(RunId, NodeName, Result<Document, &'static str>)> = None;
     let in_scope =

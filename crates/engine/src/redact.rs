@@ -206,8 +206,10 @@ fn redact_word<'a>(word: &'a str, next: &mut Expected) -> Cow<'a, str> {
     let word = without_userinfo(word);
     // `--env=HF_TOKEN=…`, `https://host/#access_token=…`: each name in the word may be that of a secret.
     let mut start = 0;
-    let separators =
-        word.match_indices(SEPARATORS).chain([(word.len(), "")]).map(|(index, separator)| (index, separator.chars().next()));
+    let separators = word
+        .match_indices(SEPARATORS)
+        .chain([(word.len(), "")])
+        .map(|(index, separator)| (index, separator.chars().next()));
     for (index, separator) in separators.collect::<Vec<_>>() {
         let part = &word[start..];
         if CREDENTIAL_PREFIXES.iter().any(|(prefix, least)| part.starts_with(prefix) && part.len() >= *least) {
@@ -301,7 +303,8 @@ mod tests {
     fn documents_are_redacted_by_field_and_by_text() {
         let mut value = serde_json::json!({"auth_token": "x", "out": ["TOKEN=hunter2", 3], "tokens": "7", "n": null});
         redact_json(&mut value);
-        let expected = serde_json::json!({"auth_token": REMOVED, "out": ["TOKEN=[removed]", 3], "tokens": "7", "n": null});
+        let expected =
+            serde_json::json!({"auth_token": REMOVED, "out": ["TOKEN=[removed]", 3], "tokens": "7", "n": null});
         assert_eq!(value, expected);
         let mut nested = serde_json::json!({"password": ["x", {"y": 3}], "authorization": "Basic x", "secret": true});
         redact_json(&mut nested);

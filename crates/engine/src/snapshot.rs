@@ -135,7 +135,9 @@ pub fn last_observed(store: &Store) -> Result<Option<(Timestamp, ObservedCluster
 
 /// A job of ours that this store does not know (an empty store, another controller) occupies its node too.
 pub(crate) fn mark_unknown_jobs(runs: &[StoredRun], observed: &mut [ObservedNode]) {
-    for observed in observed.iter_mut().filter(|observed| !observed.jobs.is_empty() && observed.node.occupancy.is_free()) {
+    for observed in
+        observed.iter_mut().filter(|observed| !observed.jobs.is_empty() && observed.node.occupancy.is_free())
+    {
         let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
         if let Some(run) = observed.jobs.iter().find(|run| !known(run)) {
             let by = format!("validation job {run}, unknown to this store").into();

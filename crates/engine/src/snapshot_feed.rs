@@ -50,8 +50,7 @@ impl SnapshotFeed {
     }
 
     pub(crate) fn publish(&self, snapshot: &Snapshot, changed_in_store: Vec<NodeName>, settings: &Settings) {
-        let observed =
-            ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
+        let observed = ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
         self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 

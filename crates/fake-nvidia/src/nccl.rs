@@ -102,7 +102,8 @@ fn serve_ranks(listener: &TcpListener) -> io::Result<()> {
         }
     }
     let mut ranks: Vec<_> = ranks.into_iter().flatten().collect();
-    let encoded: Vec<u8> = ranks.iter().flat_map(|(_, node_and_port)| node_and_port.map(u32::to_le_bytes).concat()).collect();
+    let encoded: Vec<u8> =
+        ranks.iter().flat_map(|(_, node_and_port)| node_and_port.map(u32::to_le_bytes).concat()).collect();
     for (stream, _) in &mut ranks {
         stream.write_all(&encoded)?;
     }

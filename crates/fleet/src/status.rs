@@ -211,7 +211,9 @@ fn status(source: Source, output: &HostOutput<'_>, limit: Span) -> Status {
         return unknown(format!("its last line is `{}`, without a valid time", short(line)));
     };
     let (health, why) = match verdict {
-        "failed" | "unhealthy" => (Health::Unhealthy, first_fault(source, output).unwrap_or_else(|| verdict.to_owned())),
+        "failed" | "unhealthy" => {
+            (Health::Unhealthy, first_fault(source, output).unwrap_or_else(|| verdict.to_owned()))
+        }
         "unknown" => (Health::Unknown, "the check reported unknown".to_owned()),
         // On hosts set up by other tools, the summary reports health whatever was checked.
         "passed" | "healthy" if name == SUMMARY_LOG => {
@@ -241,7 +243,8 @@ fn verify_with_log(source: Source, output: &HostOutput<'_>, verdict: &str) -> (H
         _ if source == Source::Own => return (Health::Healthy, verdict.to_owned()),
         _ => return (Health::Unknown, format!("{verdict}, but there is no {} that confirms it", source.log())),
     };
-    let unverified = || (Health::Unknown, format!("{verdict}, but {} does not show that anything was checked", source.log()));
+    let unverified =
+        || (Health::Unknown, format!("{verdict}, but {} does not show that anything was checked", source.log()));
     match source {
         Source::Own => (Health::Healthy, verdict.to_owned()),
         Source::Aznhc => match parse_nhc_log(log) {

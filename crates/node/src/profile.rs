@@ -83,7 +83,9 @@ impl ProfileChoice {
     /// Returns a one-line summary.
     pub fn summary(&self) -> String {
         match (&self.profile, &self.detection.found) {
-            (Some(profile), Some(detected)) => format!("{} (by {}), version {}", profile.sku, detected.by, profile.version),
+            (Some(profile), Some(detected)) => {
+                format!("{} (by {}), version {}", profile.sku, detected.by, profile.version)
+            }
             (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
             (None, _) => "none: checks that need a profile are inconclusive".to_owned(),
         }
@@ -137,7 +139,9 @@ pub fn select_profile(
 pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> {
     let facts = doctor_core::sku_detection::MachineFacts { told: Some(name.clone()), ..Default::default() };
     let detected = detect(types, &facts).found;
-    let sku = detected.filter(|detected| matches!(detected, Detected { by: DetectionSource::Label, .. })).map(|detected| detected.sku);
+    let sku = detected
+        .filter(|detected| matches!(detected, Detected { by: DetectionSource::Label, .. }))
+        .map(|detected| detected.sku);
     let file = sku.and_then(|sku| types.get(&sku).cloned());
     file.map(|file| file.profile())
         .ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })

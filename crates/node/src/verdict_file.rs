@@ -179,8 +179,9 @@ pub(crate) mod tests {
         let (mut verdicts, check) = (Verdicts::none(), CheckId::new("gpu-xid").unwrap());
         let findings = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
         let at = Timestamp::from_secs(1000);
-        let times =
-            |verdicts: &Verdicts| verdicts.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>();
+        let times = |verdicts: &Verdicts| {
+            verdicts.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>()
+        };
         verdicts.record(&check, Verdict::Fail, &findings, "", at);
         assert!(!verdicts.failing()[0].1.is_confirmed());
         verdicts.record(&check, Verdict::Inconclusive, &[], "the driver hangs", at);

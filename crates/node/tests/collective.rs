@@ -101,7 +101,11 @@ fn without_a_gpu_or_nccl_the_test_is_inconclusive_with_the_reason() {
         "inconclusive missing node",
         "libcuda-missing.so cannot be loaded",
     );
-    missing("DOCTOR_NCCL", "libnccl-missing.so").assert_row(3, "inconclusive missing node", "NCCL (libnccl-missing.so)");
+    missing("DOCTOR_NCCL", "libnccl-missing.so").assert_row(
+        3,
+        "inconclusive missing node",
+        "NCCL (libnccl-missing.so)",
+    );
     missing("DOCTOR_FAKE_NVIDIA_GPUS", "0").assert_row(3, "inconclusive missing node", "sees no GPU");
     missing("DOCTOR_FAKE_NVIDIA_GPUS", "1").assert_row(3, "not-applicable one-gpu node", "one GPU");
 }
@@ -112,7 +116,11 @@ fn correct_sums_over_the_expected_transport_pass_in_the_node_and_in_loopback() {
     bench.run("", &[]).assert_row(0, "pass within-limits node", "");
     bench.run("", &["mode=loopback"]).assert_row(0, "pass within-limits node", "");
     let mut many = bench.command("", &["mode=loopback"]);
-    TestResult::of(&many.env("DOCTOR_FAKE_NVIDIA_GPUS", "5").output().unwrap()).assert_row(0, "pass within-limits node", "");
+    TestResult::of(&many.env("DOCTOR_FAKE_NVIDIA_GPUS", "5").output().unwrap()).assert_row(
+        0,
+        "pass within-limits node",
+        "",
+    );
     // The site's environment does not change the test's transport.
     let mut forbidden = bench.command("", &[]);
     forbidden.env("NCCL_P2P_DISABLE", "1").env("NCCL_COMM_ID", "10.0.0.1:1").env("NCCL_DEBUG", "WARN");
@@ -250,7 +258,11 @@ fn a_node_that_never_joins_is_named_on_all_others() {
     let job = Job::of(&bench, 3);
     let settings = ["gather=4s", "names=gpu[07-09]"];
     let (first, last) = (job.start(0, "", &settings), job.start(2, "", &settings));
-    wait_for_result(first).assert_row(3, "inconclusive timed-out node", "rank 1 (gpu08) did not join within 4s; 2 of 3 nodes joined");
+    wait_for_result(first).assert_row(
+        3,
+        "inconclusive timed-out node",
+        "rank 1 (gpu08) did not join within 4s; 2 of 3 nodes joined",
+    );
     wait_for_result(last).assert_row(3, "inconclusive failed node", "rank 1 (gpu08) did not join within 4s");
     let unaccompanied = Job::of(&bench, 2).start(1, "", &["gather=1s"]);
     wait_for_result(unaccompanied).assert_row(3, "inconclusive timed-out node", "was not reached within 1s");
@@ -261,9 +273,14 @@ fn a_node_with_another_secret_or_of_another_job_is_rejected() {
     let bench = Bench::new();
     let job = Job::of(&bench, 2);
     let mut unauthenticated = job.command(1, "", &["gather=2s"]);
-    let unauthenticated = unauthenticated.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
+    let unauthenticated =
+        unauthenticated.env("DOCTOR_RENDEZVOUS_SECRET", "not the secret of this job").spawn().unwrap();
     let first = job.start(0, "", &["gather=5s"]);
-    wait_for_result(unauthenticated).assert_row(3, "inconclusive timed-out node", "is the secret the same on both nodes?");
+    wait_for_result(unauthenticated).assert_row(
+        3,
+        "inconclusive timed-out node",
+        "is the secret the same on both nodes?",
+    );
     wait_for_result(first).assert_row(3, "inconclusive timed-out node", "rank 1 did not join");
     let job = Job::of(&bench, 2);
     let mut other_job = job.command(1, "", &[]);
@@ -304,7 +321,8 @@ fn a_node_that_dies_is_named_on_the_others() {
     second.kill().unwrap();
     second.wait().unwrap();
     wait_for_result(first).assert_row(3, "inconclusive failed node", "rank 1 (");
-    let workers_ended = || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || has_exited(*pid));
+    let workers_ended =
+        || workers.iter().all(|pid| !Path::new(&format!("/proc/{pid}/cmdline")).exists() || has_exited(*pid));
     while !workers_ended() && started.elapsed() < DEAD {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -115,7 +115,8 @@ fn aznhc(script: &str) -> Output {
 fn test_aznhc_runs_it_and_finds_by_fault_code() {
     let failed = "ERROR:  nhc:  Health check failed:  check_gpu_count: Expected 8 and found 7. FaultCode: NHC2009";
     let missing = "ERROR:  nhc:  Health check failed:  check_gpu_bw: nvbandwidth not found. FaultCode: NHCNA";
-    let passed = "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.";
+    let passed =
+        "Running health checks for Standard_nd96isr_h100_v5 SKU...\nHealth checks completed with exit code: 0.";
     for (script, code, verdict, reason) in [
         (format!("echo '{failed}' >&2; exit 1"), 2, "fail", "nhc-2009"),
         (format!("echo '{missing}' >&2; exit 1"), 3, "inconclusive", "failed"),
@@ -253,7 +254,10 @@ fn without_a_directory_the_document_is_in_the_log_and_in_the_termination_message
     let parsed = result_transport::parse_termination_message(&fs::read_to_string(&message).unwrap()).unwrap();
     let TerminationMessage::InLog { lines } = parsed else { panic!("it fits into a message: {parsed:?}") };
     let log_lines: Vec<&str> = log.lines().collect();
-    assert_eq!(named(&result_transport::extract_from_log(&log_lines[log_lines.len() - lines..].join("\n")).unwrap()), "lots");
+    assert_eq!(
+        named(&result_transport::extract_from_log(&log_lines[log_lines.len() - lines..].join("\n")).unwrap()),
+        "lots"
+    );
 
     let unwritable = run("memory", Path::new("/no/such/place"));
     assert_eq!(unwritable.status.code(), Some(i32::from(exit::NO_DOCUMENT)), "{unwritable:?}");

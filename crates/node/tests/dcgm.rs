@@ -191,15 +191,21 @@ fn stand_in_for_the_host_engine() {
 
 #[test]
 fn a_passing_machine_is_diagnosed_with_the_expected_arguments_and_its_engine_keeps_running() {
-    let testbed = Testbed::new("cat answer.json").dcgmi_output(&passed(&LEVEL_2)).set("parameters=[\"pcie.test_pinned=false\"]");
+    let testbed =
+        Testbed::new("cat answer.json").dcgmi_output(&passed(&LEVEL_2)).set("parameters=[\"pcie.test_pinned=false\"]");
     testbed.expect_only_row(2, "pass within-limits");
     assert_eq!(testbed.calls(), format!("diag --host {} -j -r 2 -p pcie.test_pinned=false\n", testbed.address));
     assert!(testbed.listener.is_some() && testbed.pid_in("engine").is_none());
     let deepest =
         ["software", "memory", "pcie", "diagnostic", "targeted_stress", "targeted_power", "memtest", "pulse_test"];
-    let testbed = testbed.dcgmi_output(&passed(&deepest)).set("parameters=[\"memtest.test_duration=60\"]").set("skip=[\"eud\"]");
+    let testbed =
+        testbed.dcgmi_output(&passed(&deepest)).set("parameters=[\"memtest.test_duration=60\"]").set("skip=[\"eud\"]");
     testbed.expect_only_row(4, "pass within-limits");
-    assert!(testbed.calls().ends_with(" -j -r 4 -p memtest.test_duration=60;eud.is_allowed=false\n"), "{}", testbed.calls());
+    assert!(
+        testbed.calls().ends_with(" -j -r 4 -p memtest.test_duration=60;eud.is_allowed=false\n"),
+        "{}",
+        testbed.calls()
+    );
 }
 
 #[test]
@@ -212,7 +218,8 @@ fn failures_of_dcgm_3_and_4_are_findings_by_gpu_and_error() {
         ("iterations.json", &["fail dcgm-52 gpu:0000:28:00.0"], 2),
     ] {
         let path = format!("{}/../checks/fixtures/dcgm/{fixture}", env!("CARGO_MANIFEST_DIR"));
-        let (rows, exit) = Testbed::new("cat answer.json; exit 226").dcgmi_output(&fs::read_to_string(path).unwrap()).test(2);
+        let (rows, exit) =
+            Testbed::new("cat answer.json; exit 226").dcgmi_output(&fs::read_to_string(path).unwrap()).test(2);
         let rows: Vec<_> = rows.iter().map(|row| row.split(' ').take(3).collect::<Vec<_>>().join(" ")).collect();
         assert_eq!(
             (rows.as_slice(), exit),
@@ -231,7 +238,11 @@ fn incomplete_dcgm_output_is_not_a_pass() {
         ("exit 0", "", "inconclusive empty node dcgmi printed nothing"),
         ("echo 'Error: unable to establish a connection'; exit 1", "", "inconclusive failed"),
         ("cat answer.json", &passed(&["software", "memory"]), "inconclusive empty node pcie is part of this level"),
-        ("sed 's/Pass/Skip/' answer.json", &complete, "inconclusive empty node DCGM skipped memory on gpu:0000:18:00.0"),
+        (
+            "sed 's/Pass/Skip/' answer.json",
+            &complete,
+            "inconclusive empty node DCGM skipped memory on gpu:0000:18:00.0",
+        ),
         ("sed 's/Pass/Not Run/' answer.json", &complete, "inconclusive failed node software did not run"),
         ("yes", "", "inconclusive too-long"),
     ] {
@@ -244,8 +255,8 @@ fn incomplete_dcgm_output_is_not_a_pass() {
 #[test]
 fn gpus_in_use_or_with_mig_are_not_diagnosed_from_level_2_on() {
     let own_pid = f64::from(std::process::id());
-    let busy =
-        Testbed::on(&FakeMachine::hgx_h100().gpu(3, "process.0.pid", own_pid), "cat answer.json").dcgmi_output(&passed(&LEVEL_2));
+    let busy = Testbed::on(&FakeMachine::hgx_h100().gpu(3, "process.0.pid", own_pid), "cat answer.json")
+        .dcgmi_output(&passed(&LEVEL_2));
     let row = busy.expect_only_row(2, "inconclusive failed");
     assert!(row.contains("`gpus-free`: gpu:0000:48:00.0 is used by process"), "{row}");
     let with_mig = Testbed::on(&FakeMachine::hgx_h100().gpu(2, "mig.mode.current", 1.0), "cat answer.json");
@@ -253,7 +264,8 @@ fn gpus_in_use_or_with_mig_are_not_diagnosed_from_level_2_on() {
     assert!(with_mig.expect_only_row(4, "inconclusive failed").contains("`mig-off`: gpu:0000:38:00.0 has MIG enabled"));
     assert_eq!(busy.calls() + &with_mig.calls(), "", "nothing was loaded");
     busy.expect_only_row(1, "pass within-limits");
-    let unknown = Testbed::on(&FakeMachine::hgx_h100().gpu_lost(1, 15), "cat answer.json").dcgmi_output(&passed(&LEVEL_2));
+    let unknown =
+        Testbed::on(&FakeMachine::hgx_h100().gpu_lost(1, 15), "cat answer.json").dcgmi_output(&passed(&LEVEL_2));
     assert!(unknown.expect_only_row(2, "inconclusive failed").contains("unknown ("));
 }
 

@@ -81,7 +81,9 @@ fn processes(machine: &InstalledMachine) -> Vec<String> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let command_line = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
     let command_line = command_line.map(|command_line| String::from_utf8_lossy(&command_line).replace('\0', " "));
-    command_line.filter(|command_line| command_line.contains(&directory) && command_line.contains("doctor-node")).collect()
+    command_line
+        .filter(|command_line| command_line.contains(&directory) && command_line.contains("doctor-node"))
+        .collect()
 }
 
 fn signal(pid: u32, signal: Signal) {

@@ -168,13 +168,17 @@ fn every_port_that_is_up_is_tested_and_one_that_is_down_is_not() {
 
 #[test]
 fn slow_and_broken_ports_and_ports_with_growing_error_counters_are_findings() {
-    let slow =
-        Testbed::new(&FakeMachine::hgx_h100(), "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt");
+    let slow = Testbed::new(
+        &FakeMachine::hgx_h100(),
+        "[ $device = mlx5_3 ] && sed 's/394.61/340.00/' well.txt || cat well.txt",
+    );
     assert!(slow.expect_only_row("fail loopback-odd link:mlx5_3/1").contains(": 86"));
     let slower = Testbed::new(&FakeMachine::hgx_h100(), "sed 's/394.61/200.00/' well.txt").set("devices=[\"mlx5_0\"]");
     slower.expect_only_row("fail loopback-slow link:mlx5_0/1 link:mlx5_0/1: 50 %");
     let broken = Testbed::new(&FakeMachine::hgx_h100(), "cat broken.txt >&2; exit 1").set("devices=[\"mlx5_2\"]");
-    assert!(broken.expect_only_row("fail loopback-failed link:mlx5_2/1").contains("no acknowledgement after all retries"));
+    assert!(
+        broken.expect_only_row("fail loopback-failed link:mlx5_2/1").contains("no acknowledgement after all retries")
+    );
     let counter = "root/sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error";
     let with_errors = Testbed::new(&FakeMachine::hgx_h100(), &format!("echo 40 > {counter}; cat well.txt"));
     let row = with_errors.set("devices=[\"mlx5_1\"]").expect_only_row("fail symbol-errors link:mlx5_1/1");
@@ -186,7 +190,11 @@ fn a_program_that_does_not_look_at_its_device_proves_nothing() {
     let ignores_device = Testbed::without_tools(&FakeMachine::hgx_h100());
     fs::write(ignores_device.file("well.txt"), GOOD_OUTPUT).unwrap();
     ignores_device.tool("ib_write_bw", "", "cat well.txt");
-    assert!(ignores_device.expect_only_row("inconclusive failed").contains("gives a result for a device that does not exist"));
+    assert!(
+        ignores_device
+            .expect_only_row("inconclusive failed")
+            .contains("gives a result for a device that does not exist")
+    );
     ignores_device.tool("ib_write_bw", "", "exit 0");
     assert!(ignores_device.expect_only_row("inconclusive failed").contains("does not report a failure"));
     ignores_device.expect_no_leftovers();

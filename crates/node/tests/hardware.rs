@@ -468,6 +468,7 @@ fn install(machine: &FakeMachine) -> InstalledMachine {
 
 fn compare(mismatches: &mut String, fault: &Fault, found: &[String]) {
     if found != fault.expected {
-        let _infallible = writeln!(mismatches, "{}:\n  expected {:?}\n  found    {found:?}", fault.name, fault.expected);
+        let _infallible =
+            writeln!(mismatches, "{}:\n  expected {:?}\n  found    {found:?}", fault.name, fault.expected);
     }
 }

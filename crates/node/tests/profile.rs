@@ -105,7 +105,11 @@ fn without_a_cloud_no_service_is_queried_and_the_gpus_decide() {
     let output = node(root.path(), &["profile", "show", "--sku", "none"]);
     assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
     let output = node(root.path(), &["profile", "show", "--sku", "p99"]);
-    assert!(output.status.code() == Some(3) && output_text(&output).contains("p5.48xlarge"), "{}", output_text(&output));
+    assert!(
+        output.status.code() == Some(3) && output_text(&output).contains("p5.48xlarge"),
+        "{}",
+        output_text(&output)
+    );
 }
 
 #[test]

@@ -44,13 +44,21 @@ fn the_reboot_command_runs_only_in_the_boot_of_its_request() {
         command.output().unwrap()
     };
     let other_boot = repair("00000000-0000-4000-8000-000000000000", "touch $TOLD");
-    assert!(other_boot.status.success() && output_text(&other_boot).contains("already rebooted"), "{}", output_text(&other_boot));
+    assert!(
+        other_boot.status.success() && output_text(&other_boot).contains("already rebooted"),
+        "{}",
+        output_text(&other_boot)
+    );
     assert!(!marker.exists(), "it is another boot than the one that was to end");
     let same_boot = repair(boot.trim(), "touch $TOLD");
     assert!(same_boot.status.success() && marker.exists(), "{}", output_text(&same_boot));
     let failed = repair(boot.trim(), "echo 'not now' >&2; exit 4");
     assert_eq!(failed.status.code(), Some(1));
-    assert!(output_text(&failed).contains("not now") && output_text(&failed).contains("exit status: 4"), "{}", output_text(&failed));
+    assert!(
+        output_text(&failed).contains("not now") && output_text(&failed).contains("exit status: 4"),
+        "{}",
+        output_text(&failed)
+    );
 }
 
 #[test]
@@ -65,7 +73,11 @@ fn a_command_that_does_not_end_is_killed() {
 fn a_reset_succeeds_only_if_the_driver_requests_no_further_action() {
     let healthy = install(&FakeMachine::hgx_h100());
     let done = reset(&healthy, "true");
-    assert!(done.status.success() && output_text(&done).contains("requests no further recovery action"), "{}", output_text(&done));
+    assert!(
+        done.status.success() && output_text(&done).contains("requests no further recovery action"),
+        "{}",
+        output_text(&done)
+    );
     assert_eq!(reset(&healthy, "false").status.code(), Some(1));
     for machine in [FakeMachine::hgx_h100().gpu(3, "recovery_action", 1.0), FakeMachine::hgx_h100().gpu_lost(3, 16)] {
         let still = reset(&install(&machine), "true");

@@ -183,7 +183,8 @@ fn test_standalone_drain(generation: Generation) {
     slurm.wait_for_node("node1", "drained", |state| state.contains("DRAIN")).unwrap();
     let output = show_node(&slurm, "node1");
     assert!(
-        output.contains("Reason=doctor: file-system-error kernel-log: disk:sda1: ") && output.contains(" [hook] [root@"),
+        output.contains("Reason=doctor: file-system-error kernel-log: disk:sda1: ")
+            && output.contains(" [hook] [root@"),
         "{output}"
     );
     site.wait_for_line("node2", "not touched, state set by others: IDLE+DRAIN, Maintenance of Bob's");
@@ -264,7 +265,8 @@ fn test_blocking_prolog(generation: Generation) {
     let submit = || slurm.submit(&["--output=/dev/null", "--nodelist=node1", "--wrap=exit 0"]).unwrap();
     let run_job = || slurm.wait_for_job(submit(), "COMPLETED").unwrap();
     fs::create_dir_all(&state).unwrap();
-    let store_permit = |at: Timestamp| drain_permit::store(&state, Some(DrainPermit { duration: PERMITTED }), at).unwrap();
+    let store_permit =
+        |at: Timestamp| drain_permit::store(&state, Some(DrainPermit { duration: PERMITTED }), at).unwrap();
 
     run_job();
     site.wait_for_line("node1", "prolog: healthy");

@@ -157,7 +157,9 @@ impl fmt::Display for Incident {
             Self::Heal { node } => write!(f, "{node} is healthy again"),
             Self::UserJob { nodes, length } => write!(f, "a user job wants {nodes:?} for {length}"),
             Self::UserWorkFails { nodes, owner } => write!(f, "work of {owner} fails on {nodes:?}"),
-            Self::Calls { call, trouble: failure, times } => write!(f, "the next {times} calls to {call:?} are {failure:?}"),
+            Self::Calls { call, trouble: failure, times } => {
+                write!(f, "the next {times} calls to {call:?} are {failure:?}")
+            }
             Self::Jobs { trouble: fault, times } => write!(f, "the next {times} jobs: {fault:?}"),
             Self::Outage { length } => write!(f, "the cluster does not answer for {length}"),
             Self::Unreachable { node, length } => write!(f, "{node} is unreachable for {length}"),

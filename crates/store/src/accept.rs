@@ -394,7 +394,8 @@ fn remove_pending(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, RunSpan>, stored: &[P
     let postgres = "DELETE FROM pending_results WHERE run = ANY ($1::int8[])";
     tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int], &ended_runs)?;
     let mut rows: Vec<SqlValue<'_>> = Vec::new();
-    for PendingHistoryEntry { node, result, .. } in stored.iter().filter(|entry| !ended.contains_key(&entry.result.run)) {
+    for PendingHistoryEntry { node, result, .. } in stored.iter().filter(|entry| !ended.contains_key(&entry.result.run))
+    {
         rows.extend_from_slice(vals![result.run, *node, result.received, result.complete]);
     }
     let sqlite = "UPDATE pending_results SET received_at = $3, complete = $4 WHERE run = $1 AND node = $2";

@@ -79,8 +79,7 @@ impl Store {
                 if tx.execute("registering an agent", sql, vals![node.as_str(), *at])? > 0 {
                     let (code, text) = ("token".to_owned(), format!("{node}: its agent uses a token of the cluster"));
                     let node = tx.ids.node_id(node);
-                    let line =
-                        NewAuditLine { action: "introduce-agent", node, code, text, ..NewAuditLine::default() };
+                    let line = NewAuditLine { action: "introduce-agent", node, code, text, ..NewAuditLine::default() };
                     audit::append(tx, *at, None, &[line])?;
                 }
             }

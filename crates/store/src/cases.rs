@@ -162,8 +162,15 @@ pub(super) struct NewStep<'a> {
 pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
     let repair_step = file.rung;
-    let step =
-        Step { op: new.op, what: new.what, rung: repair_step, state: new.state, at, tries: new.tries, text: new.text.to_owned() };
+    let step = Step {
+        op: new.op,
+        what: new.what,
+        rung: repair_step,
+        state: new.state,
+        at,
+        tries: new.tries,
+        text: new.text.to_owned(),
+    };
     match file.steps.iter_mut().find(|known| known.op == new.op) {
         // The step's deadline counts from its first attempt.
         Some(known) if known.state == StepState::Intended => *known = Step { at: known.at, ..step },

@@ -98,7 +98,15 @@ fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteReason, at: T
     let mut entries = Vec::new();
     for node in &nodes {
         for test in tests.iter().filter(|test| !answered.contains(&(*node, **test))) {
-            entries.push(NewHistoryRow { node: *node, run, test: *test, kind: kind.clone(), at, took: duration, bundle: None });
+            entries.push(NewHistoryRow {
+                node: *node,
+                run,
+                test: *test,
+                kind: kind.clone(),
+                at,
+                took: duration,
+                bundle: None,
+            });
         }
     }
     let before = result_writer::load_state_before(tx, &nodes)?;

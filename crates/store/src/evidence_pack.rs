@@ -245,7 +245,9 @@ mod tests {
         }
         assert_eq!(document(&body, results[1].run, &results[2].node).unwrap(), None);
         let found = super::results(&body).unwrap();
-        assert!(found.iter().zip(&results).all(|(found, original)| found.run == original.run && found.evidence.is_empty()));
+        assert!(
+            found.iter().zip(&results).all(|(found, original)| found.run == original.run && found.evidence.is_empty())
+        );
     }
 
     #[test]

@@ -24,7 +24,8 @@ impl Store {
     pub fn add_job_failures(&self, lease: &Lease, failed: &[(NodeName, JobFailure)], now: Timestamp) -> Result<()> {
         use ColumnType::{Int, Text};
         self.write(lease, |tx| {
-            let reported = failed.iter().map(|(node, work)| Ok((tx.node_id(node, now)?, work, json::write(&work.how)?)));
+            let reported =
+                failed.iter().map(|(node, work)| Ok((tx.node_id(node, now)?, work, json::write(&work.how)?)));
             let reported: Vec<(i64, &JobFailure, String)> = reported.collect::<Result<_>>()?;
             let mut rows = Vec::with_capacity(reported.len() * 6);
             for (node, work, how) in &reported {

@@ -38,7 +38,12 @@ impl Store {
     }
 
     /// Ends an expired mute, and queues the notifications of that in the same transaction.
-    pub fn end_mute(&self, case: CaseId, now: Timestamp, notes_for: &dyn Fn(&Case, &Mute) -> Vec<RoutedNote>) -> Result<()> {
+    pub fn end_mute(
+        &self,
+        case: CaseId,
+        now: Timestamp,
+        notes_for: &dyn Fn(&Case, &Mute) -> Vec<RoutedNote>,
+    ) -> Result<()> {
         let operation = "ending a snooze";
         self.write_unfenced(Access::WriteExclusive, |tx| {
             let sql = "SELECT body FROM mute WHERE case_id = $1";

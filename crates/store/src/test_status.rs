@@ -71,8 +71,7 @@ mod tests {
 
     #[test]
     fn an_inconclusive_result_hides_no_earlier_verdict() {
-        let status =
-            StoredTestStatus::fold(vec![result(5, Verdict::Fail), result(6, Verdict::Inconclusive)]).unwrap();
+        let status = StoredTestStatus::fold(vec![result(5, Verdict::Fail), result(6, Verdict::Inconclusive)]).unwrap();
         assert_eq!(status.conclusive, Some((1, Timestamp::from_secs(5))));
         assert_eq!(status.record.verdict(), Some(Verdict::Inconclusive));
     }

@@ -269,7 +269,9 @@ mod tests {
     #[test]
     fn a_body_needs_a_reason_and_the_fields_of_its_action() {
         let now = Timestamp::from_secs(1000);
-        let read = |action, text: &str| ActionRequest::parse(action, text.as_bytes()).and_then(|request| request.command(action, now));
+        let read = |action, text: &str| {
+            ActionRequest::parse(action, text.as_bytes()).and_then(|request| request.command(action, now))
+        };
         let hold = read(ActionKind::Hold, r#"{"nodes": ["n[1-2]"], "until": "4h", "why": "fan"}"#).unwrap();
         assert!(matches!(hold, OperatorCommand::Hold { until: Some(until), .. } if until == now.plus(Span::hours(4))));
         assert!(matches!(read(ActionKind::CloseBreaker, r#"{"why": "seen"}"#), Ok(OperatorCommand::CloseBreaker)));

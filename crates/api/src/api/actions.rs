@@ -195,7 +195,12 @@ fn try_prepare_and_run(
     };
     let planned = || {
         let expires = now.plus(CONFIRMATION_TTL);
-        response(ActionState::Planned, prepared.plan.as_str(), Some((confirmations.issue(&message, expires), expires)), None)
+        response(
+            ActionState::Planned,
+            prepared.plan.as_str(),
+            Some((confirmations.issue(&message, expires), expires)),
+            None,
+        )
     };
     let Some(confirm) = &request.confirm else { return RawBody::json(&planned()).map(Some) };
     if !confirmations.is_valid(confirm, &message, now) {
@@ -215,7 +220,10 @@ fn try_prepare_and_run(
     };
     confirmations.mark_used(confirm, now)?;
     // A confirmation whose plan was not carried out stays valid.
-    match prepared.execute_for_call(&call, &state.store, &command_origin).inspect_err(|_| confirmations.unmark_used(confirm)) {
+    match prepared
+        .execute_for_call(&call, &state.store, &command_origin)
+        .inspect_err(|_| confirmations.unmark_used(confirm))
+    {
         Ok(()) => {
             state.cycle_trigger.fire();
             RawBody::json(&response(ActionState::Done, &prepared.done, None, Some(&prepared.next))).map(Some)

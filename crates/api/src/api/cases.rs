@@ -53,11 +53,13 @@ pub(super) const ONE: Route = Route {
 const MAX_BATCHES: usize = 10;
 
 fn list_cases(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let (facts, store, params, limit) = (&context.fleet_view.facts, &context.store, context.params, context.page_size());
+    let (facts, store, params, limit) =
+        (&context.fleet_view.facts, &context.store, context.params, context.page_size());
     let matches_filter = node_filter(params)?;
     let has_selector = params.text("select").is_some();
-    let node_matches =
-        |node: &NodeName| !has_selector || facts.node(node).is_some_and(|(record, _): (&NodeRecord, _)| matches_filter(record));
+    let node_matches = |node: &NodeName| {
+        !has_selector || facts.node(node).is_some_and(|(record, _): (&NodeRecord, _)| matches_filter(record))
+    };
     let mut before: CaseId = params.get("cursor")?.unwrap_or(CaseId::from_number(i64::MAX.cast_unsigned()));
     let open = params.text("state") != Some("all");
     let most = limit as usize + 1;

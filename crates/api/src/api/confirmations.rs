@@ -95,6 +95,10 @@ mod tests {
         assert_eq!(confirmations.mark_used(&confirm, now), Ok(()));
         assert_eq!(confirmations.mark_used(&confirm, now), Err(ApiError::Replayed));
         confirmations.unmark_used(&confirm);
-        assert_eq!(confirmations.mark_used(&confirm, now), Ok(()), "a plan that was not carried out can be confirmed again");
+        assert_eq!(
+            confirmations.mark_used(&confirm, now),
+            Ok(()),
+            "a plan that was not carried out can be confirmed again"
+        );
     }
 }

@@ -80,7 +80,9 @@ impl FuzzApi {
     /// If the response body breaks off.
     pub fn get(&self, path: &str) -> io::Result<Option<(StatusCode, Vec<u8>)>> {
         let request = Request::get(format!("/api/v1{path}")).header(header::HOST, "localhost");
-        let Ok(request) = request.extension(Peer(Ipv4Addr::LOCALHOST.into())).body(Body::empty()) else { return Ok(None) };
+        let Ok(request) = request.extension(Peer(Ipv4Addr::LOCALHOST.into())).body(Body::empty()) else {
+            return Ok(None);
+        };
         self.runtime.block_on(async {
             let Ok(response) = self.service.call(request).await;
             let (parts, body) = response.into_parts();
@@ -92,8 +94,8 @@ impl FuzzApi {
     /// Parses the body of a command, without a cluster. Returns the error, if any.
     pub fn parse_command(index: usize, body: &[u8]) -> Option<String> {
         let action = ActionKind::ALL[index % ActionKind::ALL.len()];
-        let command =
-            ActionRequest::parse(action, body).and_then(|request| request.command(action, Timestamp::from_secs(1_700_000_000)));
+        let command = ActionRequest::parse(action, body)
+            .and_then(|request| request.command(action, Timestamp::from_secs(1_700_000_000)));
         command.err().map(|error| error.to_string())
     }
 }

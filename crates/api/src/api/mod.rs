@@ -284,7 +284,8 @@ fn respond(body: RawBody, request: &Request) -> Result<Response, ApiError> {
 
 fn whoami(_: &ApiState, caller: &Caller, request: &Request) -> Result<Response, ApiError> {
     let may_act = caller.authenticated && caller.role >= Role::Operator;
-    let identity = json!({ "name": caller.name, "role": caller.role, "known": caller.authenticated, "may_act": may_act });
+    let identity =
+        json!({ "name": caller.name, "role": caller.role, "known": caller.authenticated, "may_act": may_act });
     respond(RawBody::json(&identity)?, request)
 }
 
@@ -298,8 +299,11 @@ async fn stream_events(state: Arc<ApiState>, request: Request) -> Response {
         let (check_state, last) = (Arc::clone(&state), headers.get("last-event-id").and_then(|id| id.to_str().ok()));
         let (expected, check_headers) = (caller.clone(), headers.clone());
         let is_authorised: AuthorisationCheck = Box::new(move || {
-            let (check_state, expected, check_headers) = (Arc::clone(&check_state), expected.clone(), check_headers.clone());
-            Box::pin(async move { check_state.auth.authenticate(from, &check_headers).await.is_ok_and(|current| current == expected) })
+            let (check_state, expected, check_headers) =
+                (Arc::clone(&check_state), expected.clone(), check_headers.clone());
+            Box::pin(async move {
+                check_state.auth.authenticate(from, &check_headers).await.is_ok_and(|current| current == expected)
+            })
         });
         state.events.serve(last, &caller.name, is_authorised)
     });
@@ -368,11 +372,17 @@ async fn cached_response(
     let span = span!("api.make");
     let read = move || {
         let store = worker_state.store.with_deadline(until.into_std());
-        let body =
-            (route.handler)(&RequestContext { state: &worker_state, store, fleet_view: &worker_view, params: &params, route })?;
+        let body = (route.handler)(&RequestContext {
+            state: &worker_state,
+            store,
+            fleet_view: &worker_view,
+            params: &params,
+            route,
+        })?;
         worker_state.response_cache.reserve(body)
     };
-    let response = state.workers.run_read((route.name, route.cache_policy), until, move || span.in_scope(read)).await??;
+    let response =
+        state.workers.run_read((route.name, route.cache_policy), until, move || span.in_scope(read)).await??;
     state.response_cache.insert(&mut cached, response.clone(), view.number);
     Ok((response, view))
 }

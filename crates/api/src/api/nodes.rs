@@ -168,7 +168,9 @@ fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<
     let mut boots = Vec::new();
     for run in runs.into_iter().rev().take(MOST) {
         let evidence = store.evidence(run, node)?.filter(|evidence| !evidence.truncated);
-        let Some(document) = evidence.and_then(|evidence| Document::parse_stored(&evidence.bytes).ok()) else { continue };
+        let Some(document) = evidence.and_then(|evidence| Document::parse_stored(&evidence.bytes).ok()) else {
+            continue;
+        };
         boots.extend(document.hardware.boot_id.map(|boot| BootFacts { seen: document.started, boot, up: document.up }));
     }
     Ok(boots)

@@ -173,7 +173,8 @@ pub(super) fn html_page() -> String {
 
 fn section(method: &str, path: &str, operation: &Value) -> String {
     let field_html = |key: &str| with_code(operation[key].as_str().unwrap_or_default());
-    let mut html = format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), field_html("summary"));
+    let mut html =
+        format!("<h3><code>{} {}</code></h3><p>{}.", method.to_uppercase(), escaped(path), field_html("summary"));
     if method == "get" {
         html.push_str(&format!(" {}", field_html("description")));
     }

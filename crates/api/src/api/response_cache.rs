@@ -57,7 +57,8 @@ pub(super) struct CachedResponse {
 
 impl CachedResponse {
     pub(super) fn is_fresh(&self, view_number: u64, policy: CachePolicy) -> bool {
-        self.view_number == view_number && (policy == CachePolicy::UntilStateChanges || self.created.elapsed() < BRIEF_TTL)
+        self.view_number == view_number
+            && (policy == CachePolicy::UntilStateChanges || self.created.elapsed() < BRIEF_TTL)
     }
 }
 
@@ -129,15 +130,13 @@ mod tests {
             assert!(cache.lock().bytes <= MAX_BYTES + (1 << 20), "{}", cache.lock().bytes);
         }
         let entry = cache.entry([0xff; 32]);
-        cache.insert(
-            &mut entry.blocking_lock(),
-            cache.reserve(RawBody::text("text/plain", String::new())).unwrap(),
-            1,
-        );
+        cache.insert(&mut entry.blocking_lock(), cache.reserve(RawBody::text("text/plain", String::new())).unwrap(), 1);
         let cached = cache.entry([0xff; 32]);
         let cached = cached.blocking_lock();
         let cached = cached.as_ref().unwrap();
-        assert!(cached.is_fresh(1, CachePolicy::UntilStateChanges) && !cached.is_fresh(2, CachePolicy::UntilStateChanges));
+        assert!(
+            cached.is_fresh(1, CachePolicy::UntilStateChanges) && !cached.is_fresh(2, CachePolicy::UntilStateChanges)
+        );
     }
 
     #[test]

@@ -124,7 +124,9 @@ pub(super) fn test_measurements<T>(
     }
     let matches_filter = node_filter(context.params)?;
     let latest = context.store.latest_of_test(test)?;
-    let in_cluster = |row: &LatestRow| facts.node(&row.node).is_some_and(|(record, in_cluster)| in_cluster && matches_filter(record));
+    let in_cluster = |row: &LatestRow| {
+        facts.node(&row.node).is_some_and(|(record, in_cluster)| in_cluster && matches_filter(record))
+    };
     let latest: Vec<LatestRow> = latest.into_iter().filter(in_cluster).collect();
     let (value, read) =
         context.state.measurement_cache.with_measurements((&context.store, context.fleet_view), test, &latest, make);

@@ -114,8 +114,10 @@ impl SlurmSettings {
         let Some(limit) = self.seconds(WHAT) else { return InspectionItem::unknown(WHAT, "not reported by Slurm") };
         let seconds = limit.as_secs();
         if limit <= HEALTH_CHECK_LIMIT {
-            let text =
-                format!("{seconds} s, expected more than our health check may take ({} s)", HEALTH_CHECK_LIMIT.as_secs());
+            let text = format!(
+                "{seconds} s, expected more than our health check may take ({} s)",
+                HEALTH_CHECK_LIMIT.as_secs()
+            );
             return InspectionItem::bad(
                 WHAT,
                 text,
@@ -124,10 +126,12 @@ impl SlurmSettings {
         }
         match share {
             ShareLatency::Measured(latency) if latency * 2 > limit => {
-                let text = format!("{seconds} s, and the shared directory took {:.1} s to respond", latency.as_secs_f64());
+                let text =
+                    format!("{seconds} s, and the shared directory took {:.1} s to respond", latency.as_secs_f64());
                 let recommended = (latency.as_secs() * 4).clamp(30, MAX_MESSAGE_TIMEOUT.as_secs());
-                let remedy =
-                    format!("set MessageTimeout={recommended}: a stall of the file system would make healthy nodes DOWN");
+                let remedy = format!(
+                    "set MessageTimeout={recommended}: a stall of the file system would make healthy nodes DOWN"
+                );
                 InspectionItem::bad(WHAT, text, remedy)
             }
             _ if limit > MAX_MESSAGE_TIMEOUT => {

@@ -53,7 +53,11 @@ pub(crate) fn a_node_that_is_powered_down_is_left_asleep(generation: Generation)
         Occupancy::Busy { by } => by.to_string(),
         Occupancy::Unknown { why } => why.to_string(),
     };
-    assert!(reason(&careful).contains("power saving") || reason(&careful).contains("powered down"), "{}", reason(&careful));
+    assert!(
+        reason(&careful).contains("power saving") || reason(&careful).contains("powered down"),
+        "{}",
+        reason(&careful)
+    );
     wait("the node to be powered down", || match reason(&bold) {
         asleep if asleep == "it is powered down" => Ok(()),
         other => Err(other),

@@ -282,7 +282,12 @@ fn take_listener<L>(shared: &Shared<L>) -> L {
     listener.take().expect("it is taken once, at the end")
 }
 
-fn wait(running: &mut ChildProcess, events: &mpsc::Receiver<StreamEvent>, until: Instant, limits: Limits) -> ProcessEnd {
+fn wait(
+    running: &mut ChildProcess,
+    events: &mpsc::Receiver<StreamEvent>,
+    until: Instant,
+    limits: Limits,
+) -> ProcessEnd {
     let (mut streams, mut ended_at) = (0, None);
     loop {
         match events.recv_timeout(PAUSE) {

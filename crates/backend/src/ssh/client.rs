@@ -160,7 +160,13 @@ impl SshClient {
         let failed = |how| {
             let elapsed = began.elapsed();
             (
-                CommandResult { status: how, stdout: Vec::new(), stderr: Vec::new(), dropped_bytes: 0, duration: elapsed },
+                CommandResult {
+                    status: how,
+                    stdout: Vec::new(),
+                    stderr: Vec::new(),
+                    dropped_bytes: 0,
+                    duration: elapsed,
+                },
                 ParsedOutput::default(),
             )
         };
@@ -168,7 +174,8 @@ impl SshClient {
             Ok(word) => word,
             Err(error) => return failed(CommandStatus::NotStarted(format!("reading random bytes failed: {error}"))),
         };
-        let mut ssh = self.connector.command(host, &format!("exec sh -c {}", shell_quote(&self.script(&word, command))));
+        let mut ssh =
+            self.connector.command(host, &format!("exec sh -c {}", shell_quote(&self.script(&word, command))));
         let limits =
             Limits { group: Group::Shared, ..Limits::new(self.connector.connect_timeout() + command.limit + MARGIN) };
         let listeners = (listener(&word), FramedOutput::new(&word, command.max_output));

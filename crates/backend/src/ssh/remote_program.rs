@@ -90,7 +90,12 @@ impl HostRequester {
     }
 
     /// Sends a request to a host, after installing the program if it is missing. `extra_time` is added to the deadline.
-    pub fn request(&self, host: &Host, request: &HostRequest, extra_time: Duration) -> Result<HostResponse, RequestError> {
+    pub fn request(
+        &self,
+        host: &Host,
+        request: &HostRequest,
+        extra_time: Duration,
+    ) -> Result<HostResponse, RequestError> {
         match self.try_request(host, request, extra_time)? {
             Some(response) => Ok(response),
             None => {

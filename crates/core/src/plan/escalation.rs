@@ -227,7 +227,8 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
     }
     if !ours {
         // Nothing keeps users off the node until an operator acts.
-        if cannot_mark(builder) && is_allowed(builder, StepKind::Replace) && record.node.manual_replacement().is_none() {
+        if cannot_mark(builder) && is_allowed(builder, StepKind::Replace) && record.node.manual_replacement().is_none()
+        {
             escalate(builder, node, record, case, &format!("{kind} is not available here; the node can be replaced"));
             return false;
         }

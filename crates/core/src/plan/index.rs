@@ -226,7 +226,8 @@ impl Index {
     /// Returns the nodes in use whose agent last reported before `limit`, in order. A node that is out may be switched
     /// off.
     pub(super) fn silent_since(&self, limit: Timestamp) -> Vec<u32> {
-        let silent = (0_u32..).zip(&self.last_reports).filter(|(_, last_report)| **last_report < limit).map(|(node, _)| node);
+        let silent =
+            (0_u32..).zip(&self.last_reports).filter(|(_, last_report)| **last_report < limit).map(|(node, _)| node);
         silent.filter(|node| !self.out[*node as usize]).collect()
     }
 

@@ -36,7 +36,8 @@ pub(super) fn plan(
     if let Some(unknown) = nodes.iter().find(|node| builder.find(node).is_none()) {
         return Some(format!("{unknown} is not in the cluster"));
     }
-    let Some(test_index) = builder.snapshot.tests.iter().position(|policy| policy.id == *test && policy.together) else {
+    let Some(test_index) = builder.snapshot.tests.iter().position(|policy| policy.id == *test && policy.together)
+    else {
         return Some(format!("{test} is not a multi-node test"));
     };
     let known = |run: &RunId| builder.snapshot.trials.iter().find(|trial| trial.run == *run).cloned();
@@ -74,7 +75,12 @@ pub(super) fn plan(
 }
 
 /// Returns the known-good nodes that are not part of the request, best first.
-fn known_good_nodes(builder: &PlanBuilder<'_>, test_index: usize, nodes: &[NodeName], requests: &[TrialRequest]) -> Vec<u32> {
+fn known_good_nodes(
+    builder: &PlanBuilder<'_>,
+    test_index: usize,
+    nodes: &[NodeName],
+    requests: &[TrialRequest],
+) -> Vec<u32> {
     if requests.iter().all(|request| matches!(request, TrialRequest::Nodes(_))) {
         return Vec::new();
     }
@@ -124,7 +130,8 @@ fn known_good_rank(
         return Some((false, Reverse(this.settled())));
     }
     let routine = || builder.snapshot.tests.iter().zip(&record.test_records).filter(|(test, _)| test.routine);
-    let all_passed = routine().all(|(_, known)| matches!(known.verdict(), Some(Verdict::Pass | Verdict::NotApplicable)));
+    let all_passed =
+        routine().all(|(_, known)| matches!(known.verdict(), Some(Verdict::Pass | Verdict::NotApplicable)));
     let newest =
         routine().filter(|(_, known)| known.verdict() == Some(Verdict::Pass)).filter_map(|(_, known)| known.settled());
     newest.max().filter(|_| all_passed).map(|newest| (true, Reverse(Some(newest))))
@@ -132,7 +139,9 @@ fn known_good_rank(
 
 /// Starts a trial if all its nodes are available now.
 fn submit(builder: &mut PlanBuilder<'_>, request: &PendingCommand, test: &TestId, trial_nodes: &[NodeName]) {
-    let Some(indices) = NonEmpty::new(trial_nodes.iter().filter_map(|node| builder.find(node)).collect()) else { return };
+    let Some(indices) = NonEmpty::new(trial_nodes.iter().filter_map(|node| builder.find(node)).collect()) else {
+        return;
+    };
     let tests = NonEmpty::one(test.clone());
     let open = |node: &u32| {
         let repairing = matches!(builder.snapshot.nodes[*node as usize].state, NodeState::Repairing { .. });

@@ -47,7 +47,8 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
 fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, tests: &[TestId]) -> bool {
     let Some(node) = builder.find(name) else { return true };
     let applicable = tests_in(builder.snapshot, builder.index.applies(node));
-    let is_requested = |test: &TestId| if tests.is_empty() { is_routine(builder.snapshot, test) } else { tests.contains(test) };
+    let is_requested =
+        |test: &TestId| if tests.is_empty() { is_routine(builder.snapshot, test) } else { tests.contains(test) };
     let chosen = applicable.into_iter().filter(is_requested).collect();
     let Some(chosen) = NonEmpty::new(chosen) else { return true };
     let repairing = matches!(builder.snapshot.nodes[node as usize].state, NodeState::Repairing { .. });

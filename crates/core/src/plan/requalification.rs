@@ -35,7 +35,9 @@ fn required_tests(builder: &PlanBuilder<'_>, node: u32, record: &NodeRecord, cas
     };
     applicable
         .into_iter()
-        .filter(|test| (policy.is_empty() && is_routine(builder.snapshot, test)) || policy.contains(test) || failed(test))
+        .filter(|test| {
+            (policy.is_empty() && is_routine(builder.snapshot, test)) || policy.contains(test) || failed(test)
+        })
         .collect()
 }
 
@@ -120,7 +122,14 @@ fn evaluate_examination(
 }
 
 /// Ends the examination and hands the decision over to an operator.
-fn advise(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, advice: Advice, why: &str) -> bool {
+fn advise(
+    builder: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+    advice: Advice,
+    why: &str,
+) -> bool {
     if let Some(step) = case.step(StepKind::Examine) {
         let settle = Action::Settle { case: case.id, op: step.op, done: true };
         builder.push_action(settle, "examined", "the examination has ended");
@@ -250,6 +259,13 @@ fn return_to_service(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeReco
     } else if is_allowed(builder, step) {
         take_step(builder, node, record, case, step);
     } else {
-        propose(builder, node, record, case, step, "requalification passed; waiting for an operator to remove our mark");
+        propose(
+            builder,
+            node,
+            record,
+            case,
+            step,
+            "requalification passed; waiting for an operator to remove our mark",
+        );
     }
 }

@@ -65,7 +65,9 @@ fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
     match &active.job {
         ObservedJobState::Unknown { .. } => None,
         ObservedJobState::Absent => absent(builder, active),
-        ObservedJobState::Ended { started, at, how, .. } => ended(builder, active, started.or(active.started), *at, *how),
+        ObservedJobState::Ended { started, at, how, .. } => {
+            ended(builder, active, started.or(active.started), *at, *how)
+        }
         ObservedJobState::Pending { since, .. } | ObservedJobState::Running { since, .. } => {
             let running = matches!(active.job, ObservedJobState::Running { .. });
             live_job(builder, active, running, *since)

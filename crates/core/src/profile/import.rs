@@ -153,7 +153,8 @@ struct ImportedMachine {
 impl ImportedMachine {
     fn apply_check(&mut self, check: &str, arguments: &[&str]) -> Result<(), String> {
         let number = |index: usize| {
-            let argument = arguments.get(index).ok_or_else(|| format!("expected a number as argument {}", index + 1))?;
+            let argument =
+                arguments.get(index).ok_or_else(|| format!("expected a number as argument {}", index + 1))?;
             let value = argument.parse::<f64>().ok().filter(|value| (0.0..=MAX_VALUE).contains(value));
             value.ok_or_else(|| format!("`{argument}` is not a number"))
         };

@@ -154,8 +154,10 @@ mod tests {
         };
         let boots = vec![boot(200, "b", 20), boot(90, "a", 50), boot(100, "a", 60)];
         let timeline_entries = timeline(vec![line], &results, boots);
-        let entries: Vec<(i64, &str, &str)> =
-            timeline_entries.iter().map(|moment| (moment.at.secs(), moment.kind.code(), moment.what.as_str())).collect();
+        let entries: Vec<(i64, &str, &str)> = timeline_entries
+            .iter()
+            .map(|moment| (moment.at.secs(), moment.kind.code(), moment.what.as_str()))
+            .collect();
         let expected = [
             (200, "results", "pass"),
             (180, "boot", "b"),

@@ -102,7 +102,9 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
             "Read-only. To allow actions, create a token: `doctor token create me --role operator --store {store}`"
         ));
     })?;
-    running.advance(args.speed, snapshot_feed, &cycle_trigger, &stop).map_err(|error| Failure::Other(error.to_string()))?;
+    running
+        .advance(args.speed, snapshot_feed, &cycle_trigger, &stop)
+        .map_err(|error| Failure::Other(error.to_string()))?;
     drop(web);
     Ok(Exit::Ok)
 }

@@ -117,7 +117,8 @@ pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
     let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8]);
     for row in rows {
         let number = |count: u32| cell(count.to_string());
-        let count_cell = |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
+        let count_cell =
+            |count: u32, tone: fn(Cell) -> Cell| if count == 0 { number(count) } else { tone(number(count)) };
         table.row([
             cell(row.test.as_str()),
             cell(format_percent(row.percent)),

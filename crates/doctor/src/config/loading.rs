@@ -150,7 +150,11 @@ fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-fn load_settings(config: &Config, source: &ConfigSource, texts: &mut Vec<FileContent>) -> Result<Settings, ConfigError> {
+fn load_settings(
+    config: &Config,
+    source: &ConfigSource,
+    texts: &mut Vec<FileContent>,
+) -> Result<Settings, ConfigError> {
     let (policy, policy_path) = match &config.policy {
         Some(path) => {
             let text = read_and_record(path, texts)?;

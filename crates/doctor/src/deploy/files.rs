@@ -83,7 +83,8 @@ pub(crate) fn write_files(folder: &Path, files: &[DeployFile]) -> Result<Vec<(Pa
         let above = path.parent().unwrap_or(folder);
         fs::create_dir_all(above).map_err(|source| failed("making", above, source))?;
         let created = OpenOptions::new().write(true).create_new(true).mode(file.mode).open(&path);
-        created.and_then(|mut created| created.write_all(file.text.as_bytes()))
+        created
+            .and_then(|mut created| created.write_all(file.text.as_bytes()))
             .map_err(|source| failed("writing", &path, source))?;
         written.push((path, file.on));
     }

@@ -116,7 +116,11 @@ fn a_kernel_log_line_becomes_a_finding_within_two_seconds_between_cycles() {
     let elapsed = fixture.finding_time("fallen off the bus").unwrap() - at;
     assert!((0..2000).contains(&elapsed), "it took {elapsed} ms");
     eprintln!("from the kernel's line to the finding: {elapsed} ms");
-    fixture.workdir.expect(1, &["why", "here"]).stdout_contains("Its agent: last report").stdout_contains("by the agent");
+    fixture
+        .workdir
+        .expect(1, &["why", "here"])
+        .stdout_contains("Its agent: last report")
+        .stdout_contains("by the agent");
 
     let (code, output) = agent.stop();
     assert_eq!(code, Some(0), "{output}");
@@ -179,7 +183,10 @@ fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
     service.wait_for_log("agent endpoint listening");
     let mut agent = fixture.agent();
     wait_until("the first report", || fixture.workdir.json(&["agent", "list"])[0]["state"] == "reports");
-    fixture.workdir.expect(0, &["agent", "revoke", "here", "--why", "stolen", "--yes"]).stdout_contains("Revoked 1 agent");
+    fixture
+        .workdir
+        .expect(0, &["agent", "revoke", "here", "--why", "stolen", "--yes"])
+        .stdout_contains("Revoked 1 agent");
     fixture.workdir.expect(2, &["agent", "revoke", "there", "--why", "stolen", "--yes"]).stderr_contains("there");
     fixture.append_kernel_log(2, OFF_THE_BUS);
     agent.wait_for_log("does not accept this node's credential (401: the credential of here was revoked)");

@@ -227,7 +227,11 @@ fn an_undeliverable_message_is_listed_as_lost_and_no_secret_is_printed() {
     let output = workdir.expect(1, &["alert", "test"]);
     output.stdout_contains("pager: not delivered").stdout_contains("Connection refused");
     let config_shown = workdir.expect(0, &["config", "show"]);
-    assert!(!config_shown.out.contains("not-to-be-told") && config_shown.out.contains("pager.url"), "{}", config_shown.out);
+    assert!(
+        !config_shown.out.contains("not-to-be-told") && config_shown.out.contains("pager.url"),
+        "{}",
+        config_shown.out
+    );
 }
 
 /// A child process that is killed when the test ends.
@@ -423,7 +427,9 @@ fn mail_uses_starttls_and_login_and_nothing_is_sent_to_an_untrusted_server() {
         openssl x509 -req -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile cert.ext -out cert.pem";
     let generated = Command::new("sh").current_dir(workdir.path("")).args(["-c", certificates]).output();
     let python = Command::new("/usr/bin/python3").args(["-c", "import aiosmtpd"]).output();
-    if !generated.is_ok_and(|generated| generated.status.success()) || !python.is_ok_and(|python| python.status.success()) {
+    if !generated.is_ok_and(|generated| generated.status.success())
+        || !python.is_ok_and(|python| python.status.success())
+    {
         return doctor_testbed::skip::skip_without_program(
             "alerts",
             "there is no openssl, or no aiosmtpd for /usr/bin/python3",

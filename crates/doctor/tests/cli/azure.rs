@@ -41,7 +41,8 @@ json.dump(ended, sys.stdout)
 "#;
 
 fn key(workdir: &Workdir) {
-    let status = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(workdir.path("id")).status();
+    let status =
+        Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(workdir.path("id")).status();
     assert!(status.unwrap().success());
 }
 
@@ -88,7 +89,11 @@ fn every_command_of_the_plan_is_accepted_by_the_real_az_parser() {
     calls.extend(wrong);
 
     let mut az = Command::new(programs.join("python"));
-    az.args(["-c", PARSE]).current_dir(workdir.path("")).env_clear().env("HOME", workdir.path("")).env("PATH", "/usr/bin:/bin");
+    az.args(["-c", PARSE])
+        .current_dir(workdir.path(""))
+        .env_clear()
+        .env("HOME", workdir.path(""))
+        .env("PATH", "/usr/bin:/bin");
     fake_azure::isolate(&mut az, &workdir.path(""));
     let mut az = az.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     serde_json::to_writer(az.stdin.take().unwrap(), &calls).unwrap();
@@ -202,7 +207,8 @@ fn a_cluster_is_provisioned_resumed_after_a_kill_and_destroyed_with_fake_azure()
     create_foreign_group(&azure, "heirs", r#"{"cluster-doctor": "gpu"}"#);
     cluster.run_line(6, DESTROY_PLAN).stdout_contains("az vmss delete");
     let destroyed = cluster.run_line(0, DESTROY);
-    destroyed.stdout_contains("kept: security group strangers: it does not have our tag")
+    destroyed
+        .stdout_contains("kept: security group strangers: it does not have our tag")
         .stdout_contains("kept: security group heirs: it has our tag, but this file does not define it")
         .stdout_contains("kept: resource group rg: it contains resources of others");
     let after = azure.changes();
@@ -234,10 +240,14 @@ fn create_foreign_group(azure: &FakeAzure, name: &str, tags: &str) {
 fn an_error_in_the_cluster_file_is_shown_with_its_position_and_azure_is_not_called() {
     let workdir = Workdir::new();
     workdir.write("cluster.toml", "resource_group = \"rg\"\nlocation = \"West US 3\"\nscale_sett = \"gpu\"\n");
-    workdir.expect(4, &["fleet", "provision", "cluster.toml"])
+    workdir
+        .expect(4, &["fleet", "provision", "cluster.toml"])
         .stderr_contains("line 3, column 1")
         .stderr_contains("--example");
-    workdir.write("cluster.toml", &workdir.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"));
+    workdir.write(
+        "cluster.toml",
+        &workdir.expect(0, &["fleet", "provision", "--example"]).out.replace("westus3", "West US 3"),
+    );
     workdir.expect(4, &["fleet", "destroy", "cluster.toml"]).stderr_contains("a region");
     workdir.write(
         "cluster.toml",
@@ -245,6 +255,7 @@ fn an_error_in_the_cluster_file_is_shown_with_its_position_and_azure_is_not_call
     );
     workdir.expect(2, &["fleet", "provision", "cluster.toml"]).stderr_contains("ssh-keygen");
     workdir.write("no.pub", "ssh-ed25519 AAAA\n");
-    workdir.expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
+    workdir
+        .expect(3, &["fleet", "provision", "cluster.toml", "--az", "/no/such/az"])
         .stderr_contains("install the Azure CLI");
 }

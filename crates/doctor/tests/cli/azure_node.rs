@@ -73,7 +73,8 @@ fn cloud_init_schema_accepts_our_file_and_typos_that_it_ignores_are_found() {
     workdir.expect(0, &["fleet", "cloud-init", "--check", "ours.yaml"]).stdout_contains("known to cloud-init");
     let typo = workdir.read("ours.yaml").replace("runcmd:", "run_cmd:");
     workdir.write("slip.yaml", &typo);
-    workdir.expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"])
+    workdir
+        .expect(4, &["fleet", "cloud-init", "--check", "slip.yaml"])
         .stderr_contains("`run_cmd`")
         .stderr_contains("similar: runcmd");
     if !Path::new("/usr/bin/cloud-init").exists() {
@@ -82,8 +83,11 @@ fn cloud_init_schema_accepts_our_file_and_typos_that_it_ignores_are_found() {
         return;
     }
     let schema = |file: &str| {
-        let ran =
-            Command::new("/usr/bin/cloud-init").args(["schema", "--config-file"]).arg(workdir.path(file)).output().unwrap();
+        let ran = Command::new("/usr/bin/cloud-init")
+            .args(["schema", "--config-file"])
+            .arg(workdir.path(file))
+            .output()
+            .unwrap();
         (ran.status.success(), String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned())
     };
     let (good, output) = schema("ours.yaml");
@@ -193,7 +197,11 @@ fn local_disks_become_an_array_once_and_nothing_is_overwritten() {
     ] {
         write(&machine.workdir.path(&format!("root/sys/block/{disk}/device/model")), model, "0644");
     }
-    write(&machine.workdir.path("root/etc/docker/daemon.json"), "{\"runtimes\": {\"nvidia\": {\"path\": \"x\"}}}", "0644");
+    write(
+        &machine.workdir.path("root/etc/docker/daemon.json"),
+        "{\"runtimes\": {\"nvidia\": {\"path\": \"x\"}}}",
+        "0644",
+    );
     let calls = machine.workdir.path("calls");
     let fake_with_log = |name: &str, end: &str| {
         machine.fake_program(name, &format!("echo \"{name} $*\" >>{}; {end}", calls.display()));

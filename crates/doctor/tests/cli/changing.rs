@@ -36,13 +36,16 @@ fn without_yes_the_plan_is_shown_and_nothing_is_changed() {
 #[test]
 fn a_hold_is_seen_at_once_and_ends_with_a_release() {
     let workdir = demo_copy();
-    let output = workdir.expect(0, &with_store(&["hold", "node[001-002]", "--why", "new fans", "--until", "4h", "--yes"]));
-    output.stdout_contains("Held 2 nodes until")
+    let output =
+        workdir.expect(0, &with_store(&["hold", "node[001-002]", "--why", "new fans", "--until", "4h", "--yes"]));
+    output
+        .stdout_contains("Held 2 nodes until")
         .stdout_contains("Why: new fans (ann)")
         .stdout_contains("Next: `doctor release node001");
     assert_eq!(audit(&workdir)[0], ("hold".into(), "ann".into(), "new fans".into()));
     assert_eq!(workdir.json(&with_store(&["why", "node001"]))["hold"]["by"], "ann");
-    workdir.expect(0, &with_store(&["release", "node001", "--why", "done", "--by", "bob", "--yes"]))
+    workdir
+        .expect(0, &with_store(&["release", "node001", "--why", "done", "--by", "bob", "--yes"]))
         .stdout_contains("Released 1 node");
     assert_eq!(workdir.json(&with_store(&["why", "node001"]))["hold"], serde_json::Value::Null);
     assert_eq!(workdir.json(&with_store(&["why", "node002"]))["hold"]["by"], "ann");
@@ -55,9 +58,11 @@ fn a_change_needs_a_reason_and_nodes_that_exist() {
     let workdir = demo_copy();
     workdir.expect(2, &with_store(&["hold", "node001", "--yes"])).stderr_contains("--why");
     workdir.expect(2, &with_store(&["hold", "node099", "--why", "x", "--yes"])).stderr_contains("no node `node099`");
-    workdir.expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
+    workdir
+        .expect(2, &with_store(&["hold", "node001", "--why", "x", "--yes", "--until", "2020-01-01T00:00:00Z"]))
         .stderr_contains("in the past");
-    workdir.expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
+    workdir
+        .expect(2, &with_store(&["test", "node001", "--test", "spoon", "--yes"]))
         .stderr_contains("no test or suite `spoon`")
         .stderr_contains("storage");
 }
@@ -66,11 +71,13 @@ fn a_change_needs_a_reason_and_nodes_that_exist() {
 fn pausing_shows_in_status_until_it_is_resumed() {
     let workdir = demo_copy();
     workdir.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("nothing is paused");
-    workdir.expect(0, &with_store(&["pause", "--pool", "gpu", "--for", "4h", "--why", "upgrade", "--yes"]))
+    workdir
+        .expect(0, &with_store(&["pause", "--pool", "gpu", "--for", "4h", "--why", "upgrade", "--yes"]))
         .stdout_contains("Paused in pool gpu until");
     workdir.expect(1, &with_store(&["status"])).stdout_contains("paused in pool gpu by ann");
     workdir.expect(2, &with_store(&["resume", "--why", "x", "--yes"])).stderr_contains("paused: in pool gpu");
-    workdir.expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"]))
+    workdir
+        .expect(0, &with_store(&["resume", "--pool", "gpu", "--why", "done", "--yes"]))
         .stdout_contains("Resumed in pool gpu");
     assert!(!workdir.expect(1, &with_store(&["status"])).out.contains("paused in"));
 }
@@ -78,9 +85,11 @@ fn pausing_shows_in_status_until_it_is_resumed() {
 #[test]
 fn requests_wait_for_the_controller_and_are_counted() {
     let workdir = demo_copy();
-    workdir.expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
+    workdir
+        .expect(0, &with_store(&["test", "node[001-003]", "--test", "storage,dl", "--yes"]))
         .stdout_contains("storage, dl on 3 nodes");
-    workdir.expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
+    workdir
+        .expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
         .stdout_contains("quarantine and examination of 1 node");
     assert_eq!(workdir.json(&with_store(&["status"]))["requests"], 4);
 }

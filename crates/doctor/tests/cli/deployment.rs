@@ -123,7 +123,10 @@ fn helm_renders_the_same_objects_as_the_command() {
         sorted(serde_saphyr::from_multiple(&rendered.out).unwrap())
     };
     for deploy_args in DEPLOY_ARGS {
-        assert_same(&rendered(deploy_args, &[]), &sorted(printed(&workdir, &[deploy_args, &["--no-namespace"]].concat())));
+        assert_same(
+            &rendered(deploy_args, &[]),
+            &sorted(printed(&workdir, &[deploy_args, &["--no-namespace"]].concat())),
+        );
     }
     assert_same(&rendered(&[], &["--set", "namespace.create=true"]), &sorted(printed(&workdir, &[])));
 }

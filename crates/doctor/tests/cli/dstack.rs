@@ -54,7 +54,8 @@ fn idle_instances_are_validated_and_released_to_users() {
     std::fs::create_dir(workdir.path("data")).unwrap();
     workdir.policy_for(&["memory"], "version = 1\n");
     configure(&workdir, &dstack, "");
-    workdir.expect(0, &["config", "check", "--live"])
+    workdir
+        .expect(0, &["config", "check", "--live"])
         .stdout_contains("dstack 0.22.5")
         .stdout_contains("All checks passed.");
 

@@ -70,14 +70,18 @@ fn a_command_runs_on_every_host_and_equal_output_is_grouped() {
     assert_eq!((output.out.as_str(), output.err.as_str()), ("host[1-3]: same\n", ""));
     // Several arguments are passed unchanged. One host has other output and exits with the code that ssh uses for its
     // own errors.
-    fixture.expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"]).stdout_contains("host1: it's; $HOME\n");
+    fixture
+        .expect(0, &["exec", "--hosts", "host1", "--", "echo", "it's; $HOME"])
+        .stdout_contains("host1: it's; $HOME\n");
     let output = fixture.expect(1, &["exec", "--", "hostname; [ $(hostname) != host2 ] || { echo no >&2; exit 255; }"]);
-    output.stdout_contains("host1: host1\nhost2: host2\n")
+    output
+        .stdout_contains("host1: host1\nhost2: host2\n")
         .stderr_contains("host2: no\nhost2: exited with 255\n3 hosts: 2 succeeded, 1 failed");
     let rows = fixture.json(&["exec", "--hosts", "host*", "--", "kill -9 $$"]);
     assert_eq!((rows[0]["ended"].as_str(), rows[0]["code"].as_i64()), (Some("exited"), Some(137)), "{rows}");
     // Sequences that would clear the screen or imitate another host's line are made visible.
-    let output = fixture.expect(0, &["exec", "--hosts", "host1", "--", "printf 'a\\033[2Jb\\rhost2: c\\n\\302\\2332J'"]);
+    let output =
+        fixture.expect(0, &["exec", "--hosts", "host1", "--", "printf 'a\\033[2Jb\\rhost2: c\\n\\302\\2332J'"]);
     assert_eq!(output.out, "host1: a\u{fffd}[2Jb\u{fffd}host2: c\nhost1: \u{fffd}2J\n");
     let output =
         fixture.expect(0, &["exec", "--hosts", "host1", "--most", "1", "--", "head -c 5000 /dev/zero | tr '\\0' x"]);
@@ -89,7 +93,8 @@ fn a_command_runs_on_every_host_and_equal_output_is_grouped() {
     let output = fixture.workdir.expect(2, &["fleet", "exec", "--", "true"]);
     output.stderr_contains("--hosts node[01-08] or --hostfile FILE");
     // With the service's configuration, and connections that are kept between commands.
-    let (hosts, ssh_config, state) = (fixture.fleet.path("hostfile"), fixture.fleet.ssh_config(), fixture.fleet.path("s"));
+    let (hosts, ssh_config, state) =
+        (fixture.fleet.path("hostfile"), fixture.fleet.ssh_config(), fixture.fleet.path("s"));
     let config = format!(
         "[backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\nstate = \"{}\"\n",
         hosts.display(),
@@ -138,7 +143,8 @@ fn hosts_that_refuse_hang_or_are_slow_hold_up_nobody_and_what_is_late_is_ended_t
     fixture.fleet.hosts()[2].hang();
     let began = Instant::now();
     let output = fixture.expect(3, &["exec", "--connect", "10s", "--", "hostname"]);
-    output.stdout_contains("host1: host1")
+    output
+        .stdout_contains("host1: host1")
         .stdout_contains("slow: host4")
         .stderr_contains("host2: unreachable: ")
         .stderr_contains("host3: unreachable: ");
@@ -195,7 +201,8 @@ fn a_file_is_gathered_from_every_host_and_who_does_not_bring_it_is_named() {
     fixture.put(4, "log.status", &"x".repeat(2 << 20));
     let output = fixture
         .expect(1, &["gather", "/root/log.status", "--last", "1", "--most", "1", "--out", "cluster-health.status"]);
-    output.stdout_contains("2 of 4 hosts sent /root/log.status")
+    output
+        .stdout_contains("2 of 4 hosts sent /root/log.status")
         .stdout_contains("host3: no such file")
         .stdout_contains("host4: larger than 1 MiB");
     assert_eq!(
@@ -321,10 +328,12 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     fixture.put(3, "log/dcgmi-diag.log.status", "2020-01-01T00:00:00 passed\n");
     fixture.stop("host4");
     let output = fixture.expect(1, &["health", "--logs", "/root/log"]);
-    output.stdout_contains("4 hosts: 1 healthy, 2 unknown, 1 unhealthy")
+    output
+        .stdout_contains("4 hosts: 1 healthy, 2 unknown, 1 unhealthy")
         .stdout_contains("Expected 8 and found 7")
         .stdout_contains("older than 7d");
-    output.stdout_contains("does not show that anything was checked")
+    output
+        .stdout_contains("does not show that anything was checked")
         .stdout_contains("there is no doctor-check.log.status: it never ran here");
     let rows = fixture.json(&["health", "--logs", "/root/log"]);
     let health: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["health"].as_str().unwrap()).collect();
@@ -379,11 +388,13 @@ fn with_fake_mpirun_pair_trials_name_the_slow_host_and_missing_output_does_not_p
     let nccl = ["nccl", "--launcher", "mpirun", "--mpirun", "./mpirun", "--program", "/bin/true"];
     let args = |extra: &[&'static str]| [&nccl[..], extra].concat();
     let output = fixture.expect(0, &args(&["--print"]));
-    output.stdout_contains("-np 4 --host host1:1,host2:1,host3:1,host4:1 --map-by ppr:1:node")
+    output
+        .stdout_contains("-np 4 --host host1:1,host2:1,host3:1,host4:1 --map-by ppr:1:node")
         .stdout_contains("-b 8G -e 8G")
         .stdout_contains("NCCL_PXN_DISABLE=1");
     let output = fixture.expect(1, &args(&["--expect", "431"]));
-    output.stdout_contains("host[1-4]: fail: 198.2 GB/s at 8589934592 bytes, less than 95 % of 431.0 GB/s")
+    output
+        .stdout_contains("host[1-4]: fail: 198.2 GB/s at 8589934592 bytes, less than 95 % of 431.0 GB/s")
         .stdout_contains("at fault: host3\n");
     let view = fixture.json(&args(&["--expect", "431"]));
     assert_eq!((view["verdict"].as_str(), view["at_fault"][0].as_str()), (Some("fail"), Some("host3")), "{view}");
@@ -420,7 +431,8 @@ fn with_fake_mpirun_pair_trials_name_the_slow_host_and_missing_output_does_not_p
     user.stdout.take().unwrap().read_exact(&mut up).unwrap();
     let busy = ["--expect", "431", "--hosts", "host[1-2,4]"];
     let output = fixture.expect(3, &args(&busy));
-    output.stdout_contains("host[1,4]: pass")
+    output
+        .stdout_contains("host[1,4]: pass")
         .stdout_contains("host2 skipped: not free: process")
         .stdout_contains("holds a GPU (--even-in-use)");
     fixture.expect(0, &args(&[&busy[..], &["--even-in-use"]].concat())).stdout_contains("host[1-2,4]: pass");
@@ -472,7 +484,8 @@ fn without_mpi_doctor_node_runs_the_all_reduce_over_hosts_with_fake_gpus() {
     // The speed of stand-ins depends on this machine: only the sums can be verified.
     let healthy = run(&args(&[]));
     assert_eq!(healthy.code, 3, "{}\n{}", healthy.out, healthy.err);
-    healthy.stdout_contains("host[1-2]: inconclusive: ")
+    healthy
+        .stdout_contains("host[1-2]: inconclusive: ")
         .stdout_contains("at 16384 bytes")
         .stdout_contains("no bandwidth limit");
     // The second host delays the others: of two hosts, the faulty one cannot be identified.

@@ -165,7 +165,10 @@ impl FleetFixture {
             _ => shell.args(["-F", "vmss/ssh_config", "-o", "BatchMode=yes", HEAD, line]),
         };
         let programs = Path::new(env!("CARGO_BIN_EXE_doctor")).parent().unwrap();
-        shell.env_clear().env("HOME", self.workdir.path("")).env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
+        shell
+            .env_clear()
+            .env("HOME", self.workdir.path(""))
+            .env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
         CommandOutput::from_output(&shell.current_dir(self.workdir.path("")).stdin(Stdio::null()).output().unwrap())
     }
 
@@ -265,8 +268,11 @@ fn check_health(page: &mut PageRunner<'_>) {
         0,
         "doctor fleet gather /var/log/node-health.log.status --last 1 --out cluster-health.status --hostfile hostfile",
     );
-    let healths: Vec<String> =
-        fixture.on_head("cluster-health.status").lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    let healths: Vec<String> = fixture
+        .on_head("cluster-health.status")
+        .lines()
+        .map(|line| line.split(' ').nth(2).unwrap().to_owned())
+        .collect();
     assert_eq!(healths, ["healthy", "unhealthy", "healthy"]);
     let unwell = page.head(0, "grep -v ' healthy$' cluster-health.status");
     assert!(unwell.out.starts_with("host2 ") && unwell.out.lines().count() == 1, "{}", unwell.out);

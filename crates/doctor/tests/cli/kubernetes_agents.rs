@@ -34,7 +34,8 @@ impl AgentFixture {
         }
         workdir.write("machine/dev/kmsg", "6,1,1000,-;Linux version 6.8\n");
         workdir.write("machine/proc/uptime", "1000000.00 5.0\n");
-        workdir.write("machine/proc/meminfo", "MemTotal: 64000000 kB\nMemFree: 60000000 kB\nMemAvailable: 60000000 kB\n");
+        workdir
+            .write("machine/proc/meminfo", "MemTotal: 64000000 kB\nMemFree: 60000000 kB\nMemAvailable: 60000000 kB\n");
         workdir.write("machine/proc/sys/kernel/random/boot_id", "8a5b1c9e-5d0e-4a77-9d3c-1f7a1f7a1f7a\n");
         policy(&workdir, "version = 1\n");
         let cluster = Cluster::start(&workdir, &["gpu-1", "gpu-2"])?;
@@ -204,9 +205,11 @@ fn a_live_check_names_silent_agents_and_an_api_server_outage_rejects_tokens_and_
     assert!(agents["remedy"].to_string().contains("no pod of cluster-doctor-agent runs on gpu-2"), "{agents}");
     // The policy's ConfigMap for jobs does not exist here: it is reported with its remedy.
     let output = fixture.workdir.expect(1, &["config", "check", "--live"]);
-    output.stdout_contains("bad      policy in ConfigMap policy")
+    output
+        .stdout_contains("bad      policy in ConfigMap policy")
         .stdout_contains("create configmap policy --from-file=policy.toml");
-    output.stdout_contains("good     rights: all ")
+    output
+        .stdout_contains("good     rights: all ")
         .stdout_contains("unknown  image: not verified")
         .stdout_contains(" failed; ");
 

@@ -44,8 +44,14 @@ fn nodes_are_tested_together_and_the_one_that_fails_with_every_partner_is_named(
     let response =
         cluster.plane.request("GET", &format!("/api/v1/namespaces/{NAMESPACE}/services/{name}"), None).unwrap();
     let meeting: Value = serde_json::from_str(&response.text).unwrap();
-    assert_eq!((&meeting["spec"]["clusterIP"], &meeting["spec"]["publishNotReadyAddresses"]), (&json!("None"), &json!(true)));
-    assert_eq!(meeting["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"], "deleted together with the job");
+    assert_eq!(
+        (&meeting["spec"]["clusterIP"], &meeting["spec"]["publishNotReadyAddresses"]),
+        (&json!("None"), &json!(true))
+    );
+    assert_eq!(
+        meeting["metadata"]["ownerReferences"][0]["uid"], job["metadata"]["uid"],
+        "deleted together with the job"
+    );
 
     // Good nodes are confirmed by a single run.
     workdir.expect(0, &["test", "--nodes", "gpu-[1-3]", "--yes"]);

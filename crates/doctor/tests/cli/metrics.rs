@@ -43,7 +43,8 @@ fn metrics_match_their_declaration_and_prometheus_accepts_them() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let metrics = format!("cycle = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\nper_node = true\n[backend");
     workdir.write("busy", "");
-    workdir.write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
+    workdir
+        .write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", &metrics) + "busy_file = \"busy\"\n"));
     let controller = Service::start(&workdir);
     let mut text = String::new();
     wait_until("a scrape after the first cycle", || {

@@ -52,7 +52,8 @@ fn selectors_select_and_an_unmatched_one_is_an_error() {
     let workdir = demo();
     assert_eq!(workdir.json(&with_store(&["nodes", "node[001-003]"])).as_array().unwrap().len(), 3);
     assert_eq!(workdir.json(&with_store(&["nodes", "*5", "pool=gpu"])).as_array().unwrap().len(), 24);
-    workdir.expect(2, &with_store(&["nodes", "node999"]))
+    workdir
+        .expect(2, &with_store(&["nodes", "node999"]))
         .stderr_contains("no node `node999`")
         .stderr_contains("node[001-024]");
     workdir.expect(2, &with_store(&["nodes", "pool=none"])).stderr_contains("pool=none");
@@ -63,7 +64,8 @@ fn selectors_select_and_an_unmatched_one_is_an_error() {
 #[test]
 fn status_shows_that_there_is_no_leader_and_the_coverage() {
     let output = demo().expect(1, &with_store(&["status"]));
-    output.stdout_contains("24 nodes")
+    output
+        .stdout_contains("24 nodes")
         .stdout_contains("no controller leads; start `doctor serve`")
         .stdout_contains("NEVER TESTED")
         .stdout_contains("storage");
@@ -82,7 +84,8 @@ fn status_shows_that_there_is_no_leader_and_the_coverage() {
 fn why_explains_a_node_and_the_next_step() {
     let workdir = demo();
     let output = workdir.doctor(&with_store(&["why", "node001"]));
-    output.stdout_contains("node001 is")
+    output
+        .stdout_contains("node001 is")
         .stdout_contains("What to do")
         .stdout_contains("LAST PASS OR FAIL")
         .stdout_contains("Tests");
@@ -133,7 +136,8 @@ fn a_report_comes_as_text_markdown_and_json_with_the_same_figures() {
 #[test]
 fn explain_knows_checks_rules_and_reasons() {
     let workdir = Workdir::new();
-    workdir.expect(0, &["explain", "disk-space"])
+    workdir
+        .expect(0, &["explain", "disk-space"])
         .stdout_contains("Why it matters")
         .stdout_contains("disk-space-used: used_percent above 90");
     workdir.expect(0, &["explain", "disk-space-used"]).stdout_contains("of check disk-space");
@@ -149,17 +153,21 @@ fn explain_knows_checks_rules_and_reasons() {
 fn explain_knows_nvidia_error_numbers() {
     let workdir = Workdir::new();
     let output = workdir.expect(0, &["explain", "xid", "79"]);
-    output.stdout_contains("Xid 79: GPU off bus: it no longer responds on PCIe.")
+    output
+        .stdout_contains("Xid 79: GPU off bus: it no longer responds on PCIe.")
         .stdout_contains("RESTART_BM: reboot the machine");
-    output.stdout_contains("Ours         reboot: node reboot needed")
+    output
+        .stdout_contains("Ours         reboot: node reboot needed")
         .stdout_contains("gpud fatal")
         .stdout_contains("Azure's runbook");
     output.stdout_contains("gpu-xid-79: event xid-79");
-    workdir.expect(0, &["explain", "xid", "64"])
+    workdir
+        .expect(0, &["explain", "xid", "64"])
         .stdout_contains("xid-64-reboot (reboot)")
         .stdout_contains("gpu-xid-64-reboot");
     workdir.expect(0, &["explain", "xid", "13"]).stdout_contains("only counted").stdout_contains("compute-sanitizer");
-    workdir.expect(0, &["explain", "sxid", "12030"])
+    workdir
+        .expect(0, &["explain", "sxid", "12030"])
         .stdout_contains("gpud only warns")
         .stdout_contains("nvswitch-sxid-12030");
     workdir.expect(0, &["explain", "dcgm", "30"]).stdout_contains("DCGM_FR_LOW_BANDWIDTH").stdout_contains("triage");
@@ -176,7 +184,8 @@ fn explain_knows_nvidia_error_numbers() {
 fn read_commands_do_not_create_a_missing_store() {
     let workdir = Workdir::new();
     for command in ["nodes", "status", "cases", "audit", "history"] {
-        workdir.expect(3, &[command, "--store", "typo.db"])
+        workdir
+            .expect(3, &[command, "--store", "typo.db"])
             .stderr_contains("there is no store at typo.db")
             .stderr_contains("hint:");
     }

@@ -37,7 +37,8 @@ fn a_peer_rule_shows_the_differences_and_changes_nothing() {
     let workdir = workdir();
     let before = workdir.expect(0, &["history", "--json"]).out;
     workdir.write("stricter.toml", SLOWER_THAN_OTHERS);
-    workdir.expect(1, &["rejudge", "--policy", "stricter.toml"])
+    workdir
+        .expect(1, &["rejudge", "--policy", "stricter.toml"])
         .stdout_contains("slower-than-peers")
         .stdout_contains("policy version 7");
     let json = workdir.json(&["rejudge", "--policy", "stricter.toml"]);

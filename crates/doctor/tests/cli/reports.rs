@@ -82,7 +82,8 @@ fn a_report_is_one_page_of_html_or_markdown_or_json() {
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"), "{page}");
     assert!(page.matches("<svg").count() > 3 && page.contains("<rect class=\"pass\""), "{page}");
     assert!(!page.contains("<script") && !page.contains("http://") && !page.contains("https://"));
-    workdir.expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"])
+    workdir
+        .expect(0, &["report", "--store", &store, "--last", "day", "--format", "markdown"])
         .stdout_contains("# Cluster Doctor: ");
     let json = workdir.json(&["report", "--store", &store, "--last", "day"]);
     assert_eq!(json["slots"].as_array().unwrap().len(), 24, "{json}");
@@ -135,7 +136,8 @@ fn a_controller_writes_yesterdays_report_once() {
     let workdir = Workdir::local();
     workdir.write("busy", "");
     let reports = "cycle = \"1s\"\n[reports]\ndaily = true\nformats = [\"html\"]\n[backend";
-    workdir.write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
+    workdir
+        .write("doctor.toml", &(workdir.read("doctor.toml").replace("[backend", reports) + "busy_file = \"busy\"\n"));
     let written = || -> Vec<std::path::PathBuf> {
         let Ok(entries) = std::fs::read_dir(workdir.path("data/reports")) else { return Vec::new() };
         entries
@@ -166,7 +168,8 @@ fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
         let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
         let output = CommandOutput::from_output(&workdir.command(&args).env("PATH", path).output().unwrap());
         assert_eq!(output.code, 0, "{} {}", output.out, output.err);
-        let unpacked = Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(workdir.path("")).status().unwrap();
+        let unpacked =
+            Command::new("tar").args(["-xzf", "case.tar.gz"]).current_dir(workdir.path("")).status().unwrap();
         assert!(unpacked.success());
         workdir.read(&format!("case-{case}/summary.md"))
     };
@@ -179,6 +182,7 @@ fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
     let summary = bundle(&format!("{}:/usr/bin:/bin", workdir.path("tools").display()));
     assert!(summary.contains("It is in node/, as the vendor's tool wrote it: nvidia-bug-report.log.gz."), "{summary}");
     assert_eq!(workdir.read(&format!("case-{case}/node/nvidia-bug-report.log.gz")), "all of it");
-    let firmware: serde_json::Value = serde_json::from_str(&workdir.read(&format!("case-{case}/firmware.json"))).unwrap();
+    let firmware: serde_json::Value =
+        serde_json::from_str(&workdir.read(&format!("case-{case}/firmware.json"))).unwrap();
     assert!(firmware["system"]["kernel"].is_string() && firmware["hardware"]["boot_id"].is_string(), "{firmware}");
 }

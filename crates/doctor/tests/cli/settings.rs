@@ -59,7 +59,10 @@ fn a_policy_with_unknown_names_is_rejected() {
     }
     workdir.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
     workdir.expect(0, &["explain", "suites"]).stdout_contains("Suite standard: ").stdout_contains("older than 7d");
-    workdir.expect(0, &["explain", "dl-long"]).stdout_contains("on request, or to requalify").stdout_contains("heat = ");
+    workdir
+        .expect(0, &["explain", "dl-long"])
+        .stdout_contains("on request, or to requalify")
+        .stdout_contains("heat = ");
     workdir.write("doctor.toml", "policy = \"missing.toml\"\n");
     workdir.expect(4, &["config", "check"]).stderr_contains("missing.toml").stderr_contains("No such file");
 }
@@ -94,7 +97,8 @@ fn profiles_of_other_tools_are_imported_and_used() {
     workdir.write("nd8_v9.conf", " * || check_gpu_count 8\n * || check_hw_ib 400 mlx5_ib0:1\n * || check_gpu_xid\n");
     let files = ["instance-profiles.conf", "nd8_v9.conf"];
     let output = workdir.expect(1, &["import", "profiles", files[0], files[1], "--out", "profiles"]);
-    output.stdout_contains("instance-profiles.conf:3: expected")
+    output
+        .stdout_contains("instance-profiles.conf:3: expected")
         .stdout_contains("2 profiles written; 3 lines used, 1 covered");
     assert!(workdir.read("profiles/nd8_v9.toml").contains("fabric_ports_active = 1"));
     workdir.expect(0, &["import", "profiles", files[1], "--out", "profiles"]);
@@ -103,14 +107,17 @@ fn profiles_of_other_tools_are_imported_and_used() {
     workdir.write("doctor.toml", &format!("profiles = [\"profiles\"]\n{text}"));
     workdir.write("profiles/nd8_v9.toml", "sku = \"nd8_v9\"\nversion = 1\nlike = \"hgx-h999\"\n");
     workdir.expect(4, &["config", "check"]).stderr_contains("hgx-h999");
-    workdir.expect(1, &["import", "profiles", files[1], "--out", "profiles"]).stdout_contains("kept, although it differs");
+    workdir
+        .expect(1, &["import", "profiles", files[1], "--out", "profiles"])
+        .stdout_contains("kept, although it differs");
 }
 
 #[test]
 fn a_live_check_verifies_that_configured_resources_exist() {
     let workdir = Workdir::local();
     let output = workdir.expect(0, &["config", "check", "--live"]);
-    output.stdout_contains("good     store: ")
+    output
+        .stdout_contains("good     store: ")
         .stdout_contains("the first start creates it")
         .stdout_contains("good     data: ")
         .stdout_contains("good     cluster: local");

@@ -108,7 +108,10 @@ pub(crate) fn rows(workdir: &Workdir, test: &str) -> Vec<Value> {
 fn our_jobs(slurm: &Slurm) -> Vec<[String; 3]> {
     let listed = slurm.run("squeue", &["--noheader", "--states=all", "--format=%j|%T|%N|"]).unwrap_or_default();
     let fields = listed.lines().map(|line| line.split_terminator('|').map(str::to_owned).collect::<Vec<_>>());
-    fields.filter_map(|fields| <[String; 3]>::try_from(fields).ok()).filter(|job| job[0].starts_with("doctor-")).collect()
+    fields
+        .filter_map(|fields| <[String; 3]>::try_from(fields).ok())
+        .filter(|job| job[0].starts_with("doctor-"))
+        .collect()
 }
 
 fn no_run_has_two_jobs(slurm: &Slurm) {
@@ -186,7 +189,9 @@ fn a_job_that_does_not_start_is_abandoned_and_started_jobs_give_results() {
     configure(workdir, slurm, slurm.programs(), "");
     workdir.expect(0, &["plan"]).stdout_contains("node1").stdout_contains("node2").stdout_contains("never tested");
     let service = Service::start(workdir);
-    wait_until("both nodes to pass", || rows(workdir, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2);
+    wait_until("both nodes to pass", || {
+        rows(workdir, "memory").iter().filter(|row| row["verdict"] == "pass").count() == 2
+    });
     let run = rows(workdir, "memory")[0]["run"].as_str().unwrap().to_owned();
     workdir.expect(0, &["log", &run]).stdout_contains("memory");
     assert_eq!(our_jobs(slurm).len(), 2, "{:?}", our_jobs(slurm));

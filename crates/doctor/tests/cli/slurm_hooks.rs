@@ -106,12 +106,17 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
     assert!(permit.exists(), "{:?}", fs::read_dir(workdir.path("here/agent")).unwrap().collect::<Vec<_>>());
     let output = hook(&workdir, "prolog");
     assert_eq!(output.code, 0, "{}", output.err);
-    output.stderr_contains("prolog: damage (isolate) of kernel-log")
+    output
+        .stderr_contains("prolog: damage (isolate) of kernel-log")
         .stderr_contains("the job is allowed: scontrol failed");
 
     // While an agent runs, the agent reports.
     let mut command = Command::new(doctor_node());
-    command.args(["agent", "--config", "here/agent.toml"]).current_dir(workdir.path("")).stdin(Stdio::null()).env_clear();
+    command
+        .args(["agent", "--config", "here/agent.toml"])
+        .current_dir(workdir.path(""))
+        .stdin(Stdio::null())
+        .env_clear();
     let mut agent = Service::spawn(command);
     agent.wait_for_log("reporting as here");
     let verdict = workdir.path("here/agent/verdict.json");
@@ -192,7 +197,8 @@ fn real_slurmctlds_accept_the_output_of_deploy_slurm_and_run_its_hooks() {
 #[test]
 fn deploy_slurm_writes_a_directory_per_machine_kind_and_rejects_unsafe_values() {
     let workdir = Workdir::local();
-    workdir.expect(0, &["deploy", "slurm", "--out", "site"])
+    workdir
+        .expect(0, &["deploy", "slurm", "--out", "site"])
         .stdout_contains("on every node: ")
         .stdout_contains("for slurmctld's machine: ");
     let script = workdir.path("site/nodes/usr/lib/cluster-doctor/slurm/health");
@@ -274,12 +280,15 @@ fn config_check_live_names_incompatible_slurm_settings() {
         let Some(slurm) = slurm("config check --live on Slurm", &layout) else { continue };
         controller(&workdir, &slurm);
         let output = workdir.expect(1, &["config", "check", "--live"]);
-        output.stdout_contains("good     slurm programs: scontrol, squeue, sbatch, scancel answer")
+        output
+            .stdout_contains("good     slurm programs: scontrol, squeue, sbatch, scancel answer")
             .stdout_contains("good     slurmctld: answers; Slurm 2");
         output.stdout_contains("good     rights: ").stdout_contains("good     MessageTimeout: 10 s");
-        output.stdout_contains("bad      SlurmdTimeout: 10 s is less than twice the MessageTimeout of 10 s")
+        output
+            .stdout_contains("bad      SlurmdTimeout: 10 s is less than twice the MessageTimeout of 10 s")
             .stdout_contains("set SlurmdTimeout=300");
-        output.stdout_contains("unknown  HealthCheckProgram: not set")
+        output
+            .stdout_contains("unknown  HealthCheckProgram: not set")
             .stdout_contains("doctor deploy slurm --what slurm-conf");
     }
 }

@@ -129,7 +129,8 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_stored_once()
         &[],
         "[tests.slow.params]\ncommand = [\"/bin/sh\", \"-c\", \"until [ -e /root/go ]; do sleep 0.1; done; echo fine\"]\n",
     );
-    workdir.expect(0, &["config", "check", "--live"])
+    workdir
+        .expect(0, &["config", "check", "--live"])
         .stdout_contains("1 host reachable")
         .stdout_contains("All checks passed.");
     let service = Service::start(workdir);
@@ -213,7 +214,9 @@ fn an_unreachable_host_keeps_its_marks_across_a_restart() {
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == "host1").cloned()).unwrap();
         (row["our_marks"].to_string(), row["foreign_marks"].to_string())
     };
-    wait_until("the marks", || marks(&site.workdir).0.contains("unhealthy") && marks(&site.workdir).1.contains("fan noise"));
+    wait_until("the marks", || {
+        marks(&site.workdir).0.contains("unhealthy") && marks(&site.workdir).1.contains("fan noise")
+    });
     let before = marks(&site.workdir);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");

@@ -258,7 +258,9 @@ fn a_killed_service_is_replaced_at_once() {
     let config = workdir.read("doctor.toml").replace("lease = \"5s\"", "lease = \"1h\"");
     workdir.write("doctor.toml", &config);
     let mut service = Service::start(&workdir);
-    wait_until("leadership", || workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("leadership", || {
+        workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads"
+    });
     service.child.kill().unwrap();
     service.child.wait().unwrap();
     workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);

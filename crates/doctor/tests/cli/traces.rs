@@ -132,7 +132,8 @@ fn cycles_calls_and_requests_reach_a_collector_with_parents_and_without_secrets(
         assert!(request.path.starts_with("/v1/traces"));
         assert_eq!(request.headers["authorization"], "Bearer a-collectors-secret");
         let about = request.body["resourceSpans"][0]["resource"]["attributes"].as_array().unwrap();
-        let attribute_of = |key: &str| about.iter().find(|one| one["key"] == key).map(|one| &one["value"]["stringValue"]);
+        let attribute_of =
+            |key: &str| about.iter().find(|one| one["key"] == key).map(|one| &one["value"]["stringValue"]);
         assert_eq!(
             (attribute_of("service.name"), attribute_of("k8s.cluster.name")),
             (Some(&"cluster-doctor".into()), Some(&"a".into()))

@@ -23,9 +23,11 @@ fn systemd_accepts_the_units_of_a_small_site() {
     workdir.write("doctor.toml", "store = \"/srv/doctor/doctor.db\"\ndata = \"/srv/data\"\n[agents]\nlisten = \"127.0.0.1:7443\"\n[backend.slurm]\n");
     let (doctor, node) = (env!("CARGO_BIN_EXE_doctor"), doctor_node().to_str().unwrap());
     let programs = ["--doctor", doctor, "--doctor-node", node];
-    let output = workdir.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
+    let output =
+        workdir.expect(0, &[&["deploy", "systemd", "--user", "nobody", "--out", "service"], &programs[..]].concat());
     output.stdout_contains("enable --now doctor.service");
-    workdir.expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
+    workdir
+        .expect(0, &[&["deploy", "systemd", "--timer", "10m", "--out", "timer"], &programs[..]].concat())
         .stdout_contains("doctor-run.timer");
     let units = |folder: &str| -> Vec<_> {
         let at = |on: &str| workdir.path(folder).join(on).join("etc/systemd/system");

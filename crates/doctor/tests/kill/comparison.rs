@@ -271,7 +271,8 @@ fn compare_marks(world: &[Node], store: &Store, cases: &[Case], wrong: &mut Vec<
     }
     // A machine that was removed for good may leave an open case under a name that is no longer used.
     for (name, case) in open {
-        let is_same_machine = |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.matches(&case.hardware));
+        let is_same_machine =
+            |node: &&Node| node.hardware.as_ref().is_some_and(|hardware| hardware.matches(&case.hardware));
         if let Some(node) = world.iter().find(is_same_machine) {
             wrong.push(format!("{} is open on {name}; its machine is {} now", case.id, node.name));
         }

@@ -99,7 +99,8 @@ impl Precondition {
                 (current_state == *state && current_hold == *hold, node.to_string())
             }
             Self::Pause { pool, pause } => {
-                let current = commands.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
+                let current =
+                    commands.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
                 (current == *pause, format!("the pause {}", scope_text(pool.as_ref())))
             }
         };

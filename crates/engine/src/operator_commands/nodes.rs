@@ -107,7 +107,8 @@ pub(super) fn test(
     let known = &facts.snapshot.tests;
     let expanded = catalogue.expand(tests);
     if let Some(multi_node) = known.iter().find(|test| test.together && tests.contains(&test.id)) {
-        let text = format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", multi_node.id, multi_node.id);
+        let text =
+            format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", multi_node.id, multi_node.id);
         return Err(CommandError::Usage(text));
     }
     if let Some(unknown) = expanded.iter().find(|id| known.iter().all(|test| test.id != **id)) {
@@ -148,9 +149,11 @@ pub(super) fn multi_node_test(
     name: Option<&str>,
 ) -> Result<PreparedCommand, CommandError> {
     let selected = SelectedNodes::select(facts, selectors)?;
-    let candidates: Vec<&TestId> = facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
+    let candidates: Vec<&TestId> =
+        facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
     let name = name.unwrap_or("collective");
-    let is_match = |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|base| base.as_str() == name);
+    let is_match =
+        |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|base| base.as_str() == name);
     let Some(test) = candidates.iter().find(|id| is_match(id)) else {
         let known = candidates.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
         return Err(CommandError::Unknown { what: "test over several nodes", name: name.to_owned(), known });
@@ -202,7 +205,11 @@ pub(super) fn hold(
         NodeOutcome { text, writes: vec![StoreWrite::Hold { node: record.node.name.clone(), until }] }
     })?;
     Ok(PreparedCommand {
-        plan: format!("Would hold {} ({}) {how_long}: no tests, no repairs.", selected.count_text(), selected.folded_names()),
+        plan: format!(
+            "Would hold {} ({}) {how_long}: no tests, no repairs.",
+            selected.count_text(),
+            selected.folded_names()
+        ),
         changes,
         done: format!("Held {} {how_long}.", selected.count_text()),
         next: format!("`doctor release {} --why …` when it is ready", selected.example_name()),

@@ -44,7 +44,9 @@ pub(super) fn provider_fields(case: &Case, machine: Option<&HardwareRecord>, clo
     let described = machine.map(|machine| &machine.described);
     let physical_host = described.and_then(|hardware| hardware.physical_host.clone());
     let description = worst.map_or_else(|| "taken out by an operator".to_owned(), |finding| finding.text.clone());
-    let instance = |cloud: &str| cloud_instance.filter(|cloud_instance| cloud_instance["name"] == cloud).cloned().unwrap_or_default();
+    let instance = |cloud: &str| {
+        cloud_instance.filter(|cloud_instance| cloud_instance["name"] == cloud).cloned().unwrap_or_default()
+    };
     json!({
         "azure": {
             "instance": instance("azure"),

@@ -59,7 +59,11 @@ pub(super) fn lines(versions: &Value) -> Vec<String> {
     let text_of = |value: &Value| value.as_str().unwrap_or("not known").to_owned();
     let mut lines = Vec::new();
     if versions["driver"]["version"].is_string() {
-        lines.push(format!("- driver {}, CUDA {}", text_of(&versions["driver"]["version"]), text_of(&versions["driver"]["cuda"])));
+        lines.push(format!(
+            "- driver {}, CUDA {}",
+            text_of(&versions["driver"]["version"]),
+            text_of(&versions["driver"]["cuda"])
+        ));
     }
     for gpu in versions["gpus"].as_array().into_iter().flatten() {
         let [bus, name, vbios, inforom] =
@@ -68,7 +72,11 @@ pub(super) fn lines(versions: &Value) -> Vec<String> {
         lines.push(format!("- GPU {bus}, {name}{serial}: VBIOS {vbios}, InfoROM {inforom}"));
     }
     for (name, adapter) in versions["adapters"].as_object().into_iter().flatten() {
-        lines.push(format!("- {name}: firmware {}, board {}", text_of(&adapter["firmware"]), text_of(&adapter["board"])));
+        lines.push(format!(
+            "- {name}: firmware {}, board {}",
+            text_of(&adapter["firmware"]),
+            text_of(&adapter["board"])
+        ));
     }
     if let Some(bios) = versions["system"]["bios"].as_str() {
         lines.push(format!("- BIOS {bios} of {}", text_of(&versions["system"]["bios_date"])));

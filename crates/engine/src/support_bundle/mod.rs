@@ -176,7 +176,10 @@ fn bundle_files(
         json_file("case.json", case)?,
         json_file("machines.json", &machines)?,
         json_file("firmware.json", machine_report.unwrap_or(&versions))?,
-        json_file("cloud.json", &cloud::provider_fields(case, of_the_case, machine_report.map(|machine_report| &machine_report["cloud"])))?,
+        json_file(
+            "cloud.json",
+            &cloud::provider_fields(case, of_the_case, machine_report.map(|machine_report| &machine_report["cloud"])),
+        )?,
         json_file("history.json", &history)?,
         json_file("audit.json", &store.audit(500, Some(node))?)?,
     ];

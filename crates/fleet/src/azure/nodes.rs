@@ -175,11 +175,8 @@ impl ScriptOutput {
         let lines =
             output.lines().filter_map(|line| line.strip_prefix(OUTPUT_PREFIX)?.strip_prefix(' ')).map(str::trim);
         let lines: Vec<String> = lines.map(str::to_owned).collect();
-        let last = stderr
-            .lines()
-            .chain(output.lines())
-            .map(str::trim)
-            .find(|line| !line.is_empty() && !line.starts_with('['));
+        let last =
+            stderr.lines().chain(output.lines()).map(str::trim).find(|line| !line.is_empty() && !line.starts_with('['));
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).take(300).collect();
         Self {
             complete: lines.last().is_some_and(|line| line == "done"),
@@ -247,7 +244,8 @@ mod tests {
         )));
         assert!(complete_output.complete);
         assert_eq!(complete_output.key("host").as_deref(), Some(KEY));
-        let cut = ScriptOutput::parse(&response("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
+        let cut =
+            ScriptOutput::parse(&response("Enable succeeded: \n[stdout]\n\n[stderr]\nsh: 4: getent: not found\n"));
         assert!(!cut.complete && cut.last_line == "sh: 4: getent: not found", "{cut:?}");
         assert!(!ScriptOutput::parse(&json!({})).complete);
         for forged in

@@ -240,8 +240,9 @@ impl Provisioner<'_> {
         let work = || {
             while let Some((node, call)) = next.lock().ok().and_then(|mut next| next.next()) {
                 let output = self.script(step, call, &node.host);
-                let key = output
-                    .and_then(|output| output.key("host").ok_or_else(|| missing_output(step, &node.host, "its host key")));
+                let key = output.and_then(|output| {
+                    output.key("host").ok_or_else(|| missing_output(step, &node.host, "its host key"))
+                });
                 let Ok(mut keys) = keys.lock() else { return };
                 keys.push(key.map(|key| nodes::known(node, key)));
             }

@@ -162,7 +162,8 @@ impl<'a> Rank<'a> {
         let count = bytes as usize / size_of::<f32>();
         let numbers = TestValues::new(self.task.ranks, seed);
         let shares = || self.values.fill(numbers, self.rank, &self.share, count);
-        let add_up = |keep_waiting: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, keep_waiting);
+        let add_up =
+            |keep_waiting: &dyn Fn() -> bool| self.communicator.all_reduce(&self.share, &self.sum, count, keep_waiting);
         let seconds = self.pass(bytes, repeats, shares, add_up)?;
         let (wrong, listed) = self.values.check(numbers, &self.sum, count)?;
         Ok((wrong, listed, seconds))
@@ -182,8 +183,9 @@ impl<'a> Rank<'a> {
         let deadline = Instant::now() + self.task.stall;
         let what = || format!("a message of {bytes} bytes");
         let keep_waiting = || self.should_continue(deadline);
-        let ask =
-            |times| (0..times).try_for_each(|_| once(&keep_waiting).map_err(|error| self.aborted_as_hung(error, &what())));
+        let ask = |times| {
+            (0..times).try_for_each(|_| once(&keep_waiting).map_err(|error| self.aborted_as_hung(error, &what())))
+        };
         if repeats > 1 {
             // Not timed: when it completes, all ranks have arrived.
             ask(1)?;

@@ -51,7 +51,16 @@ impl<'g> ValueKernels<'g> {
         let TestValues { ranks, range, seed } = numbers;
         let (wrong_count, wrong_elements) = (Argument::Buffer(&self.count), Argument::Buffer(&self.listed));
         let count = (count as u64).into();
-        let arguments = [sums.into(), count, ranks.into(), seed.into(), range.into(), wrong_count, wrong_elements, MAX_LISTED.into()];
+        let arguments = [
+            sums.into(),
+            count,
+            ranks.into(),
+            seed.into(),
+            range.into(),
+            wrong_count,
+            wrong_elements,
+            MAX_LISTED.into(),
+        ];
         self.module.function("check_sums")?.launch(self.launch, &arguments)?;
         let wrong_count = self.count.read::<u64>(1)?[0];
         if wrong_count == 0 {
@@ -78,7 +87,10 @@ impl<'g> ValueKernels<'g> {
         let buffer = self.gpu.upload(&sums)?;
         let (wrong_count, wrong_elements) = self.check(numbers, &buffer, COUNT)?;
         if wrong_count > 0 {
-            return Ok(Some(format!("{wrong_count} correct sums were reported as wrong, such as index {}", wrong_elements[0].place)));
+            return Ok(Some(format!(
+                "{wrong_count} correct sums were reported as wrong, such as index {}",
+                wrong_elements[0].place
+            )));
         }
         let sum = |index: u64| sums[index as usize];
         let without = |index: u64| sum(index) - sum(index).signum() * numbers.share(index, ranks - 1) as f32;

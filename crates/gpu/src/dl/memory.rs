@@ -157,7 +157,10 @@ impl<'g> MemoryTester<'g> {
         let kernel = self.kernel("verify", pattern)?;
         let pairs = (buffer.bytes() / 16) as u64;
         let (count, wrong_words) = (Argument::Buffer(&self.count), Argument::Buffer(&self.wrong_words));
-        kernel.launch(self.launch, &[buffer.into(), pairs.into(), pattern.seed.into(), count, wrong_words, MAX_LISTED.into()])
+        kernel.launch(
+            self.launch,
+            &[buffer.into(), pairs.into(), pattern.seed.into(), count, wrong_words, MAX_LISTED.into()],
+        )
     }
 
     /// Returns how many words were wrong since the last call, and which.
@@ -188,7 +191,8 @@ impl<'g> MemoryTester<'g> {
         let indices: Vec<u64> = injected.iter().map(|(index, _, _)| *index).collect();
         let kinds: Vec<u32> = injected.iter().map(|(_, kind, _)| *kind).collect();
         let values: Vec<u64> = injected.iter().map(|(_, _, value)| *value).collect();
-        let (indices, kinds, values) = (self.gpu.upload(&indices)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
+        let (indices, kinds, values) =
+            (self.gpu.upload(&indices)?, self.gpu.upload(&kinds)?, self.gpu.upload(&values)?);
         let count = injected.len() as u32;
         let arguments = [buffer.into(), (&indices).into(), (&kinds).into(), (&values).into(), count.into()];
         self.module.function("plant_words")?.launch(Launch::new(count.div_ceil(256), 256), &arguments)?;

@@ -79,7 +79,8 @@ fn run_tests(
     reporter.progress_line(&format!("{}, compute capability {}.{}", gpu.name()?, capability / 10, capability % 10));
     if capability < MIN_COMPUTE_CAPABILITY {
         let text = format!("{}: compute capability {}.{}", reporter.entity, capability / 10, capability % 10);
-        reporter.measurements
+        reporter
+            .measurements
             .unread
             .push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
         return Ok(());
@@ -116,7 +117,13 @@ fn run_tests(
     if !options.load_time.is_zero() {
         let shape = shape_of(NumberFormat::Bf16);
         let product = multipliers.product(NumberFormat::Bf16, shape, &known.get(NumberFormat::Bf16, shape))?;
-        reporter.heat(&thermal_load::run(gpu, &product, &options.nvml, &reporter.entity.id.clone(), options.load_time)?);
+        reporter.heat(&thermal_load::run(
+            gpu,
+            &product,
+            &options.nvml,
+            &reporter.entity.id.clone(),
+            options.load_time,
+        )?);
         reporter.wrong_rows(&product)?;
     }
     if options.trials > 0 {
@@ -148,7 +155,12 @@ fn memory_trials(gpu: &Gpu<'_>, tester: &MemoryTester<'_>) -> Result<ControlResu
 }
 
 /// Measures one type of number with every product checked, and finds slow multiprocessors.
-fn products(gpu: &Gpu<'_>, product: &Gemm<'_>, options: &Options, reporter: &mut GpuReporter<'_>) -> Result<(), CudaError> {
+fn products(
+    gpu: &Gpu<'_>,
+    product: &Gemm<'_>,
+    options: &Options,
+    reporter: &mut GpuReporter<'_>,
+) -> Result<(), CudaError> {
     let checked = || {
         product.multiply()?;
         product.check()

@@ -129,7 +129,9 @@ struct Stamp {
 
 impl Stamp {
     fn of(path: &Path) -> Self {
-        let identity = fs::metadata(path).ok().and_then(|metadata| Some((metadata.modified().ok()?, metadata.len(), metadata.ino())));
+        let identity = fs::metadata(path)
+            .ok()
+            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len(), metadata.ino())));
         Self { path: path.to_owned(), identity }
     }
 }
@@ -325,7 +327,8 @@ mod tests {
 
         fn load(&self, text: &str) -> Result<Config, ConfigError> {
             let file = self.write("agent.toml", text, 0o644);
-            let cli_settings = AgentSettings { credential: Some(self.0.path().join("agent.key")), ..AgentSettings::default() };
+            let cli_settings =
+                AgentSettings { credential: Some(self.0.path().join("agent.key")), ..AgentSettings::default() };
             Config::load(&cli_settings, Some(&file))
         }
     }
@@ -385,7 +388,8 @@ mod tests {
         assert!(!config.has_changed());
         // The command line overrides the file.
         let file = site.write("agent.toml", &format!("token = {:?}\n", token.display()), 0o644);
-        let cli_settings = AgentSettings { credential: Some(site.0.path().join("agent.key")), ..AgentSettings::default() };
+        let cli_settings =
+            AgentSettings { credential: Some(site.0.path().join("agent.key")), ..AgentSettings::default() };
         assert!(matches!(Config::load(&cli_settings, Some(&file)).unwrap().route.credentials, NodeCredentials::Key(_)));
         fs::remove_file(&token).unwrap();
         assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::Token(_))));

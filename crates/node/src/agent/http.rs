@@ -226,7 +226,10 @@ mod tests {
         assert_eq!(reply, Reply { status: 503, retry_after, text, permit: None });
         let received = String::from_utf8(thread.join().unwrap()).unwrap();
         assert!(received.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{received}");
-        assert!(received.contains("\r\nX-Doctor-Node: n1\r\n") && received.contains("\r\nContent-Length: 4\r\n"), "{received}");
+        assert!(
+            received.contains("\r\nX-Doctor-Node: n1\r\n") && received.contains("\r\nContent-Length: 4\r\n"),
+            "{received}"
+        );
     }
 
     #[test]

@@ -223,7 +223,8 @@ impl<'a> Agent<'a> {
         let runner = runner.library(config.library.clone()).driver_helper(&self.driver_helper);
         let probes_of = |check: &CheckId| {
             let check_def = config.catalogue.get(check);
-            check_def.map_or_else(Vec::new, |check_def| (check_def.probes)(&config.catalogue.params(&config.policy, check)))
+            check_def
+                .map_or_else(Vec::new, |check_def| (check_def.probes)(&config.catalogue.params(&config.policy, check)))
         };
         runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
         let (mut changed, mut bytes_left) = (Vec::new(), MAX_EVIDENCE_BYTES);
@@ -291,7 +292,8 @@ impl<'a> Agent<'a> {
     /// Reports the evidence that hooks have submitted.
     fn take_hook_reports(&self) {
         for (path, hook_report) in hook_reports::pending(&self.config.state) {
-            let _on_disk_or_in_memory = self.outbox.add(|number| hook_reports::report(hook_report, &self.config, number));
+            let _on_disk_or_in_memory =
+                self.outbox.add(|number| hook_reports::report(hook_report, &self.config, number));
             // If the file stays, it is reported again; the controller counts it once.
             let _removed = std::fs::remove_file(path);
         }

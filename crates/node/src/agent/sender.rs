@@ -242,7 +242,9 @@ impl NextMessage {
     pub(super) fn message(&self, route: &Route) -> AgentReport {
         match self {
             Self::Report(report) => (**report).clone(),
-            Self::Lost { number, dropped } => AgentReport { dropped: Some(dropped.clone()), ..empty_report(route, *number) },
+            Self::Lost { number, dropped } => {
+                AgentReport { dropped: Some(dropped.clone()), ..empty_report(route, *number) }
+            }
         }
     }
 }
@@ -272,7 +274,8 @@ pub(super) struct Attempt {
 
 pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Attempt {
     let sent_at = now();
-    let failed = |outcome, log_message: String| Attempt { outcome, log_message: Some(log_message), permit: None, sent_at };
+    let failed =
+        |outcome, log_message: String| Attempt { outcome, log_message: Some(log_message), permit: None, sent_at };
     // The machine may have been renamed since the report was stored.
     report.node = route.node.clone();
     let (key, token) = match &route.credentials {

@@ -84,7 +84,9 @@ pub(super) fn run_checks(
     known: &mut Verdicts,
     stop: &Stop,
 ) -> Result<CheckRun, HookCheckError> {
-    let runner = LocalRunner::new(&check_runner.root, stop).state(Some(&check_runner.state)).library(check_runner.library.clone());
+    let runner = LocalRunner::new(&check_runner.root, stop)
+        .state(Some(&check_runner.state))
+        .library(check_runner.library.clone());
     let detected = match check_runner.detects_profile {
         true => profile::select_profile(&MachineArgs::detect_all(), Some(&check_runner.state), &runner)?.profile,
         false => None,

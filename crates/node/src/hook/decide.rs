@@ -168,9 +168,7 @@ fn gather_verdicts(
 fn min_action_severity(kind: HookKind, settings: &Settings, target: &ReportTarget) -> Option<Severity> {
     match target {
         ReportTarget::Slurm => Some(Severity::Reset),
-        ReportTarget::Controller(_) => {
-            (kind == HookKind::Prolog && settings.prolog.block).then_some(Severity::Isolate)
-        }
+        ReportTarget::Controller(_) => (kind == HookKind::Prolog && settings.prolog.block).then_some(Severity::Isolate),
         ReportTarget::Unconfigured(_) => None,
     }
 }
@@ -339,7 +337,9 @@ impl Hook<'_> {
                 slurm.drain(node, &reason)?;
                 std::thread::sleep(RECHECK_DELAY);
                 let nodes = match self.recheck_nodes(&slurm, authority) {
-                    Err(error) if authority == DrainAuthority::Permit => return revert_drain(&slurm, node, &chain(&error)),
+                    Err(error) if authority == DrainAuthority::Permit => {
+                        return revert_drain(&slurm, node, &chain(&error));
+                    }
                     nodes => nodes?,
                 };
                 match (DrainInput { nodes: &nodes, now: now(), ..input }).must_revert() {

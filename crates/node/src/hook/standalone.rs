@@ -119,7 +119,8 @@ impl DrainInput<'_> {
         }
         let hour_ago = at.minus(Span::hours(1));
         // A reason without a time may be from this hour.
-        let is_recent = |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
+        let is_recent =
+            |node: &&&Node| node.reason.as_ref().and_then(|reason| reason.at).is_none_or(|set| set > hour_ago);
         let recent = taken.iter().filter(is_recent).count();
         let per_hour = self.limits.nodes_per_hour;
         over(recent, per_hour).then_some(HookSkipReason::DrainRate(recent, per_hour))
@@ -204,9 +205,15 @@ mod tests {
         let busy = cluster(node("n1", "ALLOCATED", None), Vec::new(), 20);
         assert!(matches!(decide(&busy, &failing_verdicts(), false, false), Decision::Drain(_)), "its jobs run on");
         let resumed = cluster(node("n1", "IDLE", Some(("doctor: x y: z [hook]", NOW - 60))), Vec::new(), 20);
-        assert!(matches!(decide(&resumed, &failing_verdicts(), false, false), Decision::Drain(_)), "an operator ended its old drain");
+        assert!(
+            matches!(decide(&resumed, &failing_verdicts(), false, false), Decision::Drain(_)),
+            "an operator ended its old drain"
+        );
         let missing = cluster(node("n2", "IDLE", None), Vec::new(), 2);
-        assert!(matches!(decide(&missing, &failing_verdicts(), false, false), Decision::Skip(HookSkipReason::UnknownNode(_))));
+        assert!(matches!(
+            decide(&missing, &failing_verdicts(), false, false),
+            Decision::Skip(HookSkipReason::UnknownNode(_))
+        ));
     }
 
     #[test]
@@ -232,8 +239,9 @@ mod tests {
     #[test]
     fn the_breakers_share_and_hourly_limit_apply() {
         let drained = |name: &str, ago: i64| node(name, "IDLE+DRAIN", Some(("doctor: x y: z [hook]", NOW - ago)));
-        let after =
-            |others: Vec<Node>, total| decide(&cluster(node("n1", "IDLE", None), others, total), &failing_verdicts(), false, false);
+        let after = |others: Vec<Node>, total| {
+            decide(&cluster(node("n1", "IDLE", None), others, total), &failing_verdicts(), false, false)
+        };
         assert!(matches!(after(vec![], 5), Decision::Drain(_)), "one always may");
         let decision = after(vec![drained("n2", 86_400)], 19);
         assert_eq!(decision, Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 19, most: 1 }));
@@ -254,7 +262,9 @@ mod tests {
             node.partitions = vec!["cpu".to_owned()];
             node
         };
-        let after = |others: Vec<Node>| decide(&cluster(node("n1", "IDLE", None), others, 0), &failing_verdicts(), false, false);
+        let after = |others: Vec<Node>| {
+            decide(&cluster(node("n1", "IDLE", None), others, 0), &failing_verdicts(), false, false)
+        };
         let idle =
             |count: usize, state: &str| (0..count).map(|n| node(&format!("i{n}"), state, None)).collect::<Vec<_>>();
         let decision = Decision::Skip(HookSkipReason::DrainShare { out: 1, total: 10, most: 1 });

@@ -36,7 +36,9 @@ fn list_foreign(own_pids: &[u32]) -> io::Result<Vec<SeenProcess>> {
         let Some(_) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // It may have ended since the listing.
         let Ok(line) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        seen.extend(parse(&line).filter(|seen| !own_pids.contains(&seen.stat.session) && !own_pids.contains(&seen.stat.pid)));
+        seen.extend(
+            parse(&line).filter(|seen| !own_pids.contains(&seen.stat.session) && !own_pids.contains(&seen.stat.pid)),
+        );
     }
     Ok(seen)
 }
@@ -66,7 +68,10 @@ pub(super) fn gpu_users(own_pids: &[u32], bystanders: &[String]) -> Result<Vec<P
             Ok(true) => holders.push(process),
             Ok(false) => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(format!("only root can see the open files of process {} ({})", process.stat.pid, process.name));
+                return Err(format!(
+                    "only root can see the open files of process {} ({})",
+                    process.stat.pid, process.name
+                ));
             }
             // It has ended meanwhile.
             Err(_) => {}

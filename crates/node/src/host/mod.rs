@@ -45,7 +45,8 @@ pub fn serve_request(state: &Path) -> io::Result<()> {
     let request: RequestFrame = serde_json::from_slice(&line).map_err(io::Error::other)?;
     let response =
         handle_request(state, &request.ask).unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
-    serde_json::to_writer(&mut output, &ResponseFrame { number: request.number, said: response }).map_err(io::Error::other)?;
+    serde_json::to_writer(&mut output, &ResponseFrame { number: request.number, said: response })
+        .map_err(io::Error::other)?;
     writeln!(output)?;
     output.flush()
 }

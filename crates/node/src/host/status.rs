@@ -86,7 +86,8 @@ fn log(directory: &Path, never_began: bool, max_bytes: u64) -> Option<String> {
     if log.is_none() && !never_began {
         return None;
     }
-    let output = tail(&directory.join("output.txt"), MAX_OUTPUT_BYTES.min(max_bytes / 4)).ok().flatten().unwrap_or_default();
+    let output =
+        tail(&directory.join("output.txt"), MAX_OUTPUT_BYTES.min(max_bytes / 4)).ok().flatten().unwrap_or_default();
     let text = log.unwrap_or_default() + &output;
     (!text.is_empty()).then_some(text)
 }

@@ -181,7 +181,8 @@ fn run_tests(
             return (finished, Some(reason));
         }
         let mut evidence = run_test(job, &catalogue, test, stop, driver, log);
-        let stop_reason = if was_killed(&evidence) { stop.requested_within(SIGNAL_DELIVERY_GRACE) } else { stop.requested() };
+        let stop_reason =
+            if was_killed(&evidence) { stop.requested_within(SIGNAL_DELIVERY_GRACE) } else { stop.requested() };
         if let Some(reason) = stop_reason {
             log.line(test.as_str(), "interrupted");
             return (finished, Some(reason));

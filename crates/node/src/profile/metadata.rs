@@ -265,7 +265,10 @@ mod tests {
         let (url, served) = service(&[TOKEN, "HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\np5.48xlarge"]);
         assert_eq!(instance_type(Cloud::Aws, &url).unwrap(), "p5.48xlarge");
         let requests = served.join().unwrap();
-        assert!(requests[0].starts_with("PUT /latest/api/token ") && requests[0].contains("token-ttl-seconds: 60"), "{requests:?}");
+        assert!(
+            requests[0].starts_with("PUT /latest/api/token ") && requests[0].contains("token-ttl-seconds: 60"),
+            "{requests:?}"
+        );
         assert!(requests[1].contains("X-aws-ec2-metadata-token: TOKEN="), "{requests:?}");
 
         let (url, served) = service(&["HTTP/1.0 200 OK\r\n\r\nStandard_ND96isr_H100_v5"]);

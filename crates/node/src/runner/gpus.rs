@@ -54,8 +54,10 @@ fn resolve_library(root: &Path, library: &OsStr) -> OsString {
     if root == Path::new("/") || !is_name(library) {
         return library.to_owned();
     }
-    let mut candidates =
-        LIBRARY_PLACES.iter().chain(&MORE_PLACES).map(|directory| root.join(directory.trim_start_matches('/')).join(library));
+    let mut candidates = LIBRARY_PLACES
+        .iter()
+        .chain(&MORE_PLACES)
+        .map(|directory| root.join(directory.trim_start_matches('/')).join(library));
     let path = candidates.find(|candidate| candidate.exists());
     path.map_or_else(|| library.to_owned(), PathBuf::into_os_string)
 }
@@ -76,7 +78,9 @@ pub(super) fn or_nvidia_smi(
             Err(_) => failure,
         },
         // Report a hung driver as such: the missing library is the lesser fault.
-        Some(ProbeOutput::Failed(smi_failure)) if matches!(smi_failure.kind, FailureKind::TimedOut | FailureKind::Abandoned) => {
+        Some(ProbeOutput::Failed(smi_failure))
+            if matches!(smi_failure.kind, FailureKind::TimedOut | FailureKind::Abandoned) =>
+        {
             smi_failure
         }
         _ => failure,

@@ -74,7 +74,8 @@ impl HungProbes {
         let StuckProcess { pid, since, doing: operation } = stuck;
         let Some(stat) = stat_of(pid) else { return };
         let start_ticks = stat.start_ticks;
-        let note = HungProbeRecord { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing: operation };
+        let note =
+            HungProbeRecord { what: what.to_owned(), pid, start_ticks, boot_id: boot_id(), since, doing: operation };
         // If writing fails, only this process knows. The probe's output has the essentials.
         if let (Some(directory), Ok(text)) = (&self.directory, serde_json::to_vec(&note)) {
             let _kept = fs::create_dir_all(directory).and_then(|()| fs::write(note.path(directory), text));

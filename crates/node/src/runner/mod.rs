@@ -328,7 +328,8 @@ impl<'a> LocalRunner<'a> {
             move |probe: &Probe| reader.read_probe(probe)
         };
         let outputs = watchdog::read_all(probes, timeout_for, make, || self.stop.requested().is_some());
-        let or_failure = |(probe, output): (&Probe, Result<_, _>)| output.unwrap_or_else(|reason| no_answer(probe, reason));
+        let or_failure =
+            |(probe, output): (&Probe, Result<_, _>)| output.unwrap_or_else(|reason| no_answer(probe, reason));
         probes.iter().zip(outputs).map(or_failure).collect()
     }
 

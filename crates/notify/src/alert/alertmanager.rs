@@ -48,7 +48,8 @@ fn alert_from_note(note: &Notification, now: Timestamp) -> Vec<Value> {
     match &note.subject {
         Subject::Case(case) => {
             // The severity is a label, so a change makes another alert: resolve the previous one.
-            let resolved = case.severity_before.map(|severity| make_alert(case_labels(case, severity), case.opened, false));
+            let resolved =
+                case.severity_before.map(|severity| make_alert(case_labels(case, severity), case.opened, false));
             let now = make_alert(case_labels(case, case.severity), case.opened, case.open);
             resolved.into_iter().chain([now]).collect()
         }
@@ -57,7 +58,9 @@ fn alert_from_note(note: &Notification, now: Timestamp) -> Vec<Value> {
                 json!({ "alertname": "ClusterDoctorService", "condition": service.condition, "severity": "service" });
             vec![make_alert(labels, service.since, service.raised)]
         }
-        Subject::Trial { by } => vec![make_alert(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)],
+        Subject::Trial { by } => {
+            vec![make_alert(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)]
+        }
     }
 }
 

@@ -82,7 +82,12 @@ impl DeliveryError {
 }
 
 /// Sends a message over its receiver's channel.
-fn send(channel: &Channel, message: &Message<'_>, limit: Span, ca: Option<&std::path::Path>) -> Result<(), DeliveryError> {
+fn send(
+    channel: &Channel,
+    message: &Message<'_>,
+    limit: Span,
+    ca: Option<&std::path::Path>,
+) -> Result<(), DeliveryError> {
     match channel {
         Channel::Webhook { url, secret } => webhook::send(url, secret.as_ref(), message, &http::Client::new(limit, ca)),
         Channel::Slack { url } => slack::send(url, message, &http::Client::new(limit, ca)),

@@ -139,7 +139,9 @@ impl<'a> SmtpSession<'a> {
 
     fn authenticate(&mut self, capabilities: &[String], user: &str, password: &str) -> Result<(), DeliveryError> {
         let supports = |mechanism: &str| {
-            let mechanisms = capabilities.iter().filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
+            let mechanisms = capabilities
+                .iter()
+                .filter_map(|line| line.to_ascii_uppercase().strip_prefix("AUTH").map(str::to_owned));
             mechanisms.into_iter().any(|mechanisms| mechanisms.split([' ', '=']).any(|one| one == mechanism))
         };
         if supports("PLAIN") {

@@ -59,7 +59,8 @@ fn plots(slots: &[Slot]) -> String {
     // Without year and seconds: six labels must fit side by side.
     let short = |slot: &Slot| format_time(slot.at).chars().skip(5).take(11).collect();
     let labels: Vec<String> = slots.iter().map(short).collect();
-    let row = |name, class, value: fn(&Slot) -> f64| PlotSeries { name, class, values: slots.iter().map(value).collect() };
+    let row =
+        |name, class, value: fn(&Slot) -> f64| PlotSeries { name, class, values: slots.iter().map(value).collect() };
     let results = [
         row("failed", "fail", |slot| f64::from(slot.fail)),
         row("inconclusive", "doubt", |slot| f64::from(slot.inconclusive)),

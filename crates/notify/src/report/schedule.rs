@@ -77,7 +77,9 @@ fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
     let due = enabled.map(|(_, period, name)| {
         let (since, until) = period.last_before(now);
         let first_day: String = since.to_string().chars().take(10).collect();
-        let file = |report_format: &ReportFormat| (folder.join(format!("{name}-{first_day}.{}", report_format.extension())), *report_format);
+        let file = |report_format: &ReportFormat| {
+            (folder.join(format!("{name}-{first_day}.{}", report_format.extension())), *report_format)
+        };
         let files = settings.formats.iter().map(file).filter(|(path, _)| !path.exists()).collect();
         Due { since, until, files }
     });

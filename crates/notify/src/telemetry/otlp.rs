@@ -48,7 +48,8 @@ pub(super) fn document(instance: &str, resource: &BTreeMap<String, String>, span
     ];
     let defaults = defaults.into_iter().filter(|(name, _)| !resource.contains_key(*name));
     let attributes = defaults.chain(resource.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    let resource_attributes: Vec<Value> = attributes.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
+    let resource_attributes: Vec<Value> =
+        attributes.map(|(name, value)| attribute(name, &Attribute::Text(value.to_owned()))).collect();
     let spans: Vec<Value> = spans.iter().map(span).collect();
     let scope = json!({ "name": "cluster-doctor", "version": env!("CARGO_PKG_VERSION") });
     json!({ "resourceSpans": [{

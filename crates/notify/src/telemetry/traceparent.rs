@@ -42,7 +42,11 @@ mod tests {
     fn only_a_well_formed_header_is_accepted() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let context = parse(good).unwrap();
-        assert!(context.sampled && context.trace[0] == 0x4b && context.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]);
+        assert!(
+            context.sampled
+                && context.trace[0] == 0x4b
+                && context.span == [0, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7]
+        );
         assert!(!parse(&good.replace("-01", "-00")).unwrap().sampled);
         assert_eq!(parse(&format!("cc{}-more", &good[2..])), Some(context), "a later version");
         for bad in [

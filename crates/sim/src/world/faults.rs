@@ -128,7 +128,8 @@ impl World {
 
     pub(super) fn repair_visit(&mut self, slot: u32, machine: u32, mark: u32) {
         let here = self.slot(slot);
-        let applies = here.machine == machine && here.mark == mark && here.seen.node.marks.has_ours(MarkKind::Unhealthy);
+        let applies =
+            here.machine == machine && here.mark == mark && here.seen.node.marks.has_ours(MarkKind::Unhealthy);
         if !applies {
             return;
         }

@@ -86,7 +86,11 @@ pub(super) struct Pool {
 }
 
 impl Slot {
-    pub(super) fn new(name: NodeName, (pool_index, pool): (usize, &PoolConfig), (number, machine): (u32, &Machine)) -> Self {
+    pub(super) fn new(
+        name: NodeName,
+        (pool_index, pool): (usize, &PoolConfig),
+        (number, machine): (u32, &Machine),
+    ) -> Self {
         let node = Node {
             name,
             pool: pool.name.clone(),
@@ -146,7 +150,8 @@ impl World {
 
     fn as_seen(&self, slot: u32) -> ObservedNode {
         let slot = self.slot(slot);
-        let last_contact = if self.agent_reports_now(slot) { Some(minute(self.now)) } else { slot.seen.agent_last_seen };
+        let last_contact =
+            if self.agent_reports_now(slot) { Some(minute(self.now)) } else { slot.seen.agent_last_seen };
         let jobs = slot.runs.iter().map(|run| self.runs[*run as usize].request.run).collect();
         ObservedNode {
             node: slot.seen.node.clone(),

@@ -40,7 +40,8 @@ impl Share {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(vacant) => {
                 let full_path = self.root.join(path);
-                let made = in_its_folder(&full_path, || fs::File::options().create(true).append(true).open(&full_path))?;
+                let made =
+                    in_its_folder(&full_path, || fs::File::options().create(true).append(true).open(&full_path))?;
                 vacant.insert(made)
             }
         };

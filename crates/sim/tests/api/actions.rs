@@ -9,7 +9,7 @@ use doctor_core::{
 };
 use serde_json::{Value, json};
 
-use crate::testbed::{Testbed, OPERATOR, live, until};
+use crate::testbed::{OPERATOR, Testbed, live, until};
 
 /// Requests an action twice: for the plan, and with its confirmation.
 fn confirmed(bed: &Testbed, action: &str, mut body: Value) -> Value {
@@ -45,8 +45,12 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
     confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
 
-    let commands: Vec<CommandKind> = bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
-    assert!(commands.iter().any(|command| matches!(command, CommandKind::Quarantine { evict: true, .. })), "{commands:?}");
+    let commands: Vec<CommandKind> =
+        bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
+    assert!(
+        commands.iter().any(|command| matches!(command, CommandKind::Quarantine { evict: true, .. })),
+        "{commands:?}"
+    );
     assert!(
         commands.iter().any(|command| matches!(command, CommandKind::Test { tests, .. } if tests.len() == 1)),
         "{commands:?}"

@@ -6,7 +6,7 @@ use doctor_api::api::openapi;
 
 use serde_json::json;
 
-use crate::testbed::{Testbed, OPERATOR, Response, VIEWER, live};
+use crate::testbed::{OPERATOR, Response, Testbed, VIEWER, live};
 
 /// Returns the actions with a valid body for each.
 fn actions() -> Vec<(String, serde_json::Value)> {
@@ -122,7 +122,12 @@ fn bodies_that_are_too_long_or_invalid_are_rejected() {
         (json!({ "nodes": ["n".repeat(70_000)], "why": "x" }), 413, "too-long"),
     ] {
         let response = bed.act(OPERATOR, "hold", &body);
-        assert_eq!((response.status, response.code().as_str()), (status, code), "{}", String::from_utf8_lossy(&response.body));
+        assert_eq!(
+            (response.status, response.code().as_str()),
+            (status, code),
+            "{}",
+            String::from_utf8_lossy(&response.body)
+        );
     }
 }
 
@@ -146,5 +151,8 @@ fn a_stream_of_events_ends_when_its_token_is_revoked() {
     bed.store.revoke_token("vi", "ann", "left", doctor_core::time::Timestamp::from_secs(1)).unwrap();
     stream.read_to_end(&mut received).expect("it ends");
     let received = String::from_utf8_lossy(&received);
-    assert!(received.contains("event: dropped") && received.contains("authorisation was revoked or changed"), "{received}");
+    assert!(
+        received.contains("event: dropped") && received.contains("authorisation was revoked or changed"),
+        "{received}"
+    );
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{
     openapi_form::violations,
-    testbed::{Testbed, PATIENCE, live, shared, until},
+    testbed::{PATIENCE, Testbed, live, shared, until},
 };
 
 /// Returns a valid value for a path parameter.

@@ -239,7 +239,8 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
     let connection = open_read_only(path)?;
-    let check_fully = file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
+    let check_fully =
+        file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
     let check = if check_fully { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
     let checked: rusqlite::Result<String> = connection.query_row(check, (), |row| row.get(0));
     match checked {

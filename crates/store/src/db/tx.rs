@@ -275,8 +275,11 @@ impl Tx<'_> {
                 for_each(connection, operation, &sql, kinds, rows).map(drop)
             }
             Conn::Postgres(session) => {
-                let arrays: Vec<String> =
-                    placeholders.iter().zip(kinds).map(|(placeholder, kind)| format!("{placeholder}::{}[]", kind.postgres())).collect();
+                let arrays: Vec<String> = placeholders
+                    .iter()
+                    .zip(kinds)
+                    .map(|(placeholder, kind)| format!("{placeholder}::{}[]", kind.postgres()))
+                    .collect();
                 let sql = format!("INSERT INTO {into} SELECT * FROM UNNEST({}) {conflict}", arrays.join(","));
                 session.defer_arrays(operation, &sql, kinds, rows, when)
             }

@@ -134,13 +134,21 @@ fn an_old_event_neither_keeps_a_proved_node_out_nor_brings_it_back_and_a_new_one
     }
     assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK), (731, MACHINE_CHECK)]), ["machine-check"], "a new one");
     let case = open_case(bed, "n1");
-    assert_eq!(requalify(bed, case.id, BOOT, &[(731, MACHINE_CHECK), (732, MACHINE_CHECK)]), Verdict::Fail, "during it");
+    assert_eq!(
+        requalify(bed, case.id, BOOT, &[(731, MACHINE_CHECK), (732, MACHINE_CHECK)]),
+        Verdict::Fail,
+        "during it"
+    );
     bed.assert_sound();
 }
 
 fn a_log_that_was_rotated_heals_no_node_and_a_boot_does_where_it_is_the_cure(bed: &mut StoreTestbed) {
     assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), ["machine-check"]);
-    assert_eq!(report_events(bed, BOOT, &[]), ["machine-check"], "the event has left the log, and the node is unchanged");
+    assert_eq!(
+        report_events(bed, BOOT, &[]),
+        ["machine-check"],
+        "the event has left the log, and the node is unchanged"
+    );
     assert_eq!(report_events(bed, NEXT_BOOT, &[]), Vec::<String>::new());
 }
 

@@ -14,7 +14,10 @@ use crate::{
     suite,
 };
 
-suite!(a_job_failure_is_stored_once_with_its_latest_report, job_failures_are_deleted_with_the_hardware_and_by_retention,);
+suite!(
+    a_job_failure_is_stored_once_with_its_latest_report,
+    job_failures_are_deleted_with_the_hardware_and_by_retention,
+);
 
 fn failed(bed: &StoreTestbed, id: &str, on: &str, how: JobFailureKind) -> (NodeName, JobFailure) {
     let [id, name, owner] = [id, "train", "ann"].map(Label::new);

@@ -233,7 +233,10 @@ fn a_backup_restores_into_an_empty_store_of_either_kind(bed: &mut StoreTestbed) 
         assert_eq!(store.latest_all().unwrap(), bed.store.latest_all().unwrap());
         assert_eq!(store.cases_all(9).unwrap(), std::slice::from_ref(&case));
         assert_eq!(store.active_runs().unwrap()[0].run.id, active);
-        assert_eq!(store.evidence(failed_run, &node("n1")).unwrap(), bed.store.evidence(failed_run, &node("n1")).unwrap());
+        assert_eq!(
+            store.evidence(failed_run, &node("n1")).unwrap(),
+            bed.store.evidence(failed_run, &node("n1")).unwrap()
+        );
         assert_eq!(store.audit(99, None).unwrap(), bed.store.audit(99, None).unwrap());
         assert_eq!(store.leader().unwrap(), None);
         assert!(store.verify().unwrap().is_consistent());

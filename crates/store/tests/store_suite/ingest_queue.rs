@@ -159,7 +159,12 @@ fn a_document_of_any_length_is_found(bed: &mut StoreTestbed) {
     }
     for result in &results {
         let stored = bed.store.evidence(result.run, &result.node).unwrap().unwrap();
-        assert!(stored.bytes == result.evidence && !stored.truncated, "{} of {}", stored.bytes.len(), result.evidence.len());
+        assert!(
+            stored.bytes == result.evidence && !stored.truncated,
+            "{} of {}",
+            stored.bytes.len(),
+            result.evidence.len()
+        );
         assert_eq!((stored.received, stored.pinned_by), (bed.now, None));
     }
     assert_eq!(bed.store.evidence(results[0].run, &results[1].node).unwrap(), None);

@@ -357,8 +357,7 @@ impl ControlPlane {
             daemons.start(part, programs, &config.arguments(part))?;
         }
         let inner = Mutex::new(Inner { daemons, authority, kubeconfigs: 0 });
-        let mut plane =
-            Self { config, client, admin, startup_time: Duration::ZERO, inner, _folder: folder };
+        let mut plane = Self { config, client, admin, startup_time: Duration::ZERO, inner, _folder: folder };
         plane.finish_start(setup.controllers)?;
         plane.startup_time = began.elapsed();
         Ok(plane)
@@ -450,7 +449,12 @@ impl Inner {
 
 impl ControlPlaneConfig {
     /// Writes a kubeconfig as JSON, which is valid YAML.
-    fn kubeconfig(&self, name: &str, url: &str, credentials: &Credentials<'_>) -> Result<PathBuf, KubernetesTestbedError> {
+    fn kubeconfig(
+        &self,
+        name: &str,
+        url: &str,
+        credentials: &Credentials<'_>,
+    ) -> Result<PathBuf, KubernetesTestbedError> {
         let user = match credentials {
             Credentials::Certificate(pair) => json!({ "client-certificate": pair.certificate, "client-key": pair.key }),
             Credentials::Token(token) => json!({ "token": token }),

@@ -296,7 +296,11 @@ mod tests {
         for absent in ["HealthCheck", "Prolog", "Epilog", "Preempt", "SuspendProgram", "filetxt", "AuthAlt"] {
             assert!(!conf.contains(absent), "{absent} in {conf}");
         }
-        assert!(plain.gres(&paths_and_ports).contains("NodeName=node2 Name=gpu Type=h100 File=/bed/gpu/node2/nvidia[0-7]\n"));
+        assert!(
+            plain
+                .gres(&paths_and_ports)
+                .contains("NodeName=node2 Name=gpu Type=h100 File=/bed/gpu/node2/nvidia[0-7]\n")
+        );
 
         let low = Partition { tier: 0, settings: "MaxTime=60".to_owned(), ..Partition::new("doctor") };
         let full = Layout {

@@ -160,8 +160,10 @@ impl Slurm {
     pub fn submit(&self, arguments: &[&str]) -> Result<u32, SlurmTestbedError> {
         let all: Vec<&str> = ["--parsable", "--output=/dev/null"].iter().chain(arguments).copied().collect();
         let stdout = self.run("sbatch", &all)?;
-        stdout.parse()
-            .map_err(|_| SlurmTestbedError::CommandFailed { command: format!("sbatch {}", arguments.join(" ")), said: stdout })
+        stdout.parse().map_err(|_| SlurmTestbedError::CommandFailed {
+            command: format!("sbatch {}", arguments.join(" ")),
+            said: stdout,
+        })
     }
 
     /// Returns the state of a node as `scontrol show node` prints it: `IDLE`, `ALLOCATED+DRAIN`, …
@@ -177,7 +179,8 @@ impl Slurm {
     /// # Errors
     /// Fails if slurmctld does not know the job, or no longer does.
     pub fn job_state(&self, job: u32) -> Result<String, SlurmTestbedError> {
-        self.run("scontrol", &["show", "job", "-o", &job.to_string()]).map(|output| field(&output, "JobState").to_owned())
+        self.run("scontrol", &["show", "job", "-o", &job.to_string()])
+            .map(|output| field(&output, "JobState").to_owned())
     }
 
     /// Waits until the state of a node satisfies `is`; `what` names it in the error.
@@ -292,7 +295,8 @@ impl Slurm {
         let mut ports =
             free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(SlurmTestbedError::Ports)?;
         let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
-        let paths_and_ports = PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
+        let paths_and_ports =
+            PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
         files::write(layout, &paths_and_ports)?;
         let world = Namespaces::new(folder.path(), system.root.as_deref())?;
         let programs = system.client_programs(&paths_and_ports, &world)?;

@@ -218,7 +218,8 @@ fn disruptive_steps_wait_for_the_maintenance_window() {
         (Severity::Reboot, RepairStep::Reboot, "step a drain: case"),
         (Severity::Isolate, RepairStep::Replace, "step a drain: case"),
     ] {
-        let node = free("a").fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()));
+        let node =
+            free("a").fresh().out(severity, repair_step).step(done(StepKind::SaveEvidence, repair_step, 1.minutes()));
         let at = |from: u16| lone(node.clone()).policy(|policy| policy.windows = vec![window(from)]).lines();
         assert!(at(9).is_empty(), "{repair_step}");
         assert_eq!(at(8)[0], first, "{repair_step}");

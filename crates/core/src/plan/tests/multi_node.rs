@@ -103,7 +103,8 @@ fn a_bad_path_between_two_nodes_is_named_as_a_pair() {
 
 #[test]
 fn a_failure_only_of_all_nodes_together_is_reported_as_such() {
-    let (messages, _) = run_until_answered(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
+    let (messages, _) =
+        run_until_answered(eight(), |over| if over.len() > 2 { TrialResult::Failed } else { TrialResult::Passed });
     assert_eq!(messages, ["the nodes fail only all together: every pair passes"]);
 }
 
@@ -143,7 +144,8 @@ fn without_known_good_nodes_no_node_is_named() {
     let doubtful = [free("g"), free("g").fresh().found(bad("dl", Severity::Monitor))];
     for other in doubtful {
         let two = cluster().tests(vec![test("dl"), ring()]).node(free("a").fresh()).node(free("b").fresh());
-        let (messages, trials) = run_until_answered(two.node(other.clone()).asks(command(&["a", "b"])), |_| TrialResult::Failed);
+        let (messages, trials) =
+            run_until_answered(two.node(other.clone()).asks(command(&["a", "b"])), |_| TrialResult::Failed);
         assert_eq!((messages.len(), trials), (1, 1), "{other:?}");
         assert!(messages[0].starts_with("the fault is not located: there is no "), "{messages:?}");
     }

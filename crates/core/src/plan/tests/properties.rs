@@ -8,7 +8,7 @@ use super::{
     super::{Action, Plan, SkipReason, plan},
     cluster::{Cluster, Spans},
     model,
-    random::{ClusterEvent, a_cluster, an_event, a_young_cluster, apply_event, long_after, occupancy},
+    random::{ClusterEvent, a_cluster, a_young_cluster, an_event, apply_event, long_after, occupancy},
 };
 use crate::{
     case::{StepKind, StepState},
@@ -138,7 +138,10 @@ fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
     };
     assert!(count_of(&|_| true) <= limits.jobs);
     for (pool, most) in &limits.pools {
-        assert!(count_of(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most, "{pool}");
+        assert!(
+            count_of(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most,
+            "{pool}"
+        );
     }
     for test in snapshot.tests.iter() {
         if let Some(most) = test.at_once {

@@ -272,13 +272,7 @@ mod tests {
     use std::time::Duration;
 
     fn result_with(status: CommandStatus) -> CommandResult {
-        CommandResult {
-            status,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-            dropped_bytes: 0,
-            duration: Duration::ZERO,
-        }
+        CommandResult { status, stdout: Vec::new(), stderr: Vec::new(), dropped_bytes: 0, duration: Duration::ZERO }
     }
 
     fn host(name: &str) -> NodeName {

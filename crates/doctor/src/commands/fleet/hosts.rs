@@ -301,7 +301,8 @@ mod tests {
             line: HostLine { name: NodeName::new(name).unwrap(), address: address.to_owned() },
             silent: None,
         };
-        let mut all = [queried("a", "image", "10.0.0.1"), queried("b", "image", "10.0.0.2"), queried("c", "c", "10.0.0.2")];
+        let mut all =
+            [queried("a", "image", "10.0.0.1"), queried("b", "image", "10.0.0.2"), queried("c", "c", "10.0.0.2")];
         let remarks = resolve_duplicates(&mut all);
         assert_eq!((all[0].line.name.as_str(), all[1].line.name.as_str()), ("a", "b"));
         assert!(

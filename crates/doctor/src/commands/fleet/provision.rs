@@ -158,7 +158,13 @@ fn write_ssh_files(cluster: &Cluster, files: &Files, provisioned: &Provisioned) 
     Ok(true)
 }
 
-fn show_result(context: &Context, cluster: &Cluster, provisioned: &Provisioned, files: &Files, written: bool) -> Result<()> {
+fn show_result(
+    context: &Context,
+    cluster: &Cluster,
+    provisioned: &Provisioned,
+    files: &Files,
+    written: bool,
+) -> Result<()> {
     let view = json!({
         "cluster": cluster.scale_set, "done": provisioned.done, "nodes": provisioned.nodes, "head": provisioned.head,
         "head_at": provisioned.head_at.as_ref().map(|(at, port)| json!({ "address": at, "port": port })),

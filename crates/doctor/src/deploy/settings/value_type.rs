@@ -82,8 +82,9 @@ impl ValueType {
             Port => value.as_u64().is_some_and(|port| (1..=65535).contains(&port)),
             User => value.as_u64().is_some_and(|user| (1..=4_294_967_294).contains(&user)),
             OneOf(choices) => text.is_some_and(|text| choices.contains(&text)),
-            Image => text
-                .is_some_and(|text| text.starts_with(|c: char| c.is_ascii_alphanumeric()) && all(text, "./_:@-")),
+            Image => {
+                text.is_some_and(|text| text.starts_with(|c: char| c.is_ascii_alphanumeric()) && all(text, "./_:@-"))
+            }
             Name => text.is_some_and(|text| text.len() <= 253 && lower(text)),
             AnyName => text.is_some_and(|text| text.is_empty() || (text.len() <= 253 && lower(text))),
             Condition => text.is_some_and(|text| text.len() <= 253 && all(text, "./_-")),

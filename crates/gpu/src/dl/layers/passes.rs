@@ -234,7 +234,8 @@ mod tests {
         let mut mismatches = String::new();
         let found = exact::fingerprint(&exact);
         if found != known.fingerprint {
-            writeln!(mismatches, "{pass}: the fingerprint is {found:#018x}").expect("writing to a string does not fail");
+            writeln!(mismatches, "{pass}: the fingerprint is {found:#018x}")
+                .expect("writing to a string does not fail");
         }
         let deviation = Deviation::between(&exact, &expected, known.tolerance);
         // The limit stated in the guide.

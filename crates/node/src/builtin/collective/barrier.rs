@@ -228,10 +228,15 @@ mod tests {
     fn a_lost_node_is_named_and_the_others_end() {
         let mut barrier = opened(2);
         let outgoing = barrier.node_lost(1, "connection reset");
-        assert_eq!(outgoing, [Outgoing::All(FromFirst::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]);
+        assert_eq!(
+            outgoing,
+            [Outgoing::All(FromFirst::Stop("rank 1 (n1): disconnected: connection reset".to_owned()))]
+        );
         assert!(barrier.node_lost(1, "again").is_empty());
         let outgoing = barrier.handle(0, ToFirst::Report(report(0)));
-        let [Outgoing::All(FromFirst::All { reports, why: Some(reason) })] = &outgoing[..] else { panic!("{outgoing:?}") };
+        let [Outgoing::All(FromFirst::All { reports, why: Some(reason) })] = &outgoing[..] else {
+            panic!("{outgoing:?}")
+        };
         assert_eq!((reports.len(), reason.contains("rank 1 (n1)")), (2, true));
     }
 

@@ -349,7 +349,11 @@ impl<'a> Coordinator<'a> {
             let named: Vec<_> = missing.iter().map(|node| position.describe_rank(*node as u32)).collect();
             let joined = position.nodes as usize - missing.len();
             return (self.began.elapsed() > gather.to_std()).then(|| {
-                format!("{} did not join within {gather}; {joined} of {} nodes joined", named.join(", "), position.nodes)
+                format!(
+                    "{} did not join within {gather}; {joined} of {} nodes joined",
+                    named.join(", "),
+                    position.nodes
+                )
             });
         }
         let late = barrier.late();

@@ -174,7 +174,11 @@ mod tests {
         assert_eq!(position.describe_rank(3), "rank 3");
         let settings = Job { rank: Some(0), nodes: Some(2), address: Some("10.0.0.1".to_owned()), ..Job::default() };
         let position = find(&settings, &slurm).unwrap();
-        assert_eq!((position.rank, position.nodes, position.address.as_str()), (0, 2, "10.0.0.1:29481"), "arguments go first");
+        assert_eq!(
+            (position.rank, position.nodes, position.address.as_str()),
+            (0, 2, "10.0.0.1:29481"),
+            "arguments go first"
+        );
     }
 
     #[test]

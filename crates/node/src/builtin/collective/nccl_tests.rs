@@ -48,14 +48,24 @@ pub(super) fn run(params: &CollectiveParams, stop: &Stop) -> Result<Measurements
     Ok(measurements)
 }
 
-fn add_metrics(params: &CollectiveParams, gpus: u32, tests: &NcclTests, log: &NcclLog, measurements: &mut Measurements) {
-    let requested = RequestedPath { mode: params.mode, net: &params.net, shared_memory: params.shared_memory, ranks: 0..gpus };
+fn add_metrics(
+    params: &CollectiveParams,
+    gpus: u32,
+    tests: &NcclTests,
+    log: &NcclLog,
+    measurements: &mut Measurements,
+) {
+    let requested =
+        RequestedPath { mode: params.mode, net: &params.net, shared_memory: params.shared_memory, ranks: 0..gpus };
     let paths = match log.check_path(&requested) {
         Ok(paths) => paths,
-        Err(other_way) => return measurements.unread.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string())),
+        Err(other_way) => {
+            return measurements.unread.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string()));
+        }
     };
     let row = tests.largest();
-    let mut metric = |name: &str, value: f64, unit| measurements.metrics.push(Metric::new(name, Entity::node(), value, unit));
+    let mut metric =
+        |name: &str, value: f64, unit| measurements.metrics.push(Metric::new(name, Entity::node(), value, unit));
     metric(params.mode.metric(), row.bus_bandwidth, Unit::BytesPerSecond);
     metric("collective_bytes", row.bytes as f64, Unit::Bytes);
     metric("collective_wrong_elements", tests.wrong as f64, Unit::Count);

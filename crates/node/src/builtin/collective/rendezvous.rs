@@ -61,8 +61,8 @@ fn nonce() -> io::Result<Nonce> {
 
 /// Listens at the rendezvous address, and reports each node that joins.
 pub(super) fn listen(position: &JobPosition, events: &Sender<CoordinatorEvent>) -> Result<(), RendezvousError> {
-    let listener =
-        bind(&position.address).map_err(|source| RendezvousError::Listen { address: position.address.clone(), source })?;
+    let listener = bind(&position.address)
+        .map_err(|source| RendezvousError::Listen { address: position.address.clone(), source })?;
     let (position, events) = (position.clone(), events.clone());
     let unauthenticated = Arc::new(AtomicUsize::new(0));
     // Listens for the lifetime of this process, which is that of the test.
@@ -190,7 +190,8 @@ fn connect_once(
     let own_nonce = nonce()?;
     stream.write_all(&own_nonce)?;
     let both = (stream.try_clone()?, stream);
-    let (mut reading, mut writing) = frame_auth::channels(both, &position.secret, &peer_nonce, &own_nonce, Side::Connector);
+    let (mut reading, mut writing) =
+        frame_auth::channels(both, &position.secret, &peer_nonce, &own_nonce, Side::Connector);
     writing.write(hello)?;
     let welcome = reading.read::<JoinReply>()?;
     remove_read_timeout(&reading)?;

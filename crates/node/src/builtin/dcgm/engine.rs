@@ -150,7 +150,8 @@ impl Engine {
             return Err(failed("no host engine answers there; the test starts one only on this machine".to_owned()));
         }
         let directory = dcgmi.parent().unwrap_or_else(|| Path::new("/"));
-        let engine = Program::find(&directory.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
+        let engine =
+            Program::find(&directory.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
         let missing = || {
             let text = format!("no host engine runs, and {ENGINE} is not installed; it comes with DCGM");
             ProbeFailure::new(FailureKind::Missing, text)

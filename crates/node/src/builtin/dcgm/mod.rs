@@ -99,7 +99,12 @@ fn check_preconditions(params: &DcgmParams, stop: &Stop, state: Option<&Path>) -
 }
 
 /// Runs the diagnosis to its end.
-fn run_dcgmi(dcgmi: &Program, params: &DcgmParams, stop: &Stop, hung_probes: &HungProbes) -> Result<ProbeOutput, ProbeFailure> {
+fn run_dcgmi(
+    dcgmi: &Program,
+    params: &DcgmParams,
+    stop: &Stop,
+    hung_probes: &HungProbes,
+) -> Result<ProbeOutput, ProbeFailure> {
     let level = params.level.number();
     let mut command = dcgmi.command(EndSignal::Term);
     command.args(["diag", "--host", &params.address, "-j", "-r", &level.to_string()]);

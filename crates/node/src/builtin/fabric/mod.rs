@@ -100,7 +100,8 @@ impl Test<'_> {
     /// Runs the negative control: a tool that succeeds on a device that does not exist proves nothing.
     fn negative_control(&self, tool: Tool, program: &Program) -> Result<(), ProbeFailure> {
         let unusable = |behaviour: &str| {
-            let text = format!("{} {behaviour} for a device that does not exist, so its results prove nothing", tool.name());
+            let text =
+                format!("{} {behaviour} for a device that does not exist, so its results prove nothing", tool.name());
             ProbeFailure::new(FailureKind::Failed, text)
         };
         match self.pair(tool, program, MISSING_DEVICE, "1")? {

@@ -196,7 +196,10 @@ mod tests {
         let row = "#bytes #iterations BW peak[Gb/sec] BW average[Gb/sec]\n 8388608 100 0.00 390.00\n";
         let output = |exit, stdout: &str| PairOutput { exit, stdout: stdout.to_owned(), ..PairOutput::default() };
         assert!(matches!(Tool::Write.parse_output(&output(Some(0), row)), ToolResult::Throughput { .. }));
-        assert!(matches!(Tool::Write.parse_output(&output(Some(1), row)), ToolResult::NoResult(FailureKind::Failed, _)));
+        assert!(matches!(
+            Tool::Write.parse_output(&output(Some(1), row)),
+            ToolResult::NoResult(FailureKind::Failed, _)
+        ));
         assert!(matches!(Tool::Write.parse_output(&output(None, row)), ToolResult::NoResult(FailureKind::Killed, _)));
         assert!(matches!(
             Tool::Write.parse_output(&output(Some(0), "")),

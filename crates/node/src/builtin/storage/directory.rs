@@ -137,7 +137,9 @@ impl Directory {
                 unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
                     .map_err(io_failure("removing the directory"))
             }) {
-                Err(failure) if failure.errno == Errno::NOTEMPTY.raw_os_error() && started.elapsed() < RELEASE_TIMEOUT => {
+                Err(failure)
+                    if failure.errno == Errno::NOTEMPTY.raw_os_error() && started.elapsed() < RELEASE_TIMEOUT =>
+                {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 other => {

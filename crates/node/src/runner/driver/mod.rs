@@ -196,7 +196,9 @@ fn begin<'a>(
 
 /// Ends a helper that is no longer needed.
 fn end(slot: &mut Option<HelperProcess>) {
-    let Some(HelperProcess { mut child, input, output, pending, current_gpu: queried_gpu, .. }) = slot.take() else { return };
+    let Some(HelperProcess { mut child, input, output, pending, current_gpu: queried_gpu, .. }) = slot.take() else {
+        return;
+    };
     drop((input, output));
     // It may have exited already.
     let _killed = child.kill();
@@ -258,8 +260,7 @@ impl HelperProcess {
 
     /// Whether this helper can take the query or has it already.
     fn can_serve(&self, request: &DriverRequest<'_>) -> bool {
-        let is_same =
-            self.program == request.program && self.root == request.root && self.library == request.library;
+        let is_same = self.program == request.program && self.root == request.root && self.library == request.library;
         let is_its = |pending: &Pending| (pending.runner, &*pending.fields) == (request.runner, request.fields);
         let is_free = self.pending.as_ref().is_none_or(is_its);
         is_same && is_free && matches!(child::has_exited(&self.child), Ok(false))
@@ -359,7 +360,8 @@ impl HelperProcess {
             let stuck = StuckProcess { pid, since: Some(since), doing: Some(operation_text(queried_gpu.as_ref())) };
             request.abandoned.add_stuck(QUERY_LABEL, stuck, self.child);
             let all = stuck_text(&request.abandoned.all_hanging(QUERY_LABEL));
-            let text = format!("{QUERY_LABEL}: {}; {all}", no_reply_text(no_reply, request.limit, queried_gpu.as_ref()));
+            let text =
+                format!("{QUERY_LABEL}: {}; {all}", no_reply_text(no_reply, request.limit, queried_gpu.as_ref()));
             return ProbeFailure::new(FailureKind::Abandoned, text);
         }
         let kind = match no_reply {
@@ -449,8 +451,11 @@ mod tests {
         let text = no_reply_text(&NoReply::TimedOut, Duration::from_secs(30), Some(&queried_gpu));
         assert_eq!(text, "no answer within 30s while querying GPU 3 (0000:48:00.0)");
         assert_eq!(operation_text(None), "while opening the driver");
-        let stuck =
-            |pid| StuckProcess { pid, since: Some(Timestamp::from_secs(0)), doing: Some(operation_text(Some(&queried_gpu))) };
+        let stuck = |pid| StuckProcess {
+            pid,
+            since: Some(Timestamp::from_secs(0)),
+            doing: Some(operation_text(Some(&queried_gpu))),
+        };
         assert_eq!(
             stuck_text(&[stuck(7), stuck(9)]),
             "2 helper processes are stuck in the kernel and cannot be killed: process 7 since 1970-01-01T00:00:00Z \

@@ -100,8 +100,7 @@ fn handle_pod(
     if playing.get(&key).is_none_or(|(known, _)| *known != uid) {
         let (orders, commands) = unbounded_channel();
         let play = if is_over(&pod) { None } else { Some(play(&pod)) };
-        let task =
-            PodTask { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), commands };
+        let task = PodTask { client: client.clone(), pod, uid: uid.clone(), address: address(addresses), commands };
         tokio::spawn(task.run_to_end(play));
         if let Some((_, before)) = playing.insert(key.clone(), (uid, orders)) {
             drop(before.send(PodCommand::Gone));

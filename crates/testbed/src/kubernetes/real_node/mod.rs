@@ -129,8 +129,7 @@ impl RealNode {
         let host = host.ok_or_else(|| ended(&inner))?;
         let proxy = TcpProxy::open(host, plane.client.port)?;
         settings::kubeconfig(folder.path(), &format!("https://{}", proxy.address()), plane.authority(), &user)?;
-        let node =
-            Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), proxy };
+        let node = Self { name: name.to_owned(), folder, plane: Arc::clone(plane), inner: Mutex::new(inner), proxy };
         node.wait("containerd did not answer", || {
             node.ctr(&["version"]).status().is_ok_and(|status| status.success())
         })?;

@@ -52,8 +52,9 @@ pub(super) fn inspect_hosts(
     let check_usage = !args.even_in_use && !args.print;
     let probe = |host: &Host| {
         let result = fleet.run(host, &command);
-        let in_use =
-            (check_usage && result.status == CommandStatus::Exited(0)).then(|| fleet.client.busy_reason(host)).flatten();
+        let in_use = (check_usage && result.status == CommandStatus::Exited(0))
+            .then(|| fleet.client.busy_reason(host))
+            .flatten();
         (result, in_use)
     };
     let results = run_on_each(hosts, fleet.config.parallel, probe, |done| progress.show(done));
@@ -138,8 +139,7 @@ impl<'a> AllReduceJob<'a> {
         match self {
             Self::Mpirun(settings) => {
                 let args = nccl::mpirun_args(settings, hosts);
-                let args =
-                    std::iter::once(settings.mpirun.as_os_str()).chain(args.iter().map(|arg| arg.as_os_str()));
+                let args = std::iter::once(settings.mpirun.as_os_str()).chain(args.iter().map(|arg| arg.as_os_str()));
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.,:".contains(c);
                 let rendered = args.map(|arg| {
                     let arg = arg.to_string_lossy();

@@ -151,7 +151,9 @@ pub(super) fn attention_backward() -> Vec<f32> {
             .map(|at| {
                 let dot_products: Vec<f32> = (0..=at).map(|j| inner(token(dy, at), token(v, j))).collect();
                 let along = warp_sum(at + 1, |sum, j| share[at][j].mul_add(dot_products[j], sum));
-                std::array::from_fn(|j| if j <= at { share[at][j] * (dot_products[j] - along) * ATTENTION_SCALE } else { 0.0 })
+                std::array::from_fn(|j| {
+                    if j <= at { share[at][j] * (dot_products[j] - along) * ATTENTION_SCALE } else { 0.0 }
+                })
             })
             .collect();
         for i in 0..ATTENTION_TOKENS * ATTENTION_WIDTH {
