@@ -155,7 +155,7 @@ function measurementScheme(fleet, { values, unit }) {
 export function colourScheme(fleet, mode, { period, measurement }) {
   if (mode === "age") return ageScheme(fleet, period);
   if (mode === "severity") return categoryScheme(fleet, "severity", [null, ...fleet.map.severities]);
-  if (mode.startsWith("figure:")) return measurementScheme(fleet, measurement ?? { values: {}, unit: "count" });
+  if (mode.startsWith("metric:")) return measurementScheme(fleet, measurement ?? { values: {}, unit: "count" });
   const key = COLUMNS[mode] ? mode : "health";
   return categoryScheme(fleet, key, fleet.map[COLUMNS[key][1]]);
 }

@@ -152,7 +152,7 @@ impl AgentQueue {
     /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
     pub(super) fn waiting_counts(&self) -> (u64, usize) {
         let state = self.lock();
-        let on_nodes = state.latest_report.values().map(|report| u64::from(report.versions.waiting)).sum();
+        let on_nodes = state.latest_report.values().map(|report| u64::from(report.versions.queued)).sum();
         (on_nodes, state.waiting.len())
     }
 
@@ -209,7 +209,7 @@ impl AgentInbox {
         let mut state = self.queue.lock();
         let mut last_contact = BTreeMap::new();
         for agent in agents.into_iter().filter(|agent| agent.revoked.is_none()) {
-            let stored = agent.heard.map_or(agent.created, |contact| contact.at);
+            let stored = agent.last_contact.map_or(agent.created, |contact| contact.at);
             let known = state.last_contact.get(&agent.node).copied();
             last_contact.insert(agent.node, known.map_or(stored, |known| known.max(stored)));
         }

@@ -19,7 +19,9 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::{MAX_BODIES_KIB, agent_queue::AgentQueue, http_builder, ingest::IngestState, router, serve_connection};
+use super::{
+    MAX_BODIES_KIB, agent_queue::AgentQueue, agent_reports::IngestState, http_builder, router, serve_connection,
+};
 
 /// An agent endpoint with one enrolled node, of a controller that leads.
 #[derive(Debug)]
@@ -66,4 +68,4 @@ impl FuzzAgentEndpoint {
     }
 }
 
-pub use super::api::fuzz_targets::FuzzApi;
+pub use super::operator_api::fuzz_targets::FuzzApi;

@@ -17,7 +17,7 @@ use axum::{
 };
 use tokio::time::timeout;
 
-use super::ingest::IngestState;
+use super::agent_reports::IngestState;
 
 /// Deadline for the store's reply.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);

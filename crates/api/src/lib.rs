@@ -6,17 +6,17 @@
 //! is answered immediately and stored with others.
 
 mod agent_queue;
-mod agent_tokens;
-pub mod api;
+mod agent_reports;
 mod dashboard;
 #[doc(hidden)]
 pub mod fuzz_targets;
 mod health;
-mod ingest;
 mod liveness;
 pub mod metrics;
 mod metrics_listener;
+pub mod operator_api;
 mod response;
+mod token_review_cache;
 
 use std::{
     io,
@@ -47,11 +47,11 @@ use tokio::{
 };
 
 use agent_queue::AgentQueue;
-use ingest::IngestState;
+use agent_reports::IngestState;
 
 pub use agent_queue::AgentInbox;
-pub use agent_tokens::TokenReviewCache;
 pub use metrics_listener::{MetricsListener, ProcessMetrics};
+pub use token_review_cache::TokenReviewCache;
 
 /// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
 const MAX_CONNECTIONS: usize = 512;
@@ -199,7 +199,7 @@ impl AgentListener {
 
 fn router(state: IngestState) -> Router {
     Router::new()
-        .route("/api/v1/ingest", post(ingest::ingest))
+        .route("/api/v1/ingest", post(agent_reports::ingest))
         .route("/healthz", get(health::health))
         .route("/readyz", get(health::ready))
         // `ingest` applies its own limit when it reads the body.

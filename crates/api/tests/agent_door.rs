@@ -139,13 +139,13 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
 
 fn heartbeat(name: &str, number: u64) -> AgentReport {
     AgentReport {
-        up: None,
+        uptime: None,
         node: node(name),
         hardware: Hardware::default(),
-        number,
+        sequence: number,
         at: Timestamp::from_secs(2000 + number as i64),
         checks: Vec::new(),
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 1, waiting: 0 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 1, queued: 0 },
         dropped: None,
     }
 }
@@ -154,7 +154,7 @@ fn heartbeat(name: &str, number: u64) -> AgentReport {
 fn report(name: &str, number: u64) -> AgentReport {
     let at = Timestamp::from_secs(2000);
     AgentReport {
-        up: None,
+        uptime: None,
         dropped: Some(DroppedReports { reports: 1, checks: [].into(), from: at, to: at }),
         ..heartbeat(name, number)
     }
@@ -254,7 +254,7 @@ fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
     };
     let send_backlog = |name: &str, number: u64, waiting: u32| {
         let mut report = heartbeat(name, number);
-        report.versions.waiting = waiting;
+        report.versions.queued = waiting;
         fixture.expect("200", name, &signed(&report, name));
     };
     ["nodes", "door", "history"].iter().for_each(|location| assert_waiting(location, 0));
@@ -317,9 +317,9 @@ fn a_node_that_its_cluster_vouches_for_needs_no_enrolment_and_is_known_from_then
     let contacts = fixture.inbox.take_last_reports(SystemClock.now());
     assert_eq!(contacts.iter().map(|(node, contact)| (node.as_str(), contact.number)).collect::<Vec<_>>(), [("n7", 5)]);
     fixture.store.record_agent_contacts(&lease, &contacts).unwrap();
-    assert!(matches!(fixture.store.agent_key(&node("n7")).unwrap(), AgentKey::ClusterToken { heard: Some(_) }));
+    assert!(matches!(fixture.store.agent_key(&node("n7")).unwrap(), AgentKey::ClusterToken { last_contact: Some(_) }));
     let row = fixture.store.agents().unwrap().into_iter().find(|agent| agent.node == node("n7")).unwrap();
-    assert_eq!((row.speaks_by, row.revoked), (AgentAuth::Token, None));
+    assert_eq!((row.auth, row.revoked), (AgentAuth::Token, None));
     assert_eq!(fixture.store.audit(1, None).unwrap()[0].what, "introduce-agent");
     // A replay proves nothing about the present, and without a token the name is rejected.
     fixture.expect_with_token("200", "n7", "n7", &heartbeat("n7", 5));

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_api::api::{ApiDeps, ApiServer, TlsFiles, WebConfig};
+use doctor_api::operator_api::{ApiDeps, ApiServer, TlsFiles, WebConfig};
 use doctor_backend::clock::SystemClock;
 use doctor_checks::Catalogue;
 use doctor_core::{policy::Policy, profile::Profiles};

@@ -44,7 +44,7 @@ fn failure_kind(submission: &JobSubmission) -> Option<JobFailureKind> {
         // Shells report a signal as 128 plus its number.
         ("container_exited_with_error", Some(code @ 129..=159)) => Some(JobFailureKind::Signal { number: code - 128 }),
         ("container_exited_with_error", Some(code)) => Some(JobFailureKind::Exit { code }),
-        ("container_exited_with_error", None) => Some(JobFailureKind::Untold),
+        ("container_exited_with_error", None) => Some(JobFailureKind::Unknown),
         _ => None,
     }
 }

@@ -98,7 +98,7 @@ impl SshFallback {
                 (Some(_), Occupancy::Busy { by }) => Usage::By(by.to_string()),
                 (Some(_), Occupancy::Free | Occupancy::Unknown { .. }) => Usage::Unknown,
             };
-            Some((host.name.to_string(), SshState { usage: used, runs: status.under_way }))
+            Some((host.name.to_string(), SshState { usage: used, runs: status.active_runs }))
         });
         states.collect()
     }

@@ -75,7 +75,7 @@ impl View<'_> {
         let node = Node {
             name: NodeName::new(&instance.name).ok()?,
             pool: PoolName::new(&fleet.name).ok()?,
-            apart: Some(Arc::new(self.apart(fleet, instance, context, &occupancy))),
+            overrides: Some(Arc::new(self.apart(fleet, instance, context, &occupancy))),
             occupancy,
             marks: Marks { ours: Vec::new(), foreign: foreign_marks(instance, health_message) },
             // The job's result reports it.
@@ -115,7 +115,11 @@ impl View<'_> {
         let empty = self.ssh_states.get(&instance.name).is_some_and(|found| found.usage == Usage::Unused);
         // On an instance that dstack does not reach, work may still run.
         let vacant = past && instance.unreachable == Some(false);
-        NodeOverrides { proofs: past && empty, vacant, by_hand: fleet.is_ssh().then(|| manual_steps(fleet, instance)) }
+        NodeOverrides {
+            out_of_band: past && empty,
+            vacant,
+            manual_replacement: fleet.is_ssh().then(|| manual_steps(fleet, instance)),
+        }
     }
 
     /// Returns our run of a dstack run. The name alone is no proof: any user may choose it.

@@ -15,7 +15,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::{
     Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob,
     clock::{Clock, SystemClock},
-    contract::{self, Length, TestOccupancy, Testbed},
+    contract_tests::{self, Length, TestOccupancy, Testbed},
     inspection::InspectionStatus,
 };
 use doctor_backend_dstack::{DstackBackend, DstackConfig, KeyDelivery, SshFallbackConfig, inspect};
@@ -292,7 +292,7 @@ impl Testbed for Host {
 #[test]
 fn the_dstack_backend_fulfils_the_contract() {
     let Some(host) = Host::new("the_dstack_backend_keeps_the_contract", 1) else { return };
-    assert_eq!(contract::violations(&host.shared.open(), &host), []);
+    assert_eq!(contract_tests::violations(&host.shared.open(), &host), []);
 }
 
 #[test]
@@ -408,7 +408,7 @@ fn inspect_reports_missing_rights_and_limits() {
     let Some(shared) = shared("rights_and_limits_are_said_in_words") else { return };
     let inspect_with = |config: &DstackConfig| {
         let all = inspect(config);
-        all.iter().map(|one| (one.what.clone(), one.standing, one.text.clone())).collect::<Vec<_>>()
+        all.iter().map(|one| (one.subject.clone(), one.status, one.text.clone())).collect::<Vec<_>>()
     };
     let good = inspect_with(&shared.config());
     assert!(good.iter().all(|(_, status, _)| *status == InspectionStatus::Good), "{good:?}");

@@ -73,7 +73,7 @@ fn seen_node(
             marks: node_marks.marks,
             hardware: node.status.as_ref().map(|status| Arc::clone(&status.hardware)),
             sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),
-            apart: None,
+            overrides: None,
         }),
         agent_last_seen: None,
         jobs: tenants.iter().filter_map(|placed| placed.run).collect(),

@@ -274,7 +274,7 @@ fn failure(pod: &PodObject, now: Timestamp, config: &KubernetesConfig) -> Option
         name: Label::new(&format!("{namespace}/{}", pod.name_any())),
         owner: Label::new(&namespace),
         at: end.and_then(|end| end.finished_at).map_or(now, Time::timestamp),
-        how: end.map_or(JobFailureKind::Untold, failure_kind),
+        how: end.map_or(JobFailureKind::Unknown, failure_kind),
     };
     Some(ObservedJobFailure { job: work, nodes: vec![node] })
 }
@@ -360,7 +360,7 @@ mod tests {
                 "message": "Allocate failed due to no healthy devices present" });
         });
         let not_admitted = not_admitted.unwrap().job;
-        assert_eq!((not_admitted.how, not_admitted.at), (JobFailureKind::Untold, NOW));
+        assert_eq!((not_admitted.how, not_admitted.at), (JobFailureKind::Unknown, NOW));
     }
 
     #[test]

@@ -399,7 +399,7 @@ mod tests {
     fn claim(phase: &str, mode: &str) -> InspectionStatus {
         let object = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
             "spec": { "accessModes": [mode] }, "status": { "phase": phase } });
-        inspect_claim("claim", &serde_json::from_value(object).unwrap()).standing
+        inspect_claim("claim", &serde_json::from_value(object).unwrap()).status
     }
 
     #[test]
@@ -426,7 +426,7 @@ mod tests {
             let config = KubernetesConfig { image: "doctor:1".to_owned(), ..KubernetesConfig::default() };
             let mut seen = NodeSurvey::default();
             nodes.into_iter().for_each(|node| seen.add(node, &config));
-            seen.findings(&config).into_iter().map(|one| (one.what, one.standing)).collect::<Vec<_>>()
+            seen.findings(&config).into_iter().map(|one| (one.subject, one.status)).collect::<Vec<_>>()
         };
         let (good, bad, unknown) = (InspectionStatus::Good, InspectionStatus::Bad, InspectionStatus::Unknown);
         assert_eq!(statuses(vec![]), [("GPU nodes".to_owned(), bad), ("image".to_owned(), unknown)]);

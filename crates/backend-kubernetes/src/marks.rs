@@ -33,8 +33,8 @@ struct RecordedMark {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     case: Option<CaseId>,
     /// The node was already cordoned by another client, whose cordon we must not remove.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    over: bool,
+    #[serde(rename = "over", default, skip_serializing_if = "std::ops::Not::not")]
+    over_foreign: bool,
 }
 
 /// The marks of a node.
@@ -54,7 +54,7 @@ impl NodeMarks {
         let mut foreign: Vec<ForeignMark> =
             node.spec.taints.iter().filter_map(|taint| foreign_taint(taint, &written, config)).collect();
         let cordon = written.iter().find(|mark| mark.kind == MarkKind::Cordon);
-        if node.spec.unschedulable && !(cordon.is_some_and(|mark| !mark.over) && node.spec.cordon_is_ours) {
+        if node.spec.unschedulable && !(cordon.is_some_and(|mark| !mark.over_foreign) && node.spec.cordon_is_ours) {
             foreign.push(ForeignMark { by: "another client".to_owned(), text: "cordoned".to_owned(), blocks: true });
         }
         foreign.sort();
@@ -85,7 +85,7 @@ fn has_mark(node: &CachedNode, kind: MarkKind, config: &KubernetesConfig) -> boo
 
 /// Returns whether our cordon is on top of a foreign one that is still there.
 fn is_over_foreign(node: &CachedNode, config: &KubernetesConfig) -> bool {
-    let over = |mark: &RecordedMark| mark.kind == MarkKind::Cordon && mark.over;
+    let over = |mark: &RecordedMark| mark.kind == MarkKind::Cordon && mark.over_foreign;
     node.spec.unschedulable && recorded_marks(node, config).iter().any(over)
 }
 
@@ -182,7 +182,7 @@ pub(super) fn patch(node: &CachedNode, op: OpId, what: &Change, config: &Kuberne
             spec.insert("taints".to_owned(), json!(taints));
         }
         // A foreign cordon stays, whether it is older or newer than ours.
-        None if !there && had.as_ref().is_some_and(|mark| !mark.over) => {
+        None if !there && had.as_ref().is_some_and(|mark| !mark.over_foreign) => {
             spec.insert("unschedulable".to_owned(), Value::Null);
         }
         None if there => {
@@ -192,8 +192,8 @@ pub(super) fn patch(node: &CachedNode, op: OpId, what: &Change, config: &Kuberne
     }
     if there {
         // A second cordon operation on our own cordon leaves it ours.
-        let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over);
-        marks.push(RecordedMark { kind, case, over });
+        let over = kind == MarkKind::Cordon && node.spec.unschedulable && had.is_none_or(|mark| mark.over_foreign);
+        marks.push(RecordedMark { kind, case, over_foreign: over });
     }
     if kind == MarkKind::Unhealthy && config.write.label {
         labels.insert(config.prefixed("status"), if there { json!("fail") } else { Value::Null });

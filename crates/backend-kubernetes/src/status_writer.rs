@@ -188,7 +188,7 @@ mod tests {
         NodeStatus {
             status: NodeHealth::Fail,
             severity: Some(Severity::Isolate),
-            life: "quarantined",
+            state: "quarantined",
             case: None,
             advice: Some(Advice::Replace),
             passed: 1,

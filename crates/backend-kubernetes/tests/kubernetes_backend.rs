@@ -24,7 +24,7 @@ use std::{
 use doctor_backend::{
     Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
     clock::{Clock, SystemClock},
-    contract::{self, Length, TestOccupancy, Testbed},
+    contract_tests::{self, Length, TestOccupancy, Testbed},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests};
 use doctor_checks::document::RunKey;
@@ -257,7 +257,7 @@ fn the_contract_is_kept_on_a_real_control_plane() {
     let Some(cluster) = cluster() else { return };
     let backend = cluster.backend();
     let testbed = RealBed { cluster, backend: &backend, node: "gpu-1" };
-    assert_eq!(contract::violations(&backend, &testbed), []);
+    assert_eq!(contract_tests::violations(&backend, &testbed), []);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn parse(text: &str) -> Vec<AccountedFailure> {
         let how = match state {
             JobState::OutOfMemory => JobFailureKind::OutOfMemory,
             JobState::NodeFail | JobState::BootFail => JobFailureKind::NodeFailed,
-            JobState::Failed => next().and_then(failure_kind).unwrap_or(JobFailureKind::Untold),
+            JobState::Failed => next().and_then(failure_kind).unwrap_or(JobFailureKind::Unknown),
             _ => return None,
         };
         Some(AccountedFailure { number, user, how, at, nodes })
@@ -192,6 +192,6 @@ mod tests {
             accounted.iter().map(|one| one.how).collect::<Vec<_>>(),
             [JobFailureKind::OutOfMemory, JobFailureKind::Exit { code: 2 }]
         );
-        assert_eq!(parse("11|eve|FAILED|2026-11-15T23:15:41|node1\n")[0].how, JobFailureKind::Untold);
+        assert_eq!(parse("11|eve|FAILED|2026-11-15T23:15:41|node1\n")[0].how, JobFailureKind::Unknown);
     }
 }

@@ -97,14 +97,14 @@ pub(super) fn valid_note(node: &SlurmNode, in_reservation: bool, config: &SlurmC
     let read = found.is_present();
     let mut note = found.into_note();
     let out = out_of_service(node, config);
-    note.over &= out == OutOfService::Foreign;
-    note.open &= out != OutOfService::Ours;
-    let holds = out == OutOfService::Ours || in_reservation || note.over;
+    note.over_foreign &= out == OutOfService::Foreign;
+    note.was_open &= out != OutOfService::Ours;
+    let holds = out == OutOfService::Ours || in_reservation || note.over_foreign;
     note.marks.retain(|mark| holds || mark.kind == MarkKind::Maintenance);
     // A health hook without a controller drains with our reason and writes no note.
     if out == OutOfService::Ours && !note.keeps_out() {
         note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: case_in(node.reason_text()) });
-        node.reason_text().clone_into(&mut note.why);
+        node.reason_text().clone_into(&mut note.reason);
     }
     // A note preceded our reservation. If it is unreadable now, nothing permits giving the node to users.
     if in_reservation && out == OutOfService::No && !read {
@@ -165,14 +165,14 @@ pub(super) fn update(
     let Some((kind, there)) = mark_of_change(what) else { return Ok(None) };
     let mut note = valid_note(node, in_reservation, config);
     // One operation may remove several marks.
-    if note.did.get(op, kind.code()).is_some() {
+    if note.mark_changes.get(op, kind.code()).is_some() {
         return Ok(None);
     }
     // A mark that only a reservation implies is removed with it and needs no record.
     if !there && kind == MarkKind::Maintenance && !note.has(kind) {
         return Ok(None);
     }
-    note.did.record(op, kind.code(), "");
+    note.mark_changes.record(op, kind.code(), "");
     let before = note.marks.iter().position(|mark| mark.kind == kind).map(|index| note.marks.remove(index));
     let mut update = NodeUpdate::default();
     if there {
@@ -187,8 +187,8 @@ pub(super) fn update(
     } else if kind != MarkKind::Maintenance && !note.keeps_out() {
         // A foreign drain stays, whether it is older or newer than ours.
         update.state = is_drained_by_us(node, config).then_some(NewState::Resume);
-        note.over = false;
-        note.why.clear();
+        note.over_foreign = false;
+        note.reason.clear();
     }
     update.field = Some(note.to_field(node, config)?);
     Ok(Some(update))
@@ -202,16 +202,16 @@ fn take_out_of_service(
     update: &mut NodeUpdate,
     config: &SlurmConfig,
 ) {
-    if reason.is_some() || note.why.is_empty() {
-        note.why = drain_reason(case, reason, config);
+    if reason.is_some() || note.reason.is_empty() {
+        note.reason = drain_reason(case, reason, config);
     }
-    note.open = false;
+    note.was_open = false;
     match out_of_service(node, config) {
-        OutOfService::Foreign => note.over = true,
-        OutOfService::Ours if node.reason_text() == note.why => {}
+        OutOfService::Foreign => note.over_foreign = true,
+        OutOfService::Ours if node.reason_text() == note.reason => {}
         OutOfService::Ours | OutOfService::No => {
             update.state = Some(new_state(node, config));
-            update.reason = Some(note.why.clone());
+            update.reason = Some(note.reason.clone());
         }
     }
 }
@@ -224,7 +224,7 @@ pub(super) fn closing_update(node: &SlurmNode, config: &SlurmConfig) -> Option<N
     let closed = drained || out_of_service(node, config) == OutOfService::Foreign || !note.keeps_out();
     (!closed).then(|| NodeUpdate {
         state: Some(NewState::Drain),
-        reason: Some(if note.why.is_empty() { drain_reason(None, None, config) } else { note.why }),
+        reason: Some(if note.reason.is_empty() { drain_reason(None, None, config) } else { note.reason }),
         field: None,
     })
 }
@@ -233,7 +233,7 @@ pub(super) fn closing_update(node: &SlurmNode, config: &SlurmConfig) -> Option<N
 /// they are dropped; and it records that users had the node, because without a record the node is closed at the end.
 pub(super) fn before_reservation(node: &SlurmNode, config: &SlurmConfig) -> Result<Option<NodeUpdate>, FieldInUse> {
     let open = out_of_service(node, config) == OutOfService::No;
-    let note = Note { open, ..valid_note(node, false, config) };
+    let note = Note { was_open: open, ..valid_note(node, false, config) };
     if note == Note::read(node, config).into_note() {
         return Ok(None);
     }

@@ -31,22 +31,22 @@ pub(super) struct Note {
     pub(super) marks: Vec<RecordedMark>,
     /// The node was already out of service by an operator, whose drain we must not remove.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(super) over: bool,
+    pub(super) over_foreign: bool,
     /// The reason of the marks.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) why: String,
+    pub(super) reason: String,
     /// Users had the node when we reserved it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(super) open: bool,
+    pub(super) was_open: bool,
     /// Changes of marks.
     #[serde(skip_serializing_if = "ChangeLog::is_empty")]
-    pub(super) did: ChangeLog,
+    pub(super) mark_changes: ChangeLog,
     /// Reboots, resets and replacements. Separate from the marks, which change often during one of these.
     #[serde(skip_serializing_if = "ChangeLog::is_empty")]
-    pub(super) acts: ChangeLog,
+    pub(super) node_ops: ChangeLog,
     /// The number of the written status, see `board`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) shown: Option<String>,
+    pub(super) status_number: Option<String>,
     /// The status in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) status: Option<String>,
@@ -197,15 +197,15 @@ mod tests {
     #[test]
     fn our_note_is_read_back_and_foreign_fields_stay() {
         let mut ids = IdSource::new(3);
-        let mut note = Note { why: "doctor: a State=b \"c\"".to_owned(), ..Note::default() };
+        let mut note = Note { reason: "doctor: a State=b \"c\"".to_owned(), ..Note::default() };
         note.marks.push(RecordedMark { kind: MarkKind::Unhealthy, case: Some(ids.case()) });
         let op = ids.op();
-        note.acts.record(op, "reboot", "123");
+        note.node_ops.record(op, "reboot", "123");
         let text = note.to_field(&node("{\"rack\":7}"), &config()).unwrap();
         assert!(!text.contains("State=") && text.contains("\"rack\":7"), "{text}");
         let back = Note::read(&node(&text), &config()).into_note();
         assert_eq!(back, note);
-        assert_eq!((back.acts.get(op, "reboot"), back.acts.get(op, "reset")), (Some("123"), None));
+        assert_eq!((back.node_ops.get(op, "reboot"), back.node_ops.get(op, "reset")), (Some("123"), None));
         assert_eq!(Note::default().to_field(&node(&text), &config()).unwrap(), "{\"rack\":7}");
         assert_eq!(Note::default().to_field(&node(""), &config()).unwrap(), "");
     }
@@ -236,23 +236,23 @@ mod tests {
         let mut ids = IdSource::new(3);
         let mut note = Note::default();
         let first = ids.op();
-        note.did.record(first, "cordon", "");
-        note.did.record(first, "cordon", "");
-        assert_eq!(note.did.0.len(), 1);
-        note.acts.record(first, "reboot", "123");
+        note.mark_changes.record(first, "cordon", "");
+        note.mark_changes.record(first, "cordon", "");
+        assert_eq!(note.mark_changes.0.len(), 1);
+        note.node_ops.record(first, "reboot", "123");
         for _ in 0..20 {
-            note.did.record(ids.op(), "cordon", "");
+            note.mark_changes.record(ids.op(), "cordon", "");
         }
-        assert_eq!((note.did.0.len(), note.did.get(first, "cordon")), (MAX_RECORDED_CHANGES, None));
-        assert_eq!(note.acts.get(first, "reboot"), Some("123"), "however often marks came and went");
-        note.acts.remove(first, "reboot");
-        assert!(note.acts.is_empty());
+        assert_eq!((note.mark_changes.0.len(), note.mark_changes.get(first, "cordon")), (MAX_RECORDED_CHANGES, None));
+        assert_eq!(note.node_ops.get(first, "reboot"), Some("123"), "however often marks came and went");
+        note.node_ops.remove(first, "reboot");
+        assert!(note.node_ops.is_empty());
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_back(why in "\\PC{0,80}", status in proptest::option::of("[a-z]{1,8}")) {
-            let note = Note { why, status, ..Note::default() };
+        fn any_text_is_read_back(reason in "\\PC{0,80}", status in proptest::option::of("[a-z]{1,8}")) {
+            let note = Note { reason, status, ..Note::default() };
             let text = note.to_field(&node(""), &config()).unwrap();
             prop_assert!(!text.contains('='));
             prop_assert_eq!(Note::read(&node(&text), &config()).into_note(), note);

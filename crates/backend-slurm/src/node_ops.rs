@@ -125,7 +125,7 @@ impl SlurmBackend {
             return Err(permanent_error(REBOOT, "disabled by `backend.slurm.reboot`".to_owned()));
         }
         let now = self.read_node(REBOOT, node)?;
-        let recorded = Note::read(&now, &self.config).into_note().acts.get(op, REBOOT).and_then(RebootRecord::read);
+        let recorded = Note::read(&now, &self.config).into_note().node_ops.get(op, REBOOT).and_then(RebootRecord::read);
         let before = match next_reboot_step(recorded, &now) {
             RebootStep::Nothing => return Ok(()),
             RebootStep::Close => return self.close_after_reboot(node, op),
@@ -170,7 +170,7 @@ impl SlurmBackend {
         let now = self.read_node(REBOOT, node)?;
         let closing = marks::closing_update(&now, &self.config).unwrap_or_default();
         let mut note = Note::read(&now, &self.config).into_note();
-        note.acts.record(op, REBOOT, &RebootRecord::Done.text());
+        note.node_ops.record(op, REBOOT, &RebootRecord::Done.text());
         let field = note.to_field(&now, &self.config).map_err(|in_use| permanent_error(REBOOT, in_use.to_string()))?;
         self.write(REBOOT, &now.name, &NodeUpdate { field: Some(field), ..closing })
     }
@@ -182,7 +182,7 @@ impl SlurmBackend {
         }
         let jobs = self.job_named(RESET, &op_name(op))?;
         let now = self.read_node(RESET, node)?;
-        let known = Note::read(&now, &self.config).into_note().acts.get(op, RESET).is_some();
+        let known = Note::read(&now, &self.config).into_note().node_ops.get(op, RESET).is_some();
         match jobs.iter().min_by_key(|job| job.number) {
             Some(job) if job.phase() != Phase::Ended => return Err(self.reset_in_progress(node, op, job.phase())),
             Some(job) => {
@@ -216,7 +216,7 @@ impl SlurmBackend {
             Ok(()) => Err(in_progress_error(RESET, "reset job submitted")),
             Err(error) => {
                 if error.effect != Effect::Unknown {
-                    let unmade = |note: &mut Note| note.acts.remove(op, RESET);
+                    let unmade = |note: &mut Note| note.node_ops.remove(op, RESET);
                     self.rewrite_note(RESET, &self.read_node(RESET, node)?, unmade)?;
                 }
                 Err(error)
@@ -279,7 +279,7 @@ impl SlurmBackend {
             return Err(permanent_error(REPLACE, "no method is configured (`backend.slurm.replace`)".to_owned()));
         }
         let now = self.read_node(REPLACE, node)?;
-        if Note::read(&now, &self.config).into_note().acts.get(op, REPLACE).is_some() {
+        if Note::read(&now, &self.config).into_note().node_ops.get(op, REPLACE).is_some() {
             return Ok(());
         }
         self.require_no_jobs(REPLACE, node, &now)?;
@@ -320,7 +320,7 @@ impl SlurmBackend {
 
     /// Records on the node that this operation was started.
     fn record_op(&self, operation: &'static str, now: &SlurmNode, op: OpId, text: &str) -> Result<(), BackendError> {
-        self.rewrite_note(operation, now, |note| note.acts.record(op, operation, text))
+        self.rewrite_note(operation, now, |note| note.node_ops.record(op, operation, text))
     }
 
     fn rewrite_note(

@@ -19,7 +19,7 @@ const OPERATION: &str = "write the status to the node";
 /// Returns the number of the status on a node, if it is complete.
 pub(super) fn status_number(node: &SlurmNode, config: &SlurmConfig) -> Option<u64> {
     let note = Note::read(node, config).into_note();
-    let (number, of) = note.shown.as_deref()?.split_once('.')?;
+    let (number, of) = note.status_number.as_deref()?.split_once('.')?;
     let feature = config.validated_feature.as_deref();
     let has = feature.is_some_and(|feature| node.features.iter().any(|one| one == feature));
     let should = feature.is_some() && note.status.as_deref() == Some(NodeHealth::Pass.code());
@@ -82,7 +82,7 @@ impl SlurmBackend {
         let mut note = Note::read(now, &self.config).into_note();
         note.status = Some(what.status.status.code().to_owned());
         let feature = self.config.validated_feature.as_deref();
-        note.shown = Some(format!("{:016x}.{}", what.hash, feature.unwrap_or_default()));
+        note.status_number = Some(format!("{:016x}.{}", what.hash, feature.unwrap_or_default()));
         let field = note.to_field(now, &self.config).map_err(|in_use| permanent_error(in_use.to_string()))?;
         let there = what.status.status == NodeHealth::Pass;
         Ok(StatusUpdate { features: feature.and_then(|feature| features(now, feature, there)), field })

@@ -87,7 +87,7 @@ impl View<'_> {
                 // Slurm knows only the machine's name; the job's result reports the hardware.
                 hardware: None,
                 sku: sku(node, config),
-                apart: None,
+                overrides: None,
             };
             ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs: runs }
         });

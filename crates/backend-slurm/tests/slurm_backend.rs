@@ -1,7 +1,7 @@
 //! Tests the Slurm backend on real Slurms of both generations, with real `doctor-node job` processes: the contract, runs on
 //! drained nodes, and the priority of users.
 
-use doctor_backend::contract;
+use doctor_backend::contract_tests;
 
 #[path = "slurm_backend/killed.rs"]
 mod killed;
@@ -39,7 +39,7 @@ macro_rules! on_both {
 
 on_both! {
     the_contract_is_kept,
-    a_proving_run_on_a_drained_node_never_opens_it_to_users,
+    a_requalification_run_on_a_drained_node_never_opens_it_to_users,
     a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back,
     a_node_that_does_not_come_back_from_a_reboot_stays_closed,
     a_reset_runs_on_the_drained_node_and_leaves_it_drained,
@@ -57,15 +57,15 @@ on_both! {
 fn the_contract_is_kept(generation: Generation) {
     let Some(stage) = Stage::new("the contract of backends", generation) else { return };
     let backend = stage.open();
-    assert_eq!(contract::violations(&backend, &stage), [], "broken rules");
+    assert_eq!(contract_tests::violations(&backend, &stage), [], "broken rules");
 }
 
 use killed::killed_anywhere_the_node_is_never_open_to_users;
 use node_ops::{
     a_node_that_does_not_come_back_from_a_reboot_stays_closed, a_node_that_is_set_down_is_drained_too,
-    a_proving_run_on_a_drained_node_never_opens_it_to_users,
-    a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back, a_reset_runs_on_the_drained_node_and_leaves_it_drained,
-    results_are_shown_on_the_node,
+    a_reboot_keeps_the_node_closed_and_is_done_when_it_is_back,
+    a_requalification_run_on_a_drained_node_never_opens_it_to_users,
+    a_reset_runs_on_the_drained_node_and_leaves_it_drained, results_are_shown_on_the_node,
 };
 use reads::{a_node_that_is_powered_down_is_left_asleep, slurmrestd_tells_the_same};
 use users::{

@@ -99,7 +99,7 @@ impl SshBackend {
 
     /// Builds the parameters of a query: what counts as use of a host, and these runs.
     pub(super) fn query_params(&self, runs: Vec<RunId>) -> StatusQuery {
-        StatusQuery { runs, locks: self.config.locks.clone(), bystanders: self.config.bystanders.clone() }
+        StatusQuery { runs, locks: self.config.locks.clone(), ignored_programs: self.config.bystanders.clone() }
     }
 
     /// Records a mark change that a host has made, in case it stops responding.
@@ -116,8 +116,8 @@ impl SshBackend {
 
     /// Queries a host, including these runs. `Err` is why it could not be queried.
     pub(super) fn query_host(&self, host: &Host, runs: Vec<RunId>) -> Result<HostStatus, String> {
-        match self.requester.request(host, &HostRequest::Look(self.query_params(runs)), Duration::ZERO) {
-            Ok(HostResponse::Looked(status)) => Ok(*status),
+        match self.requester.request(host, &HostRequest::Status(self.query_params(runs)), Duration::ZERO) {
+            Ok(HostResponse::Status(status)) => Ok(*status),
             Ok(HostResponse::Failed { text }) => Err(text),
             Ok(
                 HostResponse::Started(_)
@@ -152,8 +152,12 @@ impl SshBackend {
             Ok(status) => {
                 let occupancy = occupancy(&status, self.config.max_load_per_core);
                 let boot_id = Some(status.boot_id).filter(|id| !id.is_empty());
-                *last =
-                    LastObservation { marks: Some(status.marks), jobs: status.under_way, boot_id, unreachable: false };
+                *last = LastObservation {
+                    marks: Some(status.marks),
+                    jobs: status.active_runs,
+                    boot_id,
+                    unreachable: false,
+                };
                 occupancy
             }
             Err(why) => {
@@ -170,7 +174,7 @@ impl SshBackend {
             marks: last.marks.clone().unwrap_or_default(),
             hardware: hardware.map(Arc::new),
             sku: self.config.sku.clone(),
-            apart: None,
+            overrides: None,
         };
         ObservedNode { node: node.into(), agent_last_seen: None, jobs: last.jobs.clone() }
     }

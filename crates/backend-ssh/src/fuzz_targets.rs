@@ -16,9 +16,11 @@ pub fn hosts_in(text: &str) -> Result<usize, String> {
 /// read, which must never happen.
 pub fn parse_answer(line: &[u8], number: u64) -> Result<bool, String> {
     Ok(match parse_response(line, number)? {
-        HostResponse::Looked(status) => {
-            let incomplete =
-                status.load.is_err() || status.gpus.is_err() || status.terminals.is_err() || status.abandoned.is_some();
+        HostResponse::Status(status) => {
+            let incomplete = status.load.is_err()
+                || status.gpu_users.is_err()
+                || status.terminal_users.is_err()
+                || status.unkillable_pid.is_some();
             incomplete && occupancy(&status, 0.7) == Occupancy::Free
         }
         HostResponse::Started(_)

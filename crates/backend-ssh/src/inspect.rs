@@ -340,7 +340,7 @@ mod tests {
             assert!(text.contains(host) && remedy.contains(word), "{text}: {remedy}");
         }
         assert_eq!(items.len(), ConnectionProblem::ALL.len());
-        assert_eq!(inspect_reachability(&host_facts[..1], &config)[0].standing, InspectionStatus::Good);
+        assert_eq!(inspect_reachability(&host_facts[..1], &config)[0].status, InspectionStatus::Good);
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
             items.push(command(&reachable, "nvidia-smi"));
             items
                 .into_iter()
-                .filter(|item| item.standing == InspectionStatus::Bad)
+                .filter(|item| item.status == InspectionStatus::Bad)
                 .map(|item| item.text)
                 .collect::<Vec<_>>()
                 .join("|")
@@ -383,8 +383,8 @@ mod tests {
         assert_eq!(clock_offset(100, at(10), at(20)), Some(80));
         let skewed = [host("n1", Ok(good()), 31), host("n2", Ok(good()), 0)];
         assert!(clocks(&skewed).text.contains("31 s, on n1"));
-        assert_eq!(clocks(&skewed[1..]).standing, InspectionStatus::Good);
+        assert_eq!(clocks(&skewed[1..]).status, InspectionStatus::Good);
         let without_clock = HostFacts { clock_offset: None, ..host("n3", Ok(good()), 0) };
-        assert_eq!(clocks(&[without_clock]).standing, InspectionStatus::Unknown);
+        assert_eq!(clocks(&[without_clock]).status, InspectionStatus::Unknown);
     }
 }

@@ -98,13 +98,19 @@ impl SshBackend {
         }
         let (limit, users) = (REPAIR_LIMIT, self.query_params(Vec::new()));
         let max_load_per_core = self.config.max_load_per_core;
-        let request =
-            HostRequest::Repair(Box::new(RepairRequest { op, what, command, limit, users, max_load_per_core }));
+        let request = HostRequest::Repair(Box::new(RepairRequest {
+            op,
+            kind: what,
+            command,
+            limit,
+            status_query: users,
+            max_load_per_core,
+        }));
         let named = |text: &str| format!("{}: {text}", host.name);
         match self.requester.request(host, &request, Duration::ZERO) {
             Ok(HostResponse::Repair(RepairProgress::Done)) => Ok(()),
             Ok(HostResponse::Repair(RepairProgress::InUse { by })) => Err(retryable_error(operation, named(&by))),
-            Ok(HostResponse::Repair(RepairProgress::UnderWay { text })) => {
+            Ok(HostResponse::Repair(RepairProgress::InProgress { text })) => {
                 Err(unknown_effect_error(operation, named(&text)))
             }
             Ok(HostResponse::Repair(RepairProgress::Failed { text })) => Err(permanent_error(operation, named(&text))),

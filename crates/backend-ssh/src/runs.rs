@@ -112,8 +112,8 @@ impl SshBackend {
                 key: job.key.to_hex(),
                 outputs: self.outputs(output)?,
                 policy: policy.clone(),
-                together: multi_node,
-                users: self.query_params(Vec::new()),
+                multi_node,
+                status_query: self.query_params(Vec::new()),
                 max_load_per_core: self.config.max_load_per_core,
             };
             requests.insert(host.name.clone(), (host, HostRequest::Start(Box::new(start))));
@@ -177,7 +177,7 @@ impl SshBackend {
 
     /// Determines the location of a run from the hosts' answers. Each host knows the other hosts of the run.
     fn location_from_answers(&self, run: RunId, responses: &[(Host, Result<HostStatus, String>)]) -> RunLocation {
-        let has_it = |part: &&RunStatus| part.run == run && part.seen != ObservedJobState::Absent;
+        let has_it = |part: &&RunStatus| part.run == run && part.job != ObservedJobState::Absent;
         let nodes_of_run = responses.iter().find_map(|(host, status)| {
             let part = status.as_ref().ok()?.runs.iter().find(has_it)?;
             Some(NonEmpty::new(part.nodes.clone()).unwrap_or_else(|| NonEmpty::one(host.name.clone())))
@@ -287,7 +287,7 @@ fn combined_job(run: RunId, hosts: &[Host], statuses: &BTreeMap<(RunId, NodeName
     let part = |host: &Host| statuses.get(&(run, host.name.clone()));
     let unreported = |host: &Host| ObservedJobState::Unknown { why: format!("{} did not report the run", host.name) };
     let parts: Vec<ObservedJobState> =
-        hosts.iter().map(|host| part(host).map_or_else(|| unreported(host), |status| status.seen.clone())).collect();
+        hosts.iter().map(|host| part(host).map_or_else(|| unreported(host), |status| status.job.clone())).collect();
     let documents = hosts.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);
     PolledJob { state: combined_state(&parts), documents: documents.collect() }
 }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{Backend, Change, Effect, NodeOp, ObservedNode, contract, inspection::InspectionStatus};
+use doctor_backend::{Backend, Change, Effect, NodeOp, ObservedNode, contract_tests, inspection::InspectionStatus};
 use doctor_backend_ssh::{HostKeys, RequiredRepairs, inspect};
 use doctor_checks::document::Document;
 use doctor_core::{
@@ -30,7 +30,7 @@ use fixture::{Hosts, KEY, node, occupancy, polled, put, run_id, wait, wait_ended
 #[test]
 fn the_ssh_backend_fulfils_the_contract() {
     let Some(hosts) = Hosts::new("the_ssh_backend_keeps_the_contract", 2) else { return };
-    assert_eq!(contract::violations(&hosts.open(), &hosts), []);
+    assert_eq!(contract_tests::violations(&hosts.open(), &hosts), []);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn inspect_reports_problems_without_changing_hosts() {
     }
     let items = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
     let messages: Vec<String> =
-        items.iter().map(|item| format!("{} {}: {}", item.standing.as_str(), item.what, item.text)).collect();
+        items.iter().map(|item| format!("{} {}: {}", item.status.as_str(), item.subject, item.text)).collect();
     for part in [
         "bad hosts: 1 of 4: host3: its host key is not known",
         "bad hosts: 1 of 4: host2: its host key has changed",
@@ -293,7 +293,7 @@ fn inspect_reports_problems_without_changing_hosts() {
     ] {
         assert!(messages.iter().any(|line| line.starts_with(part)), "`{part}` is not in {messages:#?}");
     }
-    assert!(items.iter().all(|item| item.standing == InspectionStatus::Good || item.remedy.is_some()), "{items:#?}");
+    assert!(items.iter().all(|item| item.status == InspectionStatus::Good || item.remedy.is_some()), "{items:#?}");
     let remote = hosts.fleet.borrow().hosts()[0].home().join(".cluster-doctor");
     assert!(!remote.exists() && !hosts.config.state.exists(), "nothing is left behind");
 }

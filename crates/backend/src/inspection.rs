@@ -12,8 +12,8 @@ const NAMED: usize = 8;
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InspectionItem {
-    pub what: String,
-    pub standing: InspectionStatus,
+    pub subject: String,
+    pub status: InspectionStatus,
     pub text: String,
     /// What the operator should do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,15 +74,15 @@ impl InspectionStatus {
 
 impl InspectionItem {
     pub fn good(what: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: InspectionStatus::Good, text: text.into(), remedy: None }
+        Self { subject: what.into(), status: InspectionStatus::Good, text: text.into(), remedy: None }
     }
 
     pub fn unknown(what: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: InspectionStatus::Unknown, text: text.into(), remedy: None }
+        Self { subject: what.into(), status: InspectionStatus::Unknown, text: text.into(), remedy: None }
     }
 
     pub fn bad(what: impl Into<String>, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), standing: InspectionStatus::Bad, text: text.into(), remedy: Some(remedy.into()) }
+        Self { subject: what.into(), status: InspectionStatus::Bad, text: text.into(), remedy: Some(remedy.into()) }
     }
 
     /// Adds a suggested remedy.

@@ -9,7 +9,7 @@
 //! every error states whether to retry.
 
 pub mod clock;
-pub mod contract;
+pub mod contract_tests;
 pub mod http;
 pub mod inspection;
 pub mod local;

@@ -10,7 +10,7 @@ use std::{
 use doctor_backend::{
     Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
     clock::{Clock, SystemClock},
-    contract::{self, Length, TestOccupancy, Testbed},
+    contract_tests::{self, Length, TestOccupancy, Testbed},
     local::{LocalBackend, LocalConfig},
 };
 use doctor_checks::{
@@ -206,7 +206,7 @@ impl Testbed for Local {
 #[test]
 fn the_local_backend_fulfils_the_contract() {
     let local = Local::new();
-    assert_eq!(contract::violations(&local.open(), &local), []);
+    assert_eq!(contract_tests::violations(&local.open(), &local), []);
 }
 
 #[test]

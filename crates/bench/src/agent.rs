@@ -155,7 +155,7 @@ impl FrequentAgent {
 }
 
 fn often() -> FakeMachine {
-    FakeMachine::hgx_h100().policy("[agents]\nlook_every = \"2s\"\n")
+    FakeMachine::hgx_h100().policy("[agents]\ncheck_every = \"2s\"\n")
 }
 
 /// Measures the CPU time, in milliseconds, of a check round without changes.

@@ -63,7 +63,7 @@ fn test(args: &[&str]) -> Result<(f64, Measurements)> {
     let answer: ProbeOutput = serde_json::from_slice(&ran.stdout).context("reading the output of the test")?;
     let ProbeOutput::Text(text) = answer else { bail!("the test returned no measurements: {answer:?}") };
     let seen: Measurements = serde_json::from_str(&text).context("reading the measurements of the test")?;
-    ensure!(seen.unread.is_empty(), "the test could not read everything: {:?}", seen.unread);
+    ensure!(seen.failures.is_empty(), "the test could not read everything: {:?}", seen.failures);
     ensure!(seen.events.is_empty(), "the test reports faults of this GPU: {:?}", seen.events);
     Ok((seconds, seen))
 }

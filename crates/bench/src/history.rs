@@ -69,7 +69,7 @@ fn inputs(database: &str) -> Value {
 fn verify_store(store: &Store) -> Result<()> {
     eprintln!("  checking: the store verifies the generated history");
     let verified = store.verify()?;
-    ensure!(verified.is_consistent(), "the generated history is inconsistent: {}", verified.troubles.join("; "));
+    ensure!(verified.is_consistent(), "the generated history is inconsistent: {}", verified.problems.join("; "));
     Ok(())
 }
 

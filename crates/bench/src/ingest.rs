@@ -121,7 +121,7 @@ fn check(store: &Store, expected: &HashMap<(RunId, NodeName), Verdict>) -> Resul
         ensure!(seen.insert((run, row.node), ()).is_none(), "{run} is in history twice");
     }
     let verified = store.verify()?;
-    ensure!(verified.is_consistent(), "the store is inconsistent: {}", verified.troubles.join("; "));
+    ensure!(verified.is_consistent(), "the store is inconsistent: {}", verified.problems.join("; "));
     Ok(())
 }
 

@@ -73,7 +73,7 @@ impl Service {
         let output = self.doctor().args(["--json", "nodes"]).output().context("running doctor nodes")?;
         ensure!(output.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&output.stderr).trim());
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout).context("reading the nodes")?;
-        let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
+        let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["occupancy"].as_str()?.to_owned()));
         let seen: BTreeMap<String, String> = rows.iter().filter_map(named).collect();
         ensure!(seen.len() == expected.len(), "{} nodes, expected {}: {}", seen.len(), expected.len(), self.log_tail());
         for (name, used) in expected {

@@ -121,7 +121,7 @@ fn same_queue(snapshot: &Snapshot) -> Result<()> {
 }
 
 fn submitted(action: &WithReason<Action>) -> Option<(NodeName, Vec<TestId>)> {
-    match &action.what {
+    match &action.value {
         Action::Submit(run) => Some((run.nodes.first().clone(), run.tests.to_vec())),
         _ => None,
     }

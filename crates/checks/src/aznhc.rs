@@ -120,6 +120,6 @@ mod tests {
         let [Probe::Exec { program, args, .. }] = &probes(&params)[..] else { panic!("one program") };
         assert_eq!((program.as_str(), args.join(" ").as_str()), ("/opt/nhc/run.sh", "-a -o /opt/nhc/health.log"));
         let params: Params = [("program".to_owned(), 3.into())].into();
-        assert!(probes(&params).is_empty() && matches!(interpret(&params, &[]), Observation::CouldNot(_)));
+        assert!(probes(&params).is_empty() && matches!(interpret(&params, &[]), Observation::Failed(_)));
     }
 }

@@ -181,18 +181,21 @@ impl Catalogue {
         let suites = || self.suites.values().filter(|suite| suite.tests.contains(&id));
         let every = suites().filter_map(|suite| suite.every).min();
         let maintenance = suites().any(|suite| suite.maintenance && suite.every.is_some());
-        let together = site.together.or(form.together).unwrap_or(false);
+        let together = site.multi_node.or(form.multi_node).unwrap_or(false);
         let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some()) && !together;
-        let named = together || suites().next().is_some() || self.expand(&policy.repair.proving).contains(&id);
+        let named = together || suites().next().is_some() || self.expand(&policy.repair.requalification).contains(&id);
         (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
             cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
             limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
-            usual: site.usual.or(form.usual).unwrap_or_else(|| spec.usual_duration(&params)),
+            typical_duration: site
+                .typical_duration
+                .or(form.typical_duration)
+                .unwrap_or_else(|| spec.usual_duration(&params)),
             exclusive: spec.exclusive,
             routine,
             maintenance,
-            together,
-            at_once: site.at_once.or(base.at_once),
+            multi_node: together,
+            max_concurrent: site.max_concurrent.or(base.max_concurrent),
             shares: site
                 .shares
                 .clone()
@@ -250,7 +253,7 @@ impl RuleBook<'_> {
             Observation::Measured { events, .. } => {
                 self.read(check, &|check| default_rules::rules_for_events(check, events))
             }
-            Observation::NotApplicable(_) | Observation::CouldNot(_) => Ok(Vec::new()),
+            Observation::NotApplicable(_) | Observation::Failed(_) => Ok(Vec::new()),
         }
     }
 
@@ -335,7 +338,7 @@ mod tests {
         };
         let observe = |path| check.observe(&Params::new(), &evidence(path));
         assert!(matches!(observe("/proc/meminfo"), Observation::Measured { .. }));
-        assert!(matches!(observe("/etc/passwd"), Observation::CouldNot(_)));
+        assert!(matches!(observe("/etc/passwd"), Observation::Failed(_)));
     }
 
     fn id(text: &str) -> CheckId {
@@ -383,7 +386,7 @@ mod tests {
         assert_eq!(routine(&format!("{weekly}[tests.dl]\ncutoff = \"1d\""), "dl"), Some((true, Span::days(1))));
         assert_eq!(routine(&format!("{weekly}[tests.dl]\nenabled = false"), "dl"), None);
         assert_eq!(routine("", "aznhc"), None, "not in any suite");
-        assert_eq!(routine("[repair]\nproving = [\"aznhc\"]", "aznhc"), Some((false, Span::days(7))));
+        assert_eq!(routine("[repair]\nrequalification = [\"aznhc\"]", "aznhc"), Some((false, Span::days(7))));
     }
 
     #[test]

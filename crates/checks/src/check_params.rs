@@ -108,7 +108,7 @@ pub fn reject_unknown<'a>(
 /// The observation of a check with an invalid parameter.
 pub fn invalid_param(name: &str, example: &str) -> Observation {
     let text = format!("invalid parameter `{name}`; expected `{example}`");
-    Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
+    Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
 #[cfg(test)]
@@ -121,9 +121,7 @@ mod tests {
         assert_eq!(string_list(&params, "a", ""), Ok(Some(vec!["x".to_owned(), "y".to_owned()])));
         assert_eq!(string_list(&params, "none", ""), Ok(None));
         for name in ["b", "c", "d", "e"] {
-            let Err(Observation::CouldNot(failure)) = string_list(&params, name, "b = [\"x\"]") else {
-                panic!("{name}")
-            };
+            let Err(Observation::Failed(failure)) = string_list(&params, name, "b = [\"x\"]") else { panic!("{name}") };
             assert!(failure.text.contains(name) && failure.text.contains("[\"x\"]"), "{}", failure.text);
         }
         assert_eq!(string(&params, "b", ""), Ok(Some("x".to_owned())));

@@ -47,11 +47,11 @@ fn probes(_: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let could_not = |kind, text: &str| Observation::Failed(ProbeFailure::new(kind, text));
     let (current, available) = match outputs {
         [ProbeOutput::Text(current), ProbeOutput::Text(available)] => (current.trim(), available),
         [ProbeOutput::Failed(failure), _] | [_, ProbeOutput::Failed(failure)] => {
-            return Observation::CouldNot(failure.clone());
+            return Observation::Failed(failure.clone());
         }
         _ => return could_not(FailureKind::Unparseable, "the list of clock sources is not text"),
     };
@@ -109,12 +109,12 @@ mod tests {
     #[test]
     fn an_unnamed_clock_source_is_not_accepted() {
         for (current, available) in [("", ""), ("tsc\n", ""), ("", "tsc\n"), ("tsc\n", "hpet\n")] {
-            assert!(matches!(observe(current, available), Observation::CouldNot(_)), "{current:?} {available:?}");
+            assert!(matches!(observe(current, available), Observation::Failed(_)), "{current:?} {available:?}");
         }
         let missing = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no /sys"));
         let outputs = [missing.clone(), missing];
         assert!(
-            matches!(interpret(&Params::new(), &outputs), Observation::CouldNot(f) if f.kind == FailureKind::Missing)
+            matches!(interpret(&Params::new(), &outputs), Observation::Failed(f) if f.kind == FailureKind::Missing)
         );
     }
 

@@ -168,7 +168,7 @@ fn test_params(params: &Params) -> Result<CollectiveParams, Observation> {
     let nccl_tests = check_params::string_list(params, "nccl_tests", example("nccl_tests"))?.unwrap_or_default();
     if mode == Mode::Nodes && !nccl_tests.is_empty() {
         let text = "`nccl_tests` runs on one node; remove it, or `mode = \"nodes\"`";
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
     let order = CollectiveParams {
         mode,
@@ -226,7 +226,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     };
     let observation = interpret_measurements(params, outputs);
     match &observation {
-        Observation::Measured { metrics, events, unread } if events.is_empty() && unread.is_empty() => {
+        Observation::Measured { metrics, events, failures: unread } if events.is_empty() && unread.is_empty() => {
             let alone = metrics.iter().any(|metric| metric.name == GPU_COUNT_METRIC && metric.value == 1.0);
             let figure = metrics.iter().any(|metric| metric.name == order.mode.metric());
             match (figure, alone) {
@@ -237,7 +237,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
                 }),
                 (false, false) => {
                     let text = format!("the test ended without a value for {}", order.mode.metric());
-                    Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text))
+                    Observation::Failed(ProbeFailure::new(FailureKind::Empty, text))
                 }
             }
         }
@@ -265,7 +265,7 @@ mod tests {
             Metric::count(GPU_COUNT_METRIC, node(), 8.0),
             Metric::new(mode.metric(), node(), gigabytes * 1e9, Unit::BytesPerSecond),
         ];
-        written(&Measurements { metrics, events, unread: Vec::new() })
+        written(&Measurements { metrics, events, failures: Vec::new() })
     }
 
     fn written(measurements: &Measurements) -> ProbeOutput {

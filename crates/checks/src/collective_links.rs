@@ -78,18 +78,18 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn job(nodes: u32, gpus: u32) -> Vec<NodeReport> {
-        let exchange = SizeReport { bytes: 64 * MIB, seconds: 1e-3, wrong: 0, listed: Vec::new() };
+        let exchange = SizeReport { bytes: 64 * MIB, seconds: 1e-3, wrong: 0, wrong_elements: Vec::new() };
         let gpu = |rank: u32| GpuReport {
             rank,
             gpu: format!("0000:{:02x}:00.0", 0x18 + rank),
             sizes: Vec::new(),
             exchange: Some(exchange.clone()),
-            broken: None,
+            failure: None,
         };
         let node = |node: u32| NodeReport {
             node: format!("n{node}"),
             gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
-            other_way: None,
+            path_mismatch: None,
         };
         (0..nodes).map(node).collect()
     }

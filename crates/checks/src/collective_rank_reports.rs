@@ -15,7 +15,7 @@ pub struct GpuReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange: Option<SizeReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub broken: Option<RankFailure>,
+    pub failure: Option<RankFailure>,
 }
 
 /// The result of one message size on one GPU.
@@ -29,19 +29,19 @@ pub struct SizeReport {
     pub wrong: u64,
     /// The first wrong elements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub listed: Vec<WrongElement>,
+    pub wrong_elements: Vec<WrongElement>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrongElement {
-    pub place: u64,
+    pub index: u64,
     /// The bits of an `f32`.
     pub expected: u32,
     pub got: u32,
     /// The rank whose share equals exactly the missing amount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lost: Option<u32>,
+    pub missing_rank: Option<u32>,
 }
 
 /// Why a GPU did not finish the test.
@@ -51,13 +51,13 @@ pub enum RankFailure {
     /// A message did not complete in time.
     Hung(String),
     /// The driver lost the GPU.
-    Gpu(String),
+    GpuLost(String),
     /// A library call failed.
     Failed(String),
     /// The connection to another rank was lost; that rank's own report is more specific.
-    Lost(String),
+    PeerLost(String),
     /// The comparison missed planted errors.
-    Blind(String),
+    ControlFailed(String),
     /// The coordinator stopped the rank because of a failure elsewhere.
     Stopped,
 }
@@ -65,7 +65,11 @@ pub enum RankFailure {
 impl RankFailure {
     pub fn text(&self) -> &str {
         match self {
-            Self::Hung(text) | Self::Gpu(text) | Self::Failed(text) | Self::Lost(text) | Self::Blind(text) => text,
+            Self::Hung(text)
+            | Self::GpuLost(text)
+            | Self::Failed(text)
+            | Self::PeerLost(text)
+            | Self::ControlFailed(text) => text,
             Self::Stopped => "stopped by the coordinator",
         }
     }
@@ -79,5 +83,5 @@ pub struct NodeReport {
     pub gpus: Vec<GpuReport>,
     /// Why its values are not those of the requested path, according to NCCL's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub other_way: Option<String>,
+    pub path_mismatch: Option<String>,
 }

@@ -51,17 +51,17 @@ pub fn measurements(
     for finding in rank_failures(nodes, own) {
         match finding {
             RankFinding::Event(event) => result.events.push(event),
-            RankFinding::Failure(failure) => result.unread.push(failure),
+            RankFinding::Failure(failure) => result.failures.push(failure),
         }
     }
     for report in nodes {
-        if let Some(why) = &report.other_way {
-            result.unread.push(ProbeFailure::new(FailureKind::Failed, with_node_name(nodes, report, why)));
+        if let Some(why) = &report.path_mismatch {
+            result.failures.push(ProbeFailure::new(FailureKind::Failed, with_node_name(nodes, report, why)));
         }
     }
     // A bandwidth over another path, or of an unfinished all-reduce, does not count.
     if let (Some(paths), Some((bytes, seconds, bandwidth, _)), true) =
-        (paths, bandwidth_table(nodes).last().copied(), result.unread.is_empty())
+        (paths, bandwidth_table(nodes).last().copied(), result.failures.is_empty())
         && seconds > 0.0
     {
         result.metrics.push(Metric::new(mode.metric(), node(), bandwidth, Unit::BytesPerSecond));
@@ -97,17 +97,17 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
                     with_node_name(nodes, report, &format!("GPU {}: {text}", gpu.gpu)),
                 ))
             };
-            match &gpu.broken {
+            match &gpu.failure {
                 None | Some(RankFailure::Stopped) => {}
-                Some(RankFailure::Gpu(text)) if index == own => {
+                Some(RankFailure::GpuLost(text)) if index == own => {
                     findings.push(RankFinding::Event(Event::seen("gpu-failed", entity, text)));
                 }
-                Some(RankFailure::Gpu(text) | RankFailure::Failed(text)) => {
+                Some(RankFailure::GpuLost(text) | RankFailure::Failed(text)) => {
                     findings.push(unread(FailureKind::Failed, text));
                 }
-                Some(RankFailure::Blind(text)) => findings.push(unread(FailureKind::Failed, text)),
+                Some(RankFailure::ControlFailed(text)) => findings.push(unread(FailureKind::Failed, text)),
                 Some(RankFailure::Hung(text)) => drop(hung.get_or_insert((report, text))),
-                Some(RankFailure::Lost(text)) => {
+                Some(RankFailure::PeerLost(text)) => {
                     lost.get_or_insert_with(|| unread(FailureKind::Failed, text));
                 }
             }
@@ -115,7 +115,7 @@ fn rank_failures(nodes: &[NodeReport], own: usize) -> Vec<RankFinding> {
     }
     // All ranks hang together, so the origin is known only if a rank reports another failure. Traffic on another path
     // may only have been slow, and the other ranks lose one that is stopped for that.
-    let other_transport = nodes.iter().any(|node| node.other_way.is_some());
+    let other_transport = nodes.iter().any(|node| node.path_mismatch.is_some());
     if let Some((report, text)) = hung.filter(|_| findings.is_empty() && !other_transport) {
         findings.push(RankFinding::Event(Event::seen(
             "collective-hung",
@@ -169,7 +169,7 @@ impl WrongSums<'_> {
                     "{}; every GPU of every node got wrong sums, so the faulty node is unknown",
                     describe_wrong_sums(bad[0])
                 );
-                measurements.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+                measurements.failures.push(ProbeFailure::new(FailureKind::Failed, text));
             }
         }
     }
@@ -184,7 +184,7 @@ impl WrongSums<'_> {
             }
             (None, owner) => {
                 let name = owner.map_or("another node", |node| node.node.as_str());
-                measurements.unread.push(ProbeFailure::new(FailureKind::Failed, format!("{text}, on node {name}")));
+                measurements.failures.push(ProbeFailure::new(FailureKind::Failed, format!("{text}, on node {name}")));
             }
         }
     }
@@ -196,18 +196,18 @@ fn wrong_count(gpu: &GpuReport) -> u64 {
 
 /// Returns the rank whose share is missing in all listed elements.
 fn missing_rank(gpus: &[&GpuReport]) -> Option<u32> {
-    let listed = || gpus.iter().flat_map(|gpu| &gpu.sizes).flat_map(|size| &size.listed);
-    let rank = listed().next()?.lost?;
-    listed().all(|element| element.lost == Some(rank)).then_some(rank)
+    let listed = || gpus.iter().flat_map(|gpu| &gpu.sizes).flat_map(|size| &size.wrong_elements);
+    let rank = listed().next()?.missing_rank?;
+    listed().all(|element| element.missing_rank == Some(rank)).then_some(rank)
 }
 
 fn describe_wrong_sums(gpu: &GpuReport) -> String {
     let all = wrong_count(gpu);
-    let first = gpu.sizes.iter().find_map(|size| Some((size.bytes, size.listed.first()?)));
+    let first = gpu.sizes.iter().find_map(|size| Some((size.bytes, size.wrong_elements.first()?)));
     match first {
         Some((bytes, element)) => format!(
             "{all} wrong elements, the first at index {} of a message of {bytes} bytes: got {}, expected {}",
-            element.place,
+            element.index,
             f32::from_bits(element.got),
             f32::from_bits(element.expected)
         ),
@@ -222,25 +222,25 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn gpu(rank: u32) -> GpuReport {
-        let size = |bytes: u64, seconds| SizeReport { bytes, seconds, wrong: 0, listed: Vec::new() };
+        let size = |bytes: u64, seconds| SizeReport { bytes, seconds, wrong: 0, wrong_elements: Vec::new() };
         let sizes = vec![size(MIB, 1e-5), size(1024 * MIB, 4e-3 + f64::from(rank) * 1e-4)];
         let exchange = Some(size(64 * MIB, 1e-3));
-        GpuReport { rank, gpu: format!("0000:{:02x}:00.0", 0x18 + rank), sizes, exchange, broken: None }
+        GpuReport { rank, gpu: format!("0000:{:02x}:00.0", 0x18 + rank), sizes, exchange, failure: None }
     }
 
     fn job(nodes: u32, gpus: u32) -> Vec<NodeReport> {
         let node = |node: u32| NodeReport {
             node: format!("n{node}"),
             gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
-            other_way: None,
+            path_mismatch: None,
         };
         (0..nodes).map(node).collect()
     }
 
     fn spoil(gpu: &mut GpuReport, lost: Option<u32>) {
-        let element = WrongElement { place: 7, expected: 3.0f32.to_bits(), got: 0, lost };
+        let element = WrongElement { index: 7, expected: 3.0f32.to_bits(), got: 0, missing_rank: lost };
         gpu.sizes[0].wrong = 1;
-        gpu.sizes[0].listed.push(element);
+        gpu.sizes[0].wrong_elements.push(element);
     }
 
     const PATHS: PathCounts = PathCounts { all: 16, network: 0, without_gpu_direct: 0 };
@@ -258,7 +258,7 @@ mod tests {
         let all = measured(&job(1, 8), 0);
         let expected = (1024 * MIB) as f64 / 4.7e-3 * 14.0 / 8.0;
         assert!((figure(&all).unwrap() - expected).abs() < 1.0, "{all:?}");
-        assert!(all.events.is_empty() && all.unread.is_empty());
+        assert!(all.events.is_empty() && all.failures.is_empty());
         assert_eq!(bandwidth_table(&job(1, 8)).len(), 2);
         assert_eq!(figure(&measurements(Mode::Nvlink, &job(1, 8), 0, None, 1)), None, "the path is unknown");
     }
@@ -267,7 +267,7 @@ mod tests {
     fn a_gpu_with_wrong_sums_is_reported_only_by_its_own_node() {
         let mut nodes = job(2, 4);
         spoil(&mut nodes[1].gpus[2], None);
-        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).unread.is_empty());
+        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).failures.is_empty());
         let own = measured(&nodes, 1);
         assert_eq!(own.events[0].entity.to_string(), "gpu:0000:1e:00.0");
         assert!(own.events[0].text.contains("got 0, expected 3; 1 of 8 GPUs"), "{}", own.events[0].text);
@@ -279,7 +279,7 @@ mod tests {
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, Some(5)));
         let theirs = measured(&nodes, 0);
         assert!(
-            theirs.events.is_empty() && theirs.unread[0].text.contains("rank 5 is missing, on node n1"),
+            theirs.events.is_empty() && theirs.failures[0].text.contains("rank 5 is missing, on node n1"),
             "{theirs:?}"
         );
         assert_eq!(figure(&theirs), None);
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(measured(&one, 0).events[0].entity, Entity::node());
         let mut nodes = job(2, 2);
         nodes.iter_mut().flat_map(|node| &mut node.gpus).for_each(|gpu| spoil(gpu, None));
-        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).unread.len() == 1);
+        assert!(measured(&nodes, 0).events.is_empty() && measured(&nodes, 0).failures.len() == 1);
     }
 
     #[test]
@@ -301,7 +301,7 @@ mod tests {
         let hang = |nodes: &mut Vec<NodeReport>| {
             for gpu in nodes.iter_mut().flat_map(|node| &mut node.gpus) {
                 gpu.sizes.pop();
-                gpu.broken = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
+                gpu.failure = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
             }
         };
         let (mut one, mut two) = (job(1, 2), job(2, 2));
@@ -309,35 +309,40 @@ mod tests {
         hang(&mut two);
         assert_eq!(measured(&one, 0).events[0].code.as_str(), "collective-hung");
         assert_eq!(measured(&two, 0).events[0].code.as_str(), "collective-hung");
-        two[1].gpus[0].broken = Some(RankFailure::Gpu("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
-        assert!(measured(&two, 0).unread[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
+        two[1].gpus[0].failure = Some(RankFailure::GpuLost("CUDA_ERROR_ECC_UNCORRECTABLE".to_owned()));
+        assert!(measured(&two, 0).failures[0].text.starts_with("node n1: GPU 0000:1a:00.0: CUDA_ERROR"), "{two:?}");
         assert_eq!(measured(&two, 1).events[0].code.as_str(), "gpu-failed");
     }
 
     #[test]
     fn a_lost_peer_is_reported_only_if_the_peer_reports_no_failure() {
         let mut nodes = job(2, 1);
-        nodes[0].gpus[0].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
-        nodes[1].gpus[0].broken = Some(RankFailure::Stopped);
-        assert!(measured(&nodes, 0).unread[0].text.contains("remote process exited"));
-        nodes[1].gpus[0].broken = Some(RankFailure::Failed("its worker was killed by signal 6".to_owned()));
+        nodes[0].gpus[0].failure = Some(RankFailure::PeerLost("remote process exited".to_owned()));
+        nodes[1].gpus[0].failure = Some(RankFailure::Stopped);
+        assert!(measured(&nodes, 0).failures[0].text.contains("remote process exited"));
+        nodes[1].gpus[0].failure = Some(RankFailure::Failed("its worker was killed by signal 6".to_owned()));
         let all = measured(&nodes, 0);
-        assert!(all.unread.len() == 1 && all.unread[0].text.contains("signal 6"), "{all:?}");
+        assert!(all.failures.len() == 1 && all.failures[0].text.contains("signal 6"), "{all:?}");
     }
 
     #[test]
     fn another_transport_on_any_node_invalidates_the_bandwidth_of_all_nodes() {
         let mut nodes = job(2, 2);
-        nodes[1].other_way = Some("4 through sockets (NET/Socket)".to_owned());
+        nodes[1].path_mismatch = Some("4 through sockets (NET/Socket)".to_owned());
         let first = measured(&nodes, 0);
         assert_eq!(figure(&first), None);
-        assert_eq!(first.unread[0].text, "node n1: 4 through sockets (NET/Socket)");
+        assert_eq!(first.failures[0].text, "node n1: 4 through sockets (NET/Socket)");
         let mut slow = job(1, 2);
-        slow[0].gpus[0].broken = Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
-        slow[0].other_way = Some("4 through sockets (NET/Socket)".to_owned());
+        slow[0].gpus[0].failure =
+            Some(RankFailure::Hung("a message of 8 bytes did not complete within 60s".to_owned()));
+        slow[0].path_mismatch = Some("4 through sockets (NET/Socket)".to_owned());
         assert!(measured(&slow, 0).events.is_empty(), "slow over another path is no finding");
-        assert_eq!(measured(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)");
-        slow[0].gpus[1].broken = Some(RankFailure::Lost("remote process exited".to_owned()));
-        assert_eq!(measured(&slow, 0).unread[0].text, "4 through sockets (NET/Socket)", "the loss is its consequence");
+        assert_eq!(measured(&slow, 0).failures[0].text, "4 through sockets (NET/Socket)");
+        slow[0].gpus[1].failure = Some(RankFailure::PeerLost("remote process exited".to_owned()));
+        assert_eq!(
+            measured(&slow, 0).failures[0].text,
+            "4 through sockets (NET/Socket)",
+            "the loss is its consequence"
+        );
     }
 }

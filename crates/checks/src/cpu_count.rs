@@ -67,10 +67,10 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
 /// Fails if one file cannot be read: an incomplete count is not a count.
 fn topology_values(output: Option<&ProbeOutput>) -> Result<Vec<&str>, Observation> {
     let texts = glob_files(output)?.iter().map(|file| file.text.as_deref().map(str::trim));
-    let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::CouldNot(failure.clone()))?;
+    let texts: Vec<&str> = texts.collect::<Result<_, _>>().map_err(|failure| Observation::Failed(failure.clone()))?;
     if texts.is_empty() || texts.contains(&"") {
         let text = "no CPU found in /sys/devices/system/cpu";
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Empty, text)));
     }
     Ok(texts)
 }

@@ -49,12 +49,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let number = |index: usize| {
-        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
-        count(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
+        let text = file_text(outputs.get(index)).map_err(Observation::Failed)?;
+        count(text).ok_or_else(|| Observation::Failed(unexpected_content(FILES[index], text)))
     };
     let (present, online) = (number(0)?, number(1)?);
     if present == 0 || online == 0 {
-        return Err(Observation::CouldNot(unexpected_content(FILES[0], "no CPU")));
+        return Err(Observation::Failed(unexpected_content(FILES[0], "no CPU")));
     }
     // Kernels without this file have no isolated processors.
     let isolated = number(2).unwrap_or(0);

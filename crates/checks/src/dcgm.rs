@@ -148,7 +148,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     match (diagnosis, require_gpus(outputs.first())) {
         (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
         (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
-            Observation::CouldNot(failure.clone())
+            Observation::Failed(failure.clone())
         }
         (diagnosis, gpus) => {
             let scope = ExpectedResults { expected_tests: order.level.expected_tests(), allowed_skips: &excused };
@@ -227,7 +227,7 @@ mod tests {
         let of_run = |level: u8| {
             let text = format!("[tests.dcgm]\nenabled = true\nparams = {{ level = {level} }}\n");
             let tests = Catalogue::built_in().tests(&Policy::with_site_settings(&text).unwrap());
-            tests.into_iter().find(|test| test.id.as_str() == "dcgm").map(|test| (test.limit, test.usual)).unwrap()
+            tests.into_iter().find(|test| test.id.as_str() == "dcgm").map(|test| (test.limit, test.typical_duration)).unwrap()
         };
         for level in Level::ALL {
             let (limit, usual) = of_run(level.number());

@@ -39,7 +39,7 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: ExpectedResu
     let (text, exit, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (stdout, *exit, stderr.as_str()),
         Some(ProbeOutput::Text(text)) => (text, Some(0), ""),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the probe returned no output of dcgmi"),
     };
     if text.len() > MAX_MEASUREMENTS_BYTES {
@@ -62,7 +62,7 @@ pub fn interpret(output: Option<&ProbeOutput>, gpus: &[Gpu], scope: ExpectedResu
 }
 
 fn could_not(kind: FailureKind, text: impl Into<String>) -> Observation {
-    Observation::CouldNot(ProbeFailure::new(kind, text))
+    Observation::Failed(ProbeFailure::new(kind, text))
 }
 
 /// Returns the first JSON object that holds a diagnostic; other text may precede and follow it. Returns `None` if an
@@ -88,7 +88,7 @@ fn no_diagnostic(text: &str, exit: Option<i32>, stderr: &str) -> Observation {
     if exit != Some(0) {
         // `Error: unable to establish a connection to the specified host` appears on either stream.
         let detail = if stderr.trim().is_empty() { text } else { stderr };
-        return Observation::CouldNot(exit_failure(exit, detail));
+        return Observation::Failed(exit_failure(exit, detail));
     }
     if text.trim().is_empty() {
         return could_not(FailureKind::Empty, "dcgmi printed nothing");
@@ -539,7 +539,7 @@ mod tests {
                 &gpus(),
                 ExpectedResults { expected_tests: promised, allowed_skips: &excused },
             ) {
-                Observation::Measured { unread, .. } => {
+                Observation::Measured { failures: unread, .. } => {
                     unread.into_iter().map(|failure| failure.text).collect::<Vec<_>>()
                 }
                 other => panic!("{other:?}"),

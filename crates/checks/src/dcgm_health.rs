@@ -89,11 +89,11 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
-    let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let could_not = |kind, text: String| Observation::Failed(ProbeFailure::new(kind, text));
     let address = address(params)?;
     let output = file_text(outputs.first()).map_err(|failure| match failure.kind {
         FailureKind::Missing => not_applicable("no-dcgm", "DCGM is not installed"),
-        _ => Observation::CouldNot(failure),
+        _ => Observation::Failed(failure),
     })?;
     let answer = match HealthReport::parse(output) {
         Ok(HealthReport::Watched(answer)) => answer,

@@ -36,7 +36,7 @@ const SPEC: Spec = Spec {
     every: Span::minutes(5),
     cutoff: Span::days(7),
     limit: Span::minutes(2),
-    usual: Span::from_secs(1),
+    typical_duration: Span::from_secs(1),
     usual_by: None,
     shares: &[],
     shared_param: None,
@@ -102,10 +102,10 @@ fn probes(params: &Params) -> Vec<Probe> {
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
-    let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let could_not = |kind, text: String| Observation::Failed(ProbeFailure::new(kind, text));
     let (table, spaces) = match outputs {
         [ProbeOutput::Text(table), spaces @ ..] => (table, spaces),
-        [ProbeOutput::Failed(failure), ..] => return Observation::CouldNot(failure.clone()),
+        [ProbeOutput::Failed(failure), ..] => return Observation::Failed(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the list of mounts is not text".to_owned()),
     };
     let mounted = mount_points(table);
@@ -231,9 +231,9 @@ mod tests {
     #[test]
     fn an_unreadable_mount_is_reported() {
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "statfs /: denied"));
-        assert!(matches!(observe(&["/"], &[denied]), Observation::CouldNot(f) if f.kind == FailureKind::Denied));
-        assert!(matches!(observe(&[], &[]), Observation::CouldNot(f) if f.kind == FailureKind::Empty));
-        assert!(matches!(interpret(&Params::new(), &[]), Observation::CouldNot(_)));
+        assert!(matches!(observe(&["/"], &[denied]), Observation::Failed(f) if f.kind == FailureKind::Denied));
+        assert!(matches!(observe(&[], &[]), Observation::Failed(f) if f.kind == FailureKind::Empty));
+        assert!(matches!(interpret(&Params::new(), &[]), Observation::Failed(_)));
     }
 
     proptest! {

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(*timeout, Span::minutes(6));
         for wrong in ["heat = 5", "heat = 'long'", "trials = -1", "trials = 0.5", "inject = 3"] {
             let params: Params = toml::from_str(wrong).unwrap();
-            assert!(matches!(interpret(&params, &[]), Observation::CouldNot(_)), "{wrong}");
+            assert!(matches!(interpret(&params, &[]), Observation::Failed(_)), "{wrong}");
         }
     }
 }

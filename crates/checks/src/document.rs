@@ -36,7 +36,7 @@ pub struct Document {
     pub tests: Vec<TestEvidence>,
     /// The machine's uptime when the first test began, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub up: Option<Span>,
+    pub uptime: Option<Span>,
 }
 
 /// The outputs of one test's probes, in the order of the probes.
@@ -59,7 +59,7 @@ pub struct Measurements {
     pub events: Vec<Event>,
     /// Parts that the test could not measure, in addition to those it could.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unread: Vec<ProbeFailure>,
+    pub failures: Vec<ProbeFailure>,
 }
 
 /// A run's one-time key, known to the controller and passed to the job.
@@ -173,12 +173,12 @@ pub struct AgentReport {
     pub node: NodeName,
     pub hardware: Hardware,
     /// Increases with every report of this node, so that a replayed report is recognised.
-    pub number: u64,
+    pub sequence: u64,
     /// According to the node's clock.
     pub at: Timestamp,
     /// The machine's uptime at that time, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub up: Option<Span>,
+    pub uptime: Option<Span>,
     pub checks: Vec<TestEvidence>,
     #[serde(default)]
     pub versions: Versions,
@@ -197,7 +197,7 @@ pub struct Versions {
     pub policy: u32,
     /// Reports queued on the node behind this one.
     #[serde(default)]
-    pub waiting: u32,
+    pub queued: u32,
 }
 
 /// The schema version of reports. A controller reads its own version and the one before.
@@ -363,7 +363,7 @@ mod tests {
             started: Timestamp::from_secs(1),
             ended: Timestamp::from_secs(2),
             tests: vec![],
-            up: None,
+            uptime: None,
         }
     }
 
@@ -397,11 +397,11 @@ mod tests {
         AgentReport {
             node: NodeName::new("n1").unwrap(),
             hardware: Hardware::default(),
-            number: 3,
+            sequence: 3,
             at: Timestamp::from_secs(1),
-            up: None,
+            uptime: None,
             checks: vec![],
-            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 4, waiting: 0 },
+            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 4, queued: 0 },
             dropped: None,
         }
     }

@@ -48,12 +48,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let mut builder = ObservationBuilder::default();
     let all = functions(outputs.first(), &mut builder)?;
-    let uptime = uptime_seconds(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let uptime = uptime_seconds(outputs.get(1)).map_err(Observation::Failed)?;
     let efa = all.iter().filter(|function| function.is_efa());
     let (bound, waiting): (Vec<_>, Vec<_>) = efa.partition(|function| function.driver == Some("efa"));
     if !waiting.is_empty() && uptime < GRACE_SECONDS {
         let text = format!("{} EFA adapters have no driver yet, {uptime:.0} s after boot", waiting.len());
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Empty, text)));
     }
     builder.metric(Metric::count("efa_devices", Entity::node(), bound.len() as f64));
     Ok(builder.build_or(Observation::measured(Vec::new(), Vec::new())))

@@ -67,8 +67,8 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         return Ok(builder.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")));
     }
     let rdma = symlinks(outputs.get(1))?;
-    let modules = directory_names(outputs.get(2)).map_err(Observation::CouldNot)?;
-    let seconds = uptime_seconds(outputs.get(3)).map_err(Observation::CouldNot)?;
+    let modules = directory_names(outputs.get(2)).map_err(Observation::Failed)?;
+    let seconds = uptime_seconds(outputs.get(3)).map_err(Observation::Failed)?;
     let mut events = Vec::new();
     for name in ["efa", "ib_uverbs"].iter().filter(|name| !modules.iter().any(|module| module == **name)) {
         let text = format!("the kernel module {name} is not loaded");
@@ -94,7 +94,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
             "{usable} of {} EFA adapters are ready {seconds:.0} s after boot; some take minutes",
             efa.len()
         );
-        return Ok(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+        return Ok(Observation::Failed(ProbeFailure::new(FailureKind::Empty, text)));
     }
     events.into_iter().for_each(|event| builder.event(event));
     Ok(builder.build_or(not_applicable("no-efa", "no EFA adapter on the PCI bus")))

@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> ProbeOutput {
-        let all = Measurements { metrics, events, unread: Vec::new() };
+        let all = Measurements { metrics, events, failures: Vec::new() };
         ProbeOutput::Text(serde_json::to_string(&all).unwrap())
     }
 

@@ -46,15 +46,15 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let count = match outputs.first() {
         Some(ProbeOutput::Names(names)) => switches(names).count(),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
+        _ => return Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     };
     if count == 0 {
         return not_applicable("no-nvswitch", "no NVSwitch in /dev");
     }
     let processes = match host_processes(outputs.get(1)) {
         Ok(processes) => processes,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let entity = Entity::new(EntityKind::Service, "nvidia-fabricmanager");
     let is_up = is_running(processes, PROCESS_NAME);

@@ -31,7 +31,7 @@ pub fn sampled_series(output: Option<&ProbeOutput>) -> Result<Vec<Series<'_>>, O
 }
 
 fn not_files(output: Option<&ProbeOutput>) -> Observation {
-    Observation::CouldNot(match output {
+    Observation::Failed(match output {
         Some(ProbeOutput::Failed(failure)) => failure.clone(),
         _ => ProbeFailure::new(FailureKind::Unparseable, "the answer is not a list of files"),
     })
@@ -202,7 +202,7 @@ impl Series<'_> {
 fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
     let mut all: std::collections::BTreeMap<&str, Series<'_>> = std::collections::BTreeMap::new();
     for (index, sample) in samples.iter().enumerate() {
-        let nothing = |s: &Sample| Point { at: s.at, uptime: s.up, text: None };
+        let nothing = |s: &Sample| Point { at: s.at, uptime: s.uptime, text: None };
         for series in all.values_mut() {
             let before = series.points.last().and_then(|point| point.text);
             series.points.push(Point { text: before, ..nothing(sample) });
@@ -216,7 +216,7 @@ fn series_of_samples(samples: &[Sample]) -> Vec<Series<'_>> {
                 point.text = file.text.as_deref().ok();
             }
         }
-        for path in &sample.gone {
+        for path in &sample.removed {
             if let Some(series) = all.get_mut(path.as_str()) {
                 series.failure = None;
                 if let Some(point) = series.points.last_mut() {
@@ -247,9 +247,9 @@ pub(crate) mod tests {
             let back = Span::minutes(5 * (each.len() - 1 - n) as i64);
             samples.push(Sample {
                 at: Timestamp::from_secs(1_794_700_800).minus(back),
-                up: Span::from_millis(Span::days(10).millis() - back.millis()),
+                uptime: Span::from_millis(Span::days(10).millis() - back.millis()),
                 files: files.iter().filter(|file| !earlier.contains(file)).map(|(p, t)| file(p, t)).collect(),
-                gone: earlier
+                removed: earlier
                     .iter()
                     .filter(|(path, _)| !files.iter().any(|(other, _)| other == path))
                     .map(|(path, _)| (*path).to_owned())
@@ -287,7 +287,7 @@ pub(crate) mod tests {
             panic!("samples")
         };
         // Booted between the first reading and the second.
-        (readings[1].up, readings[2].up) = (Span::minutes(1), Span::minutes(6));
+        (readings[1].uptime, readings[2].uptime) = (Span::minutes(1), Span::minutes(6));
         let of = |samples: Vec<Sample>| {
             let output = ProbeOutput::Samples(samples);
             let growth = sampled_series(Some(&output)).unwrap()[0].growth_since_boot(Span::hours(1));

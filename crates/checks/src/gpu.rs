@@ -23,17 +23,17 @@ use crate::probe::ProbeOutput;
 /// Returns the observation that the check should return: not applicable on a machine without an NVIDIA GPU; could not
 /// run if the driver does not answer, or lists no GPU although the bus has some.
 pub fn require_gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation> {
-    let could_not = |kind, text: String| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let could_not = |kind, text: String| Observation::Failed(ProbeFailure::new(kind, text));
     let answer = match output {
         Some(ProbeOutput::Gpus(answer)) => answer,
-        Some(ProbeOutput::Failed(failure)) => return Err(Observation::CouldNot(failure.clone())),
+        Some(ProbeOutput::Failed(failure)) => return Err(Observation::Failed(failure.clone())),
         _ => return Err(could_not(FailureKind::Unparseable, "the probe returned no GPU data".to_owned())),
     };
     if answer.on_pci.is_empty() && answer.gpus.is_empty() {
         return Err(no_gpu());
     }
     if let Err(failure) = &answer.driver {
-        return Err(Observation::CouldNot(failure.clone()));
+        return Err(Observation::Failed(failure.clone()));
     }
     if answer.gpus.is_empty() {
         let text = format!("{} NVIDIA GPUs on the PCI bus, none in the driver", answer.on_pci.len());
@@ -163,7 +163,7 @@ pub(crate) mod tests {
         };
         ProbeOutput::Gpus(GpuQueryResult {
             on_pci: (0..gpus.len()).map(bus).collect(),
-            driver: Ok(Driver { version: "570.124.06".into(), cuda: Some("12.8".into()), asked: "nvml".into() }),
+            driver: Ok(Driver { version: "570.124.06".into(), cuda: Some("12.8".into()), source: "nvml".into() }),
             gpus: gpus.iter().enumerate().map(gpu).collect(),
         })
     }
@@ -202,12 +202,12 @@ pub(crate) mod tests {
         let ProbeOutput::Gpus(mut dead) = none() else { panic!("gpus") };
         dead.on_pci.push("0000:18:00.0".into());
         let dead = ProbeOutput::Gpus(dead);
-        assert!(matches!(require_gpus(Some(&dead)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Missing));
+        assert!(matches!(require_gpus(Some(&dead)), Err(Observation::Failed(f)) if f.kind == FailureKind::Missing));
         let ProbeOutput::Gpus(mut lost) = answer(&[]) else { panic!("gpus") };
         lost.on_pci.push("0000:18:00.0".into());
         let lost = ProbeOutput::Gpus(lost);
-        assert!(matches!(require_gpus(Some(&lost)), Err(Observation::CouldNot(f)) if f.kind == FailureKind::Empty));
-        assert!(matches!(require_gpus(None), Err(Observation::CouldNot(_))));
+        assert!(matches!(require_gpus(Some(&lost)), Err(Observation::Failed(f)) if f.kind == FailureKind::Empty));
+        assert!(matches!(require_gpus(None), Err(Observation::Failed(_))));
     }
 
     #[test]

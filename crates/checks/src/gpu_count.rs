@@ -45,10 +45,10 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let answer = match outputs.first() {
         Some(ProbeOutput::Gpus(answer)) => answer,
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => {
             let failure = ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data");
-            return Observation::CouldNot(failure);
+            return Observation::Failed(failure);
         }
     };
     let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);

@@ -53,14 +53,14 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(ProbeOutput::Gpus(answer)) => answer,
         // The bus could not be read either, but a driver that is loaded and does not answer hangs.
         Some(ProbeOutput::Failed(failure)) if loaded && is_hang(failure.kind) => return hang_event(failure),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data")),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
+        _ => return Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, "the probe returned no GPU data")),
     };
     let on_pci = answer.on_pci.len();
     match &answer.driver {
         _ if on_pci == 0 && answer.gpus.is_empty() => no_gpu(),
         Ok(driver) if driver.version.trim().is_empty() => {
-            Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"))
+            Observation::Failed(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"))
         }
         Ok(_) => Observation::measured(vec![driver_metric(1.0)], Vec::new()),
         Err(failure) if is_hang(failure.kind) => hang_event(failure),
@@ -72,7 +72,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             let text = format!("{DRIVER_NOT_LOADED}; NVIDIA GPUs on the PCI bus: {on_pci}");
             finding("driver-not-loaded", text)
         }
-        Err(failure) => Observation::CouldNot(failure.clone()),
+        Err(failure) => Observation::Failed(failure.clone()),
     }
 }
 

@@ -56,12 +56,12 @@ fn probes(_: &Params) -> Vec<Probe> {
 
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let Some((driver, lists)) = outputs.split_first() else {
-        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the probe returned no files"));
+        return Observation::Failed(ProbeFailure::new(FailureKind::Empty, "the probe returned no files"));
     };
     // A driver that does not answer may do so because of these files: check them all the same.
     let silent = match require_gpus(Some(driver)) {
         Ok(_) => None,
-        Err(Observation::CouldNot(failure)) => Some(failure),
+        Err(Observation::Failed(failure)) => Some(failure),
         Err(instead) => return instead,
     };
     let mut builder = ObservationBuilder::default();
@@ -91,7 +91,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     builder.build_or(silent.map_or_else(
         || not_applicable("libraries-elsewhere", "the driver's libraries are in none of the standard directories"),
-        Observation::CouldNot,
+        Observation::Failed,
     ))
 }
 

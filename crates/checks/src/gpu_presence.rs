@@ -69,7 +69,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let answer = match outputs.first() {
         Some(ProbeOutput::Gpus(answer)) => answer,
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the probe returned no GPU data"),
     };
     if answer.on_pci.is_empty() && answer.gpus.is_empty() {
@@ -77,13 +77,13 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     // Without a driver no GPU is driven; gpu-driver reports that once, instead of once per GPU here.
     if let Err(failure) = &answer.driver {
-        return Observation::CouldNot(failure.clone());
+        return Observation::Failed(failure.clone());
     }
     let guests = match outputs.get(2) {
         Some(ProbeOutput::Names(names)) => names.iter().filter_map(|name| normalize_bus_id(name)).collect(),
         // The driver does not exist: no GPU is passed through.
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => Vec::new(),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the answer for the devices of vfio-pci is not a list"),
     };
     let mut builder = ObservationBuilder::default();
@@ -100,7 +100,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn could_not(kind: FailureKind, text: &str) -> Observation {
-    Observation::CouldNot(ProbeFailure::new(kind, text))
+    Observation::Failed(ProbeFailure::new(kind, text))
 }
 
 /// Compares the bus with the driver.

@@ -23,7 +23,7 @@ pub struct Driver {
     /// Such as `12.8`.
     pub cuda: Option<String>,
     /// The interface that answered: `nvml` or `nvidia-smi`.
-    pub asked: String,
+    pub source: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -20,7 +20,7 @@ use doctor_core::observation::{Entity, Event, FailureKind, ObservationBuilder, M
 
 use crate::{
     gpu::{Gpu, require_gpus, no_gpu, read_text},
-    outliers::{Part, outliers},
+    device_outliers::{Part, outliers},
     probe::{Probe, ProbeOutput},
     check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
@@ -66,7 +66,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let Some(ProbeOutput::Gpus(answer)) = outputs.first() else { return no_gpu() };
     let version = answer.driver.as_ref().map(|driver| driver.version.trim()).unwrap_or_default();
     if version.is_empty() {
-        return Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"));
+        return Observation::Failed(ProbeFailure::new(FailureKind::Empty, "the driver reports no version"));
     }
     let mut builder = ObservationBuilder::default();
     builder.metric(Metric::count("gpus_compared", Entity::node(), gpus.len() as f64));

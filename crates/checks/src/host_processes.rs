@@ -37,7 +37,7 @@ pub(crate) mod tests {
     use doctor_core::time::Span;
 
     pub(crate) fn process(pid: u32, name: &str, state: char) -> Process {
-        Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age: Span::hours(1), waits_in: None }
+        Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age: Span::hours(1), wchan: None }
     }
 
     /// A machine with its kernel threads and these processes.

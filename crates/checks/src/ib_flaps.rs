@@ -181,7 +181,7 @@ mod tests {
         let ups = ["4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n", "1: DOWN\n", "4: ACTIVE\n"];
         let each = ups.map(|up| [(PORT, up)]);
         let ProbeOutput::Samples(mut samples) = sampled_files(&each.each_ref().map(|one| &one[..])) else { panic!("samples") };
-        samples.iter_mut().for_each(|sample| sample.up = Span::minutes(2));
+        samples.iter_mut().for_each(|sample| sample.uptime = Span::minutes(2));
         assert_eq!(classify_outputs(&CHECK, &[ProbeOutput::Samples(samples), sampled_files(&[&[]])]), ["pass within-limits"]);
     }
 

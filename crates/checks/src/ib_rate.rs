@@ -83,7 +83,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         builder.metric(Metric::new("fabric_rate_bits", Entity::node(), best_of_all, Unit::BitsPerSecond));
     }
     let none = ProbeFailure::new(FailureKind::Empty, "no port is active, so none has a rate; see ib-ports");
-    Ok(builder.build_or(Observation::CouldNot(none)))
+    Ok(builder.build_or(Observation::Failed(none)))
 }
 
 fn rate(port: &Port<'_>, rates: &[FileText]) -> Result<f64, ProbeFailure> {

@@ -57,14 +57,14 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         (_, Ok(config)) => listed_nodes(config),
         (_, Err(failure)) if failure.kind == FailureKind::Missing => 0,
         (Some(true), Err(_)) => 0,
-        (None, Err(failure)) => return Observation::CouldNot(failure),
+        (None, Err(failure)) => return Observation::Failed(failure),
     };
     if required.is_none() && listed == 0 {
         return not_applicable("not-configured", format!("IMEX is not in use: {CONFIG} lists no node"));
     }
     let processes = match host_processes(outputs.get(1)) {
         Ok(processes) => processes,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let entity = Entity::new(EntityKind::Service, PROCESS_NAME);
     let metric = Metric::count("imex_nodes", entity.clone(), listed as f64);

@@ -46,9 +46,9 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let Some(required) = string_list(params, "modules", "modules = [\"nvidia_peermem\"]")? else {
         return Ok(not_applicable("not-configured", "`modules` is not set"));
     };
-    let loaded = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
+    let loaded = directory_names(outputs.first()).map_err(Observation::Failed)?;
     if loaded.is_empty() {
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Empty, "/sys/module lists no module")));
     }
     // The kernel writes an underscore where users may write a hyphen.
     let missing: Vec<_> = required.iter().filter(|name| !loaded.contains(&name.replace('-', "_"))).collect();

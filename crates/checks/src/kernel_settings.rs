@@ -77,7 +77,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let mut builder = ObservationBuilder::default();
     let mut right = 0.0;
     if !args.is_empty() {
-        let line = file_text(outputs.first()).map_err(Observation::CouldNot)?;
+        let line = file_text(outputs.first()).map_err(Observation::Failed)?;
         for arg in &args {
             if line.split_ascii_whitespace().any(|own| own == arg) {
                 right += 1.0;

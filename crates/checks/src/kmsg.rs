@@ -78,9 +78,9 @@ pub struct KmsgLog<'a> {
 /// Returns the observation that the check should return if the log, the uptime or the parameter `within` cannot be
 /// read.
 pub fn parse_log<'a>(params: &Params, outputs: &'a [ProbeOutput]) -> Result<KmsgLog<'a>, Observation> {
-    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
-    let all = file_text(outputs.first()).map_err(Observation::CouldNot)?;
-    let up = file_text(outputs.get(1)).map_err(Observation::CouldNot)?;
+    let could_not = |kind, text: &str| Observation::Failed(ProbeFailure::new(kind, text));
+    let all = file_text(outputs.first()).map_err(Observation::Failed)?;
+    let up = file_text(outputs.get(1)).map_err(Observation::Failed)?;
     let within = match params.get("within") {
         None => Some(DEFAULT_WINDOW),
         Some(value) => value.as_str().and_then(|text| text.parse().ok()),
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     #[test]
     fn an_unreadable_log_is_not_an_empty_one() {
         let kind = |params: &Params, outputs: &[ProbeOutput]| match parse_log(params, outputs) {
-            Err(Observation::CouldNot(failure)) => failure.kind,
+            Err(Observation::Failed(failure)) => failure.kind,
             other => panic!("{other:?}"),
         };
         let none = Params::new();

@@ -54,8 +54,8 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let read = |index: usize, parse: fn(&str) -> Option<(f64, f64)>| {
-        let text = file_text(outputs.get(index)).map_err(Observation::CouldNot)?;
-        parse(text).ok_or_else(|| Observation::CouldNot(unexpected_content(FILES[index], text)))
+        let text = file_text(outputs.get(index)).map_err(Observation::Failed)?;
+        parse(text).ok_or_else(|| Observation::Failed(unexpected_content(FILES[index], text)))
     };
     let (open, may_open) = read(0, files)?;
     let (threads, _) = read(1, threads)?;

@@ -17,19 +17,19 @@ pub fn interpret_measurements(_: &Params, outputs: &[ProbeOutput]) -> Observatio
     let mut all = Measurements::default();
     for output in outputs {
         match read_output(output) {
-            Ok(Measurements { metrics, events, unread }) => {
+            Ok(Measurements { metrics, events, failures: unread }) => {
                 all.metrics.extend(metrics);
                 all.events.extend(events);
-                all.unread.extend(unread);
+                all.failures.extend(unread);
             }
-            Err(failure) => return Observation::CouldNot(failure),
+            Err(failure) => return Observation::Failed(failure),
         }
     }
-    let Measurements { metrics, events, mut unread } = all;
+    let Measurements { metrics, events, failures: mut unread } = all;
     match (metrics.is_empty() && events.is_empty(), unread.is_empty()) {
         (true, true) => could_not(FailureKind::Empty, "the test reported no measurement"),
-        (true, false) => Observation::CouldNot(unread.swap_remove(0)),
-        (false, _) => Observation::Measured { metrics, events, unread },
+        (true, false) => Observation::Failed(unread.swap_remove(0)),
+        (false, _) => Observation::Measured { metrics, events, failures: unread },
     }
 }
 
@@ -77,7 +77,7 @@ pub fn exit_failure(exit: Option<i32>, stderr: &str) -> ProbeFailure {
 }
 
 fn could_not(kind: FailureKind, text: &str) -> Observation {
-    Observation::CouldNot(ProbeFailure::new(kind, text))
+    Observation::Failed(ProbeFailure::new(kind, text))
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
 
     fn failure(outputs: &[ProbeOutput]) -> ProbeFailure {
         match observe(outputs) {
-            Observation::CouldNot(failure) => failure,
+            Observation::Failed(failure) => failure,
             other => panic!("{other:?}"),
         }
     }

@@ -42,7 +42,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     match directory_names(outputs.first()) {
         Ok([]) => return no_rdma(),
         Ok(_) => {}
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     }
     match file_text(outputs.get(1)).map(soft_limit) {
         Ok(Some(bytes)) => {
@@ -50,9 +50,9 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         }
         Ok(None) => {
             let text = "/proc/self/limits has no valid line `Max locked memory`";
-            Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
+            Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text))
         }
-        Err(failure) => Observation::CouldNot(failure),
+        Err(failure) => Observation::Failed(failure),
     }
 }
 

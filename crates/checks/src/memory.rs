@@ -38,7 +38,7 @@ const SPEC: Spec = Spec {
     every: Span::minutes(5),
     cutoff: Span::days(7),
     limit: Span::minutes(1),
-    usual: Span::from_secs(1),
+    typical_duration: Span::from_secs(1),
     usual_by: None,
     shares: &[],
     shared_param: None,
@@ -106,10 +106,10 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     match outputs {
         [ProbeOutput::Text(text)] => match read(text) {
             Ok(metrics) => Observation::measured(metrics, Vec::new()),
-            Err(why) => Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, why)),
+            Err(why) => Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, why)),
         },
-        [ProbeOutput::Failed(failure)] => Observation::CouldNot(failure.clone()),
-        _ => Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "/proc/meminfo is not text")),
+        [ProbeOutput::Failed(failure)] => Observation::Failed(failure.clone()),
+        _ => Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, "/proc/meminfo is not text")),
     }
 }
 
@@ -182,11 +182,11 @@ mod tests {
         for text in
             ["", "MemTotal: 1000 kB\n", "MemTotal: 0 kB\nMemAvailable: 0 kB\n", "MemTotal: 5 MB\nMemAvailable: 1 MB"]
         {
-            assert!(matches!(observe(text), Observation::CouldNot(f) if f.kind == FailureKind::Unparseable), "{text}");
+            assert!(matches!(observe(text), Observation::Failed(f) if f.kind == FailureKind::Unparseable), "{text}");
         }
         let missing = ProbeFailure::new(FailureKind::Missing, "no /proc");
         let outputs = [ProbeOutput::Failed(missing.clone())];
-        assert_eq!(interpret(&Params::new(), &outputs), Observation::CouldNot(missing));
+        assert_eq!(interpret(&Params::new(), &outputs), Observation::Failed(missing));
     }
 
     proptest! {

@@ -43,7 +43,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let table = match file_text(outputs.first()) {
         Ok(table) => table,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let bad = |text: &str| ProbeFailure::new(FailureKind::Unparseable, format!("/proc/buddyinfo: {text}"));
     let mut builder = ObservationBuilder::default();
@@ -61,7 +61,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     if let Some(least) = shares.reduce(f64::min) {
         builder.metric(Metric::new("free_in_large_pieces_percent", Entity::node(), least, Unit::Percent));
     }
-    builder.build_or(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
+    builder.build_or(Observation::Failed(ProbeFailure::new(FailureKind::Empty, "/proc/buddyinfo shows no free memory")))
 }
 
 /// Parses `Node 0, zone   Normal   3997   2576 …`: free blocks of one page, of two, of four, and so on. Returns the

@@ -112,10 +112,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let expected = expected_mounts(params).ok_or_else(|| invalid_param("mounts", EXAMPLE))?;
-    let table: Vec<_> = parse_mounts(file_text(outputs.first()).map_err(Observation::CouldNot)?).collect();
+    let table: Vec<_> = parse_mounts(file_text(outputs.first()).map_err(Observation::Failed)?).collect();
     if table.is_empty() {
         let text = "/proc/mounts lists no mount";
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text)));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text)));
     }
     let mut builder = ObservationBuilder::default();
     for (index, expected) in expected.iter().enumerate() {

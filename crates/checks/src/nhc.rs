@@ -43,10 +43,10 @@ pub const FAULTS: &[(u16, &str)] = &[
 
 /// Interprets a run of `nhc` or of AzNHC's `run-health-checks.sh`.
 pub fn interpret(output: Option<&ProbeOutput>) -> Observation {
-    let could_not = |kind, text: &str| Observation::CouldNot(ProbeFailure::new(kind, text));
+    let could_not = |kind, text: &str| Observation::Failed(ProbeFailure::new(kind, text));
     let (exit, stdout, stderr) = match output {
         Some(ProbeOutput::Ran { exit, stdout, stderr }) => (*exit, stdout, stderr),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => return could_not(FailureKind::Unparseable, "the probe returned no output of NHC"),
     };
     let lines = || stdout.lines().chain(stderr.lines());
@@ -100,7 +100,7 @@ fn no_result(exit: Option<i32>, stdout: &str, stderr: &str) -> Observation {
         let message: String = line.trim().chars().take(200).collect();
         return not_applicable("nhc-not-supported", message);
     }
-    Observation::CouldNot(match exit {
+    Observation::Failed(match exit {
         Some(0) => ProbeFailure::new(
             FailureKind::Empty,
             "the output of NHC names no check; run `nhc -v -l -`, with lines for this host in its configuration",
@@ -218,7 +218,7 @@ mod tests {
         }
         let hung = azure("Script timed out while executing \"check_fs_mount_rw -f /scratch\".");
         let output = ProbeOutput::Ran { exit: Some(1), stdout: hung, stderr: String::new() };
-        let Observation::CouldNot(failure) = interpret(Some(&output)) else { panic!("could not") };
+        let Observation::Failed(failure) = interpret(Some(&output)) else { panic!("could not") };
         assert_eq!(failure.kind, FailureKind::TimedOut);
         assert!(failure.text.contains("check_fs_mount_rw"), "the text names the check that hung: {}", failure.text);
     }

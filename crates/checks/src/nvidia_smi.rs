@@ -36,7 +36,7 @@ pub fn parse_query(log: &str, fields: &[String], on_pci: Vec<String>) -> Result<
     let driver = Driver {
         version: version.to_owned(),
         cuda: log.text("cuda_version").map(str::to_owned),
-        asked: "nvidia-smi".to_owned(),
+        source: "nvidia-smi".to_owned(),
     };
     let gpus = log.gpus.iter().enumerate().map(|(index, card)| Gpu {
         index: u32::try_from(index).unwrap_or(u32::MAX),
@@ -430,7 +430,7 @@ mod tests {
         let answer = parse_query(H200, &[], vec!["0000:00:06.0".to_owned()]).unwrap();
         let driver = answer.driver.unwrap();
         assert_eq!((driver.version.as_str(), driver.cuda.as_deref()), ("580.159.04", Some("13.0")));
-        assert_eq!(driver.asked, "nvidia-smi");
+        assert_eq!(driver.source, "nvidia-smi");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     // Zero is a number too: the kernel has found none.
     let count = match directory_names(outputs.first()) {
         Ok(names) => names.iter().filter(|name| name.starts_with("nvme")).count(),
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     Observation::measured(vec![Metric::count("nvme_disks", Entity::node(), count as f64)], Vec::new())
 }

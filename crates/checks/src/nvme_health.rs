@@ -67,7 +67,7 @@ fn is_device_name(name: &str) -> bool {
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    let ask = |name: String| Probe::ExecWhere {
+    let ask = |name: String| Probe::ExecIfExists {
         path: format!("/sys/class/nvme/{name}"),
         program: "nvme".to_owned(),
         args: ["smart-log".to_owned(), format!("/dev/{name}"), "--output-format=json".to_owned()].to_vec(),
@@ -84,7 +84,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let named: Vec<String> = disks(params)?.into_iter().filter(|name| is_device_name(name)).collect();
     let none = not_applicable("no-nvme", "no NVMe controller on this node");
-    let present = directory_names(outputs.first()).map_err(Observation::CouldNot)?;
+    let present = directory_names(outputs.first()).map_err(Observation::Failed)?;
     let mut builder = ObservationBuilder::default();
     for name in present.iter().map(String::as_str).filter(|name| is_device_name(name)) {
         let entity = Entity::new(EntityKind::Disk, name);

@@ -51,8 +51,8 @@ pub(crate) fn switches(names: &[String]) -> impl Iterator<Item = &str> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let count = match outputs.first() {
         Some(ProbeOutput::Names(names)) => switches(names).count(),
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
+        _ => return Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, "the answer for /dev is not a list")),
     };
     let found = Metric::count("nvswitch_count", Entity::node(), count as f64);
     if count > 0 {

@@ -64,7 +64,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     if gpus.is_empty() {
         return Ok(builder.build_or(no_gpu()));
     }
-    let cpus = file_text(outputs.get(2)).map_err(Observation::CouldNot)?;
+    let cpus = file_text(outputs.get(2)).map_err(Observation::Failed)?;
     if cpus.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor")) {
         return Ok(not_applicable("virtual-machine", "virtual machine: the hypervisor controls ACS"));
     }

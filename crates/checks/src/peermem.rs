@@ -58,7 +58,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let cards = match outputs.get(1) {
         Some(ProbeOutput::Names(names)) => names.iter().filter(|name| name.starts_with("mlx")).count(),
         Some(ProbeOutput::Failed(failure)) if failure.kind == FailureKind::Missing => 0,
-        Some(ProbeOutput::Failed(failure)) => return Observation::CouldNot(failure.clone()),
+        Some(ProbeOutput::Failed(failure)) => return Observation::Failed(failure.clone()),
         _ => return could_not("the answer for /sys/class/infiniband is not a list"),
     };
     if cards == 0 {
@@ -67,7 +67,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let modules = match file_text(outputs.get(2)) {
         Ok(modules) if modules.trim().is_empty() => return could_not("/proc/modules is empty"),
         Ok(modules) => modules,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let loaded = modules.lines().any(|line| line.split_ascii_whitespace().next() == Some("nvidia_peermem"));
     if !loaded && required.is_none() {
@@ -77,7 +77,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
             }
             Ok(version) if version.contains("Kernel Module") => {}
             Ok(_) => return could_not("/proc/driver/nvidia/version does not name the kernel module"),
-            Err(failure) => return Observation::CouldNot(failure),
+            Err(failure) => return Observation::Failed(failure),
         }
     }
     let metric = Metric::count("peermem_loaded", Entity::node(), f64::from(u8::from(loaded)));
@@ -89,7 +89,7 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 }
 
 fn could_not(text: &str) -> Observation {
-    Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
+    Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
 #[cfg(test)]

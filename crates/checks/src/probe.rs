@@ -45,7 +45,7 @@ pub enum Probe {
     /// A program with its arguments; no shell.
     Exec { program: String, args: Vec<String>, timeout: Span },
     /// Like `Exec`, only if `path` exists; otherwise a failure `missing` that names it.
-    ExecWhere { path: String, program: String, args: Vec<String>, timeout: Span },
+    ExecIfExists { path: String, program: String, args: Vec<String>, timeout: Span },
     /// A test built into the node program, which runs in its own process and prints [`crate::document::Measurements`].
     Builtin { test: String, args: Vec<String>, timeout: Span },
 }
@@ -100,11 +100,11 @@ pub struct Sample {
     /// According to the node's clock.
     pub at: Timestamp,
     /// The machine's uptime: a boot resets counters.
-    pub up: Span,
+    pub uptime: Span,
     /// Files that are new or changed since the previous sample. In the first sample: all files.
     pub files: Vec<FileText>,
     /// Files removed since the previous sample.
-    pub gone: Vec<String>,
+    pub removed: Vec<String>,
 }
 
 /// A process as shown in /proc.
@@ -120,7 +120,7 @@ pub struct Process {
     /// The time since its start.
     pub age: Span,
     /// The kernel function in which it waits, if that can be read and its state is `D`.
-    pub waits_in: Option<String>,
+    pub wchan: Option<String>,
 }
 
 /// From statfs(2), in bytes and counts.

@@ -48,7 +48,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let all = match host_processes(outputs.first()) {
         Ok(all) => all,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let stuck = all.iter().filter(|process| process.state == 'D' && process.age >= MIN_AGE);
     let (nvidia, other): (Vec<_>, Vec<_>) = stuck.partition(|process| is_nvidia_process(process));
@@ -64,7 +64,7 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
 fn is_nvidia_process(process: &Process) -> bool {
     let name =
         process.name.starts_with("nvidia") || process.name.starts_with("nv-") || process.name.starts_with("dcgm");
-    let function = process.waits_in.as_deref().unwrap_or("");
+    let function = process.wchan.as_deref().unwrap_or("");
     let prefixes = ["nv_", "nvidia", "_nv", "uvm_", "rm_", "os_acquire"];
     name || prefixes.iter().any(|prefix| function.starts_with(prefix))
 }
@@ -72,7 +72,7 @@ fn is_nvidia_process(process: &Process) -> bool {
 /// Returns the number of processes, and the names of the first few.
 fn describe_processes(processes: &[&Process]) -> String {
     let one = |process: &&Process| {
-        let location = process.waits_in.as_ref().map(|location| format!(" in {location}")).unwrap_or_default();
+        let location = process.wchan.as_ref().map(|location| format!(" in {location}")).unwrap_or_default();
         format!("{} ({}){location}", process.name, process.pid)
     };
     let first: Vec<_> = processes.iter().take(4).map(one).collect();
@@ -93,7 +93,7 @@ mod tests {
             name: name.to_owned(),
             state,
             age: Span::minutes(minutes),
-            waits_in: (!waits_in.is_empty()).then(|| waits_in.to_owned()),
+            wchan: (!waits_in.is_empty()).then(|| waits_in.to_owned()),
         }
     }
 

@@ -139,9 +139,9 @@ mod tests {
         ] {
             let facts = MachineFacts { instance_type: Some(called.to_owned()), ..MachineFacts::default() };
             let found = detect(&types, &facts).found.unwrap_or_else(|| panic!("{called}"));
-            assert_eq!((found.sku.as_str(), found.by), (sku, DetectionSource::Metadata));
+            assert_eq!((found.sku.as_str(), found.source), (sku, DetectionSource::Metadata));
             let label = Sku::new(called).unwrap();
-            let by_label = detect(&types, &MachineFacts { told: Some(label), ..MachineFacts::default() });
+            let by_label = detect(&types, &MachineFacts { declared_sku: Some(label), ..MachineFacts::default() });
             assert_eq!(by_label.found.unwrap().sku.as_str(), sku);
         }
     }

@@ -52,7 +52,7 @@ fn observe(outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
         Ok(table) => table,
         // The kernel creates the file when it first finds an array.
         Err(failure) if failure.kind == FailureKind::Missing => return Ok(none),
-        Err(failure) => return Err(Observation::CouldNot(failure)),
+        Err(failure) => return Err(Observation::Failed(failure)),
     };
     let mut builder = ObservationBuilder::default();
     let states = glob_files(outputs.get(1))?;

@@ -75,7 +75,7 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     }
     if running.is_empty() {
         let text = "no control group of a systemd service found";
-        return Err(Observation::CouldNot(ProbeFailure::new(FailureKind::Empty, text)));
+        return Err(Observation::Failed(ProbeFailure::new(FailureKind::Empty, text)));
     }
     let mut well = 0.0;
     for unit in &required {

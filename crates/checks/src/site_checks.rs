@@ -98,12 +98,12 @@ fn command(params: &Params) -> Option<(String, Vec<String>)> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let (exit, stdout, stderr) = match outputs {
         [ProbeOutput::Ran { exit, stdout, stderr }] => (*exit, stdout, stderr),
-        [ProbeOutput::Failed(failure)] => return Observation::CouldNot(failure.clone()),
+        [ProbeOutput::Failed(failure)] => return Observation::Failed(failure.clone()),
         [] => {
             let text = "`command` must be a list such as [\"/usr/bin/check\", \"-v\"] and `timeout` a duration such as \"30s\"";
-            return Observation::CouldNot(ProbeFailure::new(FailureKind::Missing, text));
+            return Observation::Failed(ProbeFailure::new(FailureKind::Missing, text));
         }
-        _ => return Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
+        _ => return Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, "no command was run")),
     };
     let line = stdout.lines().next().unwrap_or("").trim();
     let output: String =
@@ -114,12 +114,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
         Some(1) => event("warning"),
         Some(2) => event("critical"),
         Some(3) => {
-            return Observation::CouldNot(ProbeFailure::new(
+            return Observation::Failed(ProbeFailure::new(
                 FailureKind::Failed,
                 format!("the command reported unknown (exit code 3): {output}"),
             ));
         }
-        other => return Observation::CouldNot(exit_failure(other, stderr)),
+        other => return Observation::Failed(exit_failure(other, stderr)),
     };
     // The exit code is the measurement: a command without output has still answered.
     let value = f64::from(exit.unwrap_or(0));
@@ -191,7 +191,7 @@ mod tests {
         for command in [toml::Value::from("one string"), toml::Value::Array(vec![]), toml::Value::from(3)] {
             let params: Params = [(COMMAND.to_owned(), command)].into();
             assert!(probes(&params).is_empty());
-            assert!(matches!(interpret(&params, &[]), Observation::CouldNot(f) if f.text.contains("a list such as")));
+            assert!(matches!(interpret(&params, &[]), Observation::Failed(f) if f.text.contains("a list such as")));
         }
     }
 }

@@ -34,7 +34,7 @@ impl Check {
     pub fn observe(&self, params: &Params, evidence: &TestEvidence) -> Observation {
         let expected = (self.probes)(params);
         if expected.iter().ne(evidence.probes.iter().map(|(probe, _)| probe)) {
-            return Observation::CouldNot(ProbeFailure::new(
+            return Observation::Failed(ProbeFailure::new(
                 FailureKind::Unparseable,
                 "the node ran other probes than this policy requests; use the same policy file on node and controller",
             ));
@@ -47,7 +47,9 @@ impl Check {
     /// its probes. A run that is cancelled from outside before the test gives up cannot report what took so long.
     pub fn limit(&self, params: &Params) -> Span {
         let own = |probe: Probe| match probe {
-            Probe::Exec { timeout, .. } | Probe::ExecWhere { timeout, .. } | Probe::Builtin { timeout, .. } => timeout,
+            Probe::Exec { timeout, .. } | Probe::ExecIfExists { timeout, .. } | Probe::Builtin { timeout, .. } => {
+                timeout
+            }
             _ => Span::ZERO,
         };
         match self.spec.depth {
@@ -102,7 +104,7 @@ pub struct Spec {
     /// How long a conclusive result stays valid.
     pub cutoff: Span,
     pub limit: Span,
-    pub usual: Span,
+    pub typical_duration: Span,
     /// A parameter that determines the usual duration: its integer value, counted from 1, selects the entry of the
     /// list.
     pub usual_by: Option<(&'static str, &'static [Span])>,
@@ -128,7 +130,7 @@ impl Spec {
             every: DEFAULT_CHECK_INTERVAL,
             cutoff: Span::days(1),
             limit: Span::minutes(1),
-            usual: Span::from_secs(1),
+            typical_duration: Span::from_secs(1),
             usual_by: None,
             shares: &[],
             shared_param: None,
@@ -138,7 +140,14 @@ impl Spec {
 
     /// A test that loads the node and needs it exclusively. It must end on its own well within `limit`.
     pub const fn deep(id: &'static str, title: &'static str, usual: Span, limit: Span) -> Self {
-        Self { depth: Depth::Deep, exclusive: true, cutoff: Span::days(7), limit, usual, ..Self::quick(id, title) }
+        Self {
+            depth: Depth::Deep,
+            exclusive: true,
+            cutoff: Span::days(7),
+            limit,
+            typical_duration: usual,
+            ..Self::quick(id, title)
+        }
     }
 
     /// Makes the test run only where the policy sets `enabled = true`, or when it is named.
@@ -168,7 +177,7 @@ impl Spec {
             let number = params.get(parameter)?.as_integer()?;
             usual.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
         };
-        by_parameter().unwrap_or(self.usual)
+        by_parameter().unwrap_or(self.typical_duration)
     }
 
     /// Returns the shared resources that the test loads under these parameters.

@@ -166,7 +166,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("iops", "1"));
     }
     Ok(StorageParams {
-        places: targets,
+        targets,
         size,
         pattern_time,
         stall,
@@ -179,7 +179,7 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
 
 fn below_minimum(name: &str, least: &str) -> Observation {
     let text = format!("parameter `{name}` is too small; expected at least {least}");
-    Observation::CouldNot(ProbeFailure::new(FailureKind::Unparseable, text))
+    Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text))
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
@@ -233,7 +233,7 @@ mod tests {
                 Metric::new(&name("iops"), data(), 50_000.0 * factor, Unit::OperationsPerSecond),
             ]
         });
-        let measurements = Measurements { metrics: metrics.collect(), events, unread: Vec::new() };
+        let measurements = Measurements { metrics: metrics.collect(), events, failures: Vec::new() };
         ProbeOutput::Text(serde_json::to_string(&measurements).unwrap())
     }
 
@@ -307,13 +307,13 @@ mod tests {
     #[test]
     fn parameters_reach_the_test() {
         let default = test_params(&Params::new()).unwrap();
-        assert_eq!(default.places, [StorageTarget::Mount("/".to_owned())]);
+        assert_eq!(default.targets, [StorageTarget::Mount("/".to_owned())]);
         assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
         let set = test_params(&params(
             "mounts = ['/data']\ndirectories = ['/var/tmp']\nsize = '64MiB'\npattern_time = '30s'\nrate = '500MB'",
         ));
         let set = set.unwrap();
-        assert_eq!(set.places, [StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())]);
+        assert_eq!(set.targets, [StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())]);
         assert_eq!((set.size, set.rate, set.timeout), (64 << 20, Some(500_000_000), Span::from_secs(680)));
         let [Probe::Builtin { args, timeout, .. }] = &probes(&params("timeout = '1m'"))[..] else { panic!("one probe") };
         assert_eq!(serde_json::from_str::<StorageParams>(&args[0]).unwrap().timeout, Span::minutes(1));

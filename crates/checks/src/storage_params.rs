@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageParams {
-    pub places: Vec<StorageTarget>,
+    pub targets: Vec<StorageTarget>,
     /// Bytes of each of the two sets of files. The test uses less where little is free.
     pub size: u64,
     /// How long each pattern runs.
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn parameters_survive_a_round_trip() {
         let order = StorageParams {
-            places: vec![StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())],
+            targets: vec![StorageTarget::Mount("/data".to_owned()), StorageTarget::Directory("/var/tmp".to_owned())],
             size: 1 << 30,
             pattern_time: Span::from_secs(5),
             stall: Span::from_secs(30),

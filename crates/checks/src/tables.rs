@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub struct Variant {
     pub code: ReasonCode,
     pub severity: Severity,
-    pub says: String,
+    pub description: String,
 }
 
 /// Why a number is classified as a fault or not.
@@ -41,10 +41,10 @@ pub enum Class {
 pub struct Xid {
     pub n: u16,
     pub name: String,
-    pub says: String,
+    pub description: String,
     pub arch: String,
-    pub now: String,
-    pub later: String,
+    pub immediate_action: String,
+    pub investigation_action: String,
     #[serde(default)]
     pub linked: String,
     pub class: Class,
@@ -59,7 +59,7 @@ pub struct Xid {
 #[serde(deny_unknown_fields)]
 pub struct Sxid {
     pub n: u32,
-    pub says: String,
+    pub description: String,
     pub fatal: Fatal,
     pub severity: Option<Severity>,
     pub gpud: String,
@@ -93,7 +93,7 @@ impl Fatal {
 pub struct DcgmError {
     pub n: u32,
     pub name: String,
-    pub says: String,
+    pub description: String,
     pub dcgm: DcgmSeverity,
     pub category: String,
     pub severity: Option<Severity>,
@@ -318,7 +318,9 @@ mod tests {
     fn every_xid_is_in_the_table_once() {
         let numbers: Vec<u16> = XIDS.rows.iter().map(|row| row.n).collect();
         assert_eq!(numbers, (1..=172).collect::<Vec<_>>());
-        assert!(XIDS.rows.iter().all(|row| row.arch.len() == 4 && !row.says.is_empty() && !row.peers.is_empty()));
+        assert!(
+            XIDS.rows.iter().all(|row| row.arch.len() == 4 && !row.description.is_empty() && !row.peers.is_empty())
+        );
         assert!([&XIDS.source, &SXIDS.source, &DCGM.source, &NVLINK5.source].iter().all(|source| !source.is_empty()));
     }
 
@@ -333,7 +335,7 @@ mod tests {
     #[test]
     fn severities_match_nvidias_immediate_actions() {
         for row in &XIDS.rows {
-            let severity = match row.now.as_str() {
+            let severity = match row.immediate_action.as_str() {
                 "RESET_GPU" => Some(Severity::Reset),
                 "RESTART_BM" | "RESTART_VM" => Some(Severity::Reboot),
                 "RESTART_APP" if row.class == Class::Application => None,

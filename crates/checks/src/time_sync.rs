@@ -44,14 +44,14 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let lines = match file_text(outputs.first()) {
         Ok(lines) => lines,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let value = |name: &str| -> Option<f64> {
         let line = lines.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         line.trim().parse::<f64>().ok().filter(|value| value.is_finite())
     };
     let (Some(synchronized), Some(offset)) = (value("synchronized"), value("offset_us")) else {
-        return Observation::CouldNot(unexpected_content("the kernel's clock", lines));
+        return Observation::Failed(unexpected_content("the kernel's clock", lines));
     };
     let event = (synchronized == 0.0).then(|| Event::seen("clock-not-kept", Entity::node(), NOT_SYNCHRONISED));
     let seconds = |name, micros: f64| Metric::new(name, Entity::node(), micros.abs() / 1e6, Unit::Seconds);

@@ -42,7 +42,7 @@ fn probes(_: &Params) -> Vec<Probe> {
 fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
     let all = match host_processes(outputs.first()) {
         Ok(all) => all,
-        Err(failure) => return Observation::CouldNot(failure),
+        Err(failure) => return Observation::Failed(failure),
     };
     let mut parents: BTreeMap<u32, u32> = BTreeMap::new();
     for process in all.iter().filter(|process| process.state == 'Z') {

@@ -131,7 +131,7 @@ fn healthy() -> Machine {
     let switches = (0..4).map(|index| format!("nvidia-nvswitch{index}"));
     Machine {
         on_pci: (0..GPUS).map(bus).collect(),
-        driver: Ok(Driver { version: "580.159.04".into(), cuda: Some("13.0".into()), asked: "nvml".into() }),
+        driver: Ok(Driver { version: "580.159.04".into(), cuda: Some("13.0".into()), source: "nvml".into() }),
         gpus: (0..GPUS).map(gpu).collect(),
         dev: devices.chain(switches).chain(["nvidiactl".to_owned(), "nvidia-nvswitchctl".to_owned()]).collect(),
         processes: vec![
@@ -229,7 +229,7 @@ impl Machine {
 
 fn process(&(pid, name, state): &(u32, &'static str, char)) -> Process {
     let age = Span::hours(1);
-    Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age, waits_in: None }
+    Process { pid, parent: 1, user: 0, name: name.to_owned(), state, age, wchan: None }
 }
 
 /// Checks that query the driver or its services. Checks of the kernel log and tests that load a GPU are excluded.

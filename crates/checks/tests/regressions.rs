@@ -37,7 +37,7 @@ fn gpus(fields: &[(&str, FieldValue)]) -> ProbeOutput {
     let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
     ProbeOutput::Gpus(GpuQueryResult {
         on_pci: vec!["0000:18:00.0".into()],
-        driver: Ok(Driver { version: "570.124.06".into(), cuda: None, asked: "nvml".into() }),
+        driver: Ok(Driver { version: "570.124.06".into(), cuda: None, source: "nvml".into() }),
         gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".into(), fields }],
     })
 }
@@ -69,7 +69,7 @@ fn no_check_is_killed_by_the_limit_of_another() {
         let longest = (check.probes)(&Params::new()).iter().fold(Span::ZERO, |sum, probe| match probe {
             Probe::Exec { timeout, .. } | Probe::Builtin { timeout, .. } => sum + *timeout,
             // Of the many named devices, only those that exist are queried; each query is short.
-            Probe::ExecWhere { timeout, .. } => sum.max(*timeout),
+            Probe::ExecIfExists { timeout, .. } => sum.max(*timeout),
             _ => sum,
         });
         assert!(longest <= check.spec.limit, "{} may take {longest}, and has {}", check.spec.id, check.spec.limit);
@@ -123,7 +123,7 @@ fn no_check_changes_what_it_looks_at() {
     let mut programs = BTreeSet::new();
     for check in Catalogue::built_in().iter().filter(|check| !check.spec.opt_in) {
         for probe in (check.probes)(&Params::new()) {
-            if let Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } = probe {
+            if let Probe::Exec { program, args, .. } | Probe::ExecIfExists { program, args, .. } = probe {
                 programs.insert(format!("{program} {}", args.first().cloned().unwrap_or_default()));
             }
         }

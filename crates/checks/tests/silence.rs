@@ -44,9 +44,9 @@ fn nothing_may_be_read(probe: &Probe) -> ProbeOutput {
         Probe::Glob { pattern } | Probe::Bytes { pattern, .. } => ProbeOutput::Files(vec![unread(pattern)]),
         Probe::Sampled { pattern, .. } => ProbeOutput::Samples(vec![Sample {
             at: Timestamp::from_secs(1_794_700_800),
-            up: Span::days(10),
+            uptime: Span::days(10),
             files: vec![unread(pattern)],
-            gone: Vec::new(),
+            removed: Vec::new(),
         }]),
         _ => ProbeOutput::Failed(denied()),
     }
@@ -78,9 +78,9 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
     let file = |pattern: &str, index| FileText { path: path_of(pattern), text: Ok(text(index)) };
     let sample = |pattern: &str, index: usize| Sample {
         at: Timestamp::from_secs(1_794_700_800 + 300 * i64::try_from(index).unwrap()),
-        up: Span::minutes(5),
+        uptime: Span::minutes(5),
         files: vec![file(pattern, index)],
-        gone: Vec::new(),
+        removed: Vec::new(),
     };
     match probe {
         Probe::Read { .. } | Probe::Kmsg | Probe::ClockDiscipline | Probe::DcgmHealth { .. } => {
@@ -99,18 +99,18 @@ fn with_text(probe: &Probe, texts: &[String]) -> ProbeOutput {
             name: text(0),
             state: text(0).chars().next().unwrap_or('D'),
             age: Span::hours(1),
-            waits_in: Some(text(1)),
+            wchan: Some(text(1)),
         }]),
         Probe::Gpu { fields } => ProbeOutput::Gpus(GpuQueryResult {
             on_pci: vec![text(0)],
-            driver: Ok(Driver { version: text(0), cuda: Some(text(1)), asked: text(0) }),
+            driver: Ok(Driver { version: text(0), cuda: Some(text(1)), source: text(0) }),
             gpus: vec![Gpu {
                 index: 0,
                 bus: text(1),
                 fields: fields.iter().map(|name| (name.replace('*', "0"), FieldValue::Text(text(0)))).collect(),
             }],
         }),
-        Probe::Exec { .. } | Probe::ExecWhere { .. } => {
+        Probe::Exec { .. } | Probe::ExecIfExists { .. } => {
             ProbeOutput::Ran { exit: Some(0), stdout: text(0), stderr: text(1) }
         }
         Probe::StatFs { .. } | Probe::Builtin { .. } => ProbeOutput::Failed(denied()),

@@ -21,7 +21,7 @@ pub struct Case {
     pub severity: Severity,
     pub findings: Vec<Finding>,
     /// The escalation level that the case has reached.
-    pub rung: RepairStep,
+    pub repair_step: RepairStep,
     pub steps: Vec<Step>,
     pub state: CaseState,
     /// Boot id at the time of the newest finding. A different boot id means that the node has rebooted since.
@@ -31,7 +31,7 @@ pub struct Case {
     pub advice: Option<Advice>,
     /// User work that had recently failed on the node when the case was opened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failed_work: Vec<JobFailure>,
+    pub job_failures: Vec<JobFailure>,
 }
 
 coded! {
@@ -76,10 +76,10 @@ impl RepairStep {
 pub struct Step {
     pub op: OpId,
     pub what: StepKind,
-    pub rung: RepairStep,
+    pub repair_step: RepairStep,
     pub state: StepState,
     pub at: Timestamp,
-    pub tries: u32,
+    pub attempts: u32,
     pub text: String,
 }
 
@@ -95,7 +95,7 @@ coded! {
         Reset => "reset",
         Reboot => "reboot",
         /// Tests that must pass before the node returns.
-        Requalify => "prove",
+        Requalify => "requalify",
         /// Tests requested by an operator, who then decides what to do with the node.
         Examine => "examine",
         Replace => "replace",
@@ -146,7 +146,7 @@ coded! {
         Returned => "returned",
         /// Another machine has the node name now.
         Replaced => "replaced",
-        /// The case ended without a proving run: another case took over, or its findings cleared before the node was
+        /// The case ended without a requalification run: another case took over, or its findings cleared before the node was
         /// taken out.
         Withdrawn => "withdrawn",
     }
@@ -159,7 +159,7 @@ impl Case {
 
     /// Returns the newest step of this kind at the current escalation level.
     pub fn step(&self, what: StepKind) -> Option<&Step> {
-        self.steps.iter().rev().find(|step| step.what == what && step.rung == self.rung)
+        self.steps.iter().rev().find(|step| step.what == what && step.repair_step == self.repair_step)
     }
 
     /// Returns whether an operator holds the case and has not released it.
@@ -173,7 +173,7 @@ impl Case {
     /// Returns whether an operator released the case and it has not escalated since.
     pub fn is_released(&self) -> bool {
         let release = self.steps.iter().rposition(|step| step.what == StepKind::Release);
-        release.is_some_and(|index| self.steps[index].rung == self.rung && !self.waits_for_operator())
+        release.is_some_and(|index| self.steps[index].repair_step == self.repair_step && !self.waits_for_operator())
     }
 
     /// Returns whether an examination requested by an operator is still in progress.
@@ -224,10 +224,10 @@ mod tests {
         let step = |what, state, at| Step {
             op: OpId::from_number(1),
             what,
-            rung: RepairStep::Quarantine,
+            repair_step: RepairStep::Quarantine,
             state,
             at: Timestamp::from_secs(at),
-            tries: 1,
+            attempts: 1,
             text: String::new(),
         };
         use StepState::{Done, Intended};
@@ -238,12 +238,12 @@ mod tests {
             opened: Timestamp::from_secs(0),
             severity: Severity::Isolate,
             findings: Vec::new(),
-            rung: RepairStep::Quarantine,
+            repair_step: RepairStep::Quarantine,
             steps: vec![step(StepKind::Mark, Done, 10), step(StepKind::Drain, Done, 20)],
             state: CaseState::Open,
             boot_id: None,
             advice: None,
-            failed_work: Vec::new(),
+            job_failures: Vec::new(),
         };
         let changes_since = |case: &Case, since| {
             let changes = case.mark_changes_since(Timestamp::from_secs(since));

@@ -93,10 +93,10 @@ pub fn classify_with_baselines(
                 findings: Vec::new(),
             };
         }
-        Observation::CouldNot(failure) => {
+        Observation::Failed(failure) => {
             return Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone());
         }
-        Observation::Measured { metrics, events, unread } => (metrics, events, unread),
+        Observation::Measured { metrics, events, failures: unread } => (metrics, events, unread),
     };
     if metrics.is_empty() && events.is_empty() {
         return Classification::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned());
@@ -537,7 +537,7 @@ mod tests {
             ),
             (
                 "timed out",
-                Observation::CouldNot(ProbeFailure::new(FailureKind::TimedOut, "")),
+                Observation::Failed(ProbeFailure::new(FailureKind::TimedOut, "")),
                 None,
                 Verdict::Inconclusive,
                 "timed-out",

@@ -149,13 +149,13 @@ pub struct OpenFinding {
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
     /// Consecutive failing results.
-    pub times: u32,
+    pub sightings: u32,
 }
 
 impl OpenFinding {
     /// Returns whether the finding was seen often enough to act on.
     pub fn is_confirmed(&self) -> bool {
-        self.finding.verdict == Verdict::Fail && self.times >= self.finding.confirm
+        self.finding.verdict == Verdict::Fail && self.sightings >= self.finding.confirm
     }
 }
 

@@ -1,4 +1,4 @@
-//! Node lists and selectors: `node[01-64,70],login1`, `pool=gpu-a`, `life=suspect`, `gpu-*`.
+//! Node lists and selectors: `node[01-64,70],login1`, `pool=gpu-a`, `state=suspect`, `gpu-*`.
 
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
@@ -19,7 +19,7 @@ pub enum HostlistError {
     Empty,
     #[error(transparent)]
     Name(#[from] InvalidName),
-    #[error("`{0}` is not a selector; use pool=NAME, life=STATE, a name with `*`, or a host list such as node[01-64]")]
+    #[error("`{0}` is not a selector; use pool=NAME, state=STATE, a name with `*`, or a host list such as node[01-64]")]
     Selector(String),
 }
 
@@ -180,7 +180,7 @@ pub enum Selector {
 }
 
 /// The states that [`Selector::State`] accepts.
-pub const NODE_STATES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "proving", "out", "held"];
+pub const NODE_STATES: [&str; 7] = ["in-service", "suspect", "quarantined", "repairing", "requalifying", "out", "held"];
 
 impl Selector {
     /// Parses a selector; a list with more than `most` names is rejected.
@@ -191,10 +191,10 @@ impl Selector {
         if let Some(pool) = text.strip_prefix("pool=") {
             return Ok(Self::Pool(PoolName::new(pool)?));
         }
-        if let Some(state) = text.strip_prefix("life=") {
+        if let Some(state) = text.strip_prefix("state=") {
             return match NODE_STATES.contains(&state) {
                 true => Ok(Self::State(state.to_owned())),
-                false => Err(HostlistError::Selector(format!("life={state} (known: {})", NODE_STATES.join(", ")))),
+                false => Err(HostlistError::Selector(format!("state={state} (known: {})", NODE_STATES.join(", ")))),
             };
         }
         if text.contains('=') {
@@ -244,7 +244,7 @@ impl fmt::Display for Selector {
         match self {
             Self::Names(names) => f.write_str(&fold(&names.iter().cloned().collect::<Vec<_>>())),
             Self::Pool(pool) => write!(f, "pool={pool}"),
-            Self::State(state) => write!(f, "life={state}"),
+            Self::State(state) => write!(f, "state={state}"),
             Self::Pattern(pattern) => f.write_str(pattern),
         }
     }
@@ -349,13 +349,13 @@ mod tests {
             ("cpu-*", false),
             ("pool=a", true),
             ("pool=b", false),
-            ("life=suspect", true),
-            ("life=out", false),
+            ("state=suspect", true),
+            ("state=out", false),
             ("gpu-[016-017]", true),
         ] {
             assert_eq!(text.parse::<Selector>().unwrap().matches(&name, &pool, "suspect"), matches, "{text}");
         }
-        assert!("life=dead".parse::<Selector>().unwrap_err().to_string().contains("quarantined"));
+        assert!("state=dead".parse::<Selector>().unwrap_err().to_string().contains("quarantined"));
         assert!("rack=3".parse::<Selector>().unwrap_err().to_string().contains("pool=NAME"));
     }
 

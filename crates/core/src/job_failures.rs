@@ -91,7 +91,7 @@ pub enum JobFailureKind {
     /// The node failed while the work was on it.
     NodeFailed,
     /// The cluster does not report how it failed.
-    Untold,
+    Unknown,
 }
 
 impl fmt::Display for JobFailureKind {
@@ -101,7 +101,7 @@ impl fmt::Display for JobFailureKind {
             Self::Signal { number } => write!(f, "signal {number}"),
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::NodeFailed => f.write_str("the node failed"),
-            Self::Untold => f.write_str("failed"),
+            Self::Unknown => f.write_str("failed"),
         }
     }
 }
@@ -252,7 +252,7 @@ mod tests {
             (JobFailureKind::Signal { number: 11 }, "signal 11"),
             (JobFailureKind::OutOfMemory, "out of memory"),
             (JobFailureKind::NodeFailed, "the node failed"),
-            (JobFailureKind::Untold, "failed"),
+            (JobFailureKind::Unknown, "failed"),
         ];
         for (how, display) in all {
             let text = serde_json::to_string(&how).unwrap();

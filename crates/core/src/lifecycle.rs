@@ -2,7 +2,7 @@
 //! or none.
 //!
 //! The planner never sets a state directly; it names the event and takes the state from here. Only transitions in the
-//! table exist: a node returns to users only through a proving run or an operator's decision.
+//! table exist: a node returns to users only through a requalification run or an operator's decision.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub enum NodeState {
     /// Out of service; this step was started and has not ended.
     Repairing { step: StepKind, tries: u32 },
     /// Out of service; this run decides whether the node returns.
-    Proving { run: RunId },
+    Requalifying { run: RunId },
     /// Out of service until an operator releases it or another machine takes its name.
     Out,
     /// An operator intervened. The controller records and does not act.
@@ -38,18 +38,18 @@ pub enum NodeEvent {
     TakenOut,
     StepStarted {
         step: StepKind,
-        tries: u32,
+        attempts: u32,
     },
     /// The step ended, or an operator reported it as done.
     StepEnded,
     RequalificationStarted {
         run: RunId,
     },
-    /// The proving run failed or gave no result.
+    /// The requalification run failed or gave no result.
     RequalificationEnded,
     /// The controller has no permitted step left.
     HandedOver,
-    /// The proving run passed and our marks are removed.
+    /// The requalification run passed and our marks are removed.
     Returned,
     Held {
         by: String,
@@ -63,7 +63,7 @@ pub enum NodeEvent {
 impl NodeState {
     /// Returns whether Cluster Doctor keeps this node from users.
     pub const fn is_out_of_service(&self) -> bool {
-        matches!(self, Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. } | Self::Out)
+        matches!(self, Self::Quarantined | Self::Repairing { .. } | Self::Requalifying { .. } | Self::Out)
     }
 
     /// Returns the name of the state for tables and selectors.
@@ -73,7 +73,7 @@ impl NodeState {
             Self::Suspect => "suspect",
             Self::Quarantined => "quarantined",
             Self::Repairing { .. } => "repairing",
-            Self::Proving { .. } => "proving",
+            Self::Requalifying { .. } => "requalifying",
             Self::Out => "out",
             Self::Held { .. } => "held",
         }
@@ -87,16 +87,17 @@ impl NodeState {
             (Self::InService, E::Suspected) => Self::Suspect,
             (Self::Suspect, E::Cleared) => Self::InService,
             (Self::InService | Self::Suspect, E::TakenOut) => Self::Quarantined,
-            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::StepStarted { step, tries }) => {
-                Self::Repairing { step: *step, tries: *tries }
-            }
+            (
+                Self::Quarantined | Self::Repairing { .. } | Self::Requalifying { .. },
+                E::StepStarted { step, attempts: tries },
+            ) => Self::Repairing { step: *step, tries: *tries },
             (Self::Repairing { .. } | Self::Out, E::StepEnded) => Self::Quarantined,
             (Self::Quarantined | Self::Repairing { .. }, E::RequalificationStarted { run }) => {
-                Self::Proving { run: *run }
+                Self::Requalifying { run: *run }
             }
-            (Self::Proving { .. }, E::RequalificationEnded) => Self::Quarantined,
-            (Self::Quarantined | Self::Repairing { .. } | Self::Proving { .. }, E::HandedOver) => Self::Out,
-            (Self::Proving { .. }, E::Returned) => Self::InService,
+            (Self::Requalifying { .. }, E::RequalificationEnded) => Self::Quarantined,
+            (Self::Quarantined | Self::Repairing { .. } | Self::Requalifying { .. }, E::HandedOver) => Self::Out,
+            (Self::Requalifying { .. }, E::Returned) => Self::InService,
             (Self::Held { .. }, E::Held { .. }) => return None,
             (_, E::Held { by }) => Self::Held { by: by.clone() },
             (Self::Held { .. }, E::HoldEnded { out: true }) => Self::Quarantined,
@@ -118,7 +119,7 @@ mod tests {
             NodeState::Suspect,
             NodeState::Quarantined,
             NodeState::Repairing { step: StepKind::Reset, tries: 1 },
-            NodeState::Proving { run },
+            NodeState::Requalifying { run },
             NodeState::Out,
             NodeState::Held { by: "ann".into() },
         ]
@@ -130,7 +131,7 @@ mod tests {
             NodeEvent::Suspected,
             NodeEvent::Cleared,
             NodeEvent::TakenOut,
-            NodeEvent::StepStarted { step: StepKind::Reboot, tries: 1 },
+            NodeEvent::StepStarted { step: StepKind::Reboot, attempts: 1 },
             NodeEvent::StepEnded,
             NodeEvent::RequalificationStarted { run },
             NodeEvent::RequalificationEnded,
@@ -150,7 +151,7 @@ mod tests {
                     && matches!(next, NodeState::InService | NodeState::Suspect)
                 {
                     assert!(
-                        matches!(state, NodeState::Proving { .. }) && event == NodeEvent::Returned,
+                        matches!(state, NodeState::Requalifying { .. }) && event == NodeEvent::Returned,
                         "{state:?} {event:?}"
                     );
                 }

@@ -22,7 +22,7 @@ pub struct Node {
     pub sku: Option<Sku>,
     /// Set where this node differs from the rest of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apart: Option<Arc<NodeOverrides>>,
+    pub overrides: Option<Arc<NodeOverrides>>,
 }
 
 /// Properties of a single node that the cluster-wide capabilities do not cover.
@@ -31,25 +31,25 @@ pub struct Node {
 pub struct NodeOverrides {
     /// The cluster starts no work on the node, but a path past the scheduler reaches it and has shown that it is not in
     /// use. Proving runs can use that path. The node still does not count as free.
-    pub proofs: bool,
+    pub out_of_band: bool,
     /// The cluster itself reports that the node has no work and cannot receive any.
     pub vacant: bool,
     /// Set if only a person can replace the node: the instructions for that.
-    pub by_hand: Option<String>,
+    pub manual_replacement: Option<String>,
 }
 
 impl Node {
     pub fn is_reachable_out_of_band(&self) -> bool {
-        self.apart.as_ref().is_some_and(|apart| apart.proofs)
+        self.overrides.as_ref().is_some_and(|apart| apart.out_of_band)
     }
 
     pub fn is_vacant(&self) -> bool {
-        self.apart.as_ref().is_some_and(|apart| apart.vacant)
+        self.overrides.as_ref().is_some_and(|apart| apart.vacant)
     }
 
     /// Returns the instructions for replacing the node by hand, if it can be replaced in no other way.
     pub fn manual_replacement(&self) -> Option<&str> {
-        self.apart.as_ref()?.by_hand.as_deref()
+        self.overrides.as_ref()?.manual_replacement.as_deref()
     }
 }
 

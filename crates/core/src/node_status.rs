@@ -42,7 +42,7 @@ pub struct NodeStatus {
     pub status: NodeHealth,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub severity: Option<Severity>,
-    pub life: &'static str,
+    pub state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub case: Option<CaseId>,
     /// The recommendation of the examination, while the case is open.
@@ -147,7 +147,7 @@ impl NodeStatus {
         Self {
             status,
             severity: findings.first().map(|worst| worst.severity),
-            life: record.state.as_str(),
+            state: record.state.as_str(),
             case: case.map(|case| case.id),
             advice: case.and_then(advice),
             passed,

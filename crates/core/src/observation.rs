@@ -19,18 +19,18 @@ pub enum Observation {
         /// Parts that the check could not read. The metrics and events of the other parts remain valid, but do not make
         /// these parts healthy.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        unread: Vec<ProbeFailure>,
+        failures: Vec<ProbeFailure>,
     },
     /// The node is known to have nothing of this kind (no GPU, no such mount).
     NotApplicable(CodedReason),
     /// The check could not run. This is never a verdict on the node.
-    CouldNot(ProbeFailure),
+    Failed(ProbeFailure),
 }
 
 impl Observation {
     /// An observation for which every part could be read.
     pub const fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Self {
-        Self::Measured { metrics, events, unread: Vec::new() }
+        Self::Measured { metrics, events, failures: Vec::new() }
     }
 }
 
@@ -39,7 +39,7 @@ impl Observation {
 pub struct ObservationBuilder {
     metrics: Vec<Metric>,
     events: Vec<Event>,
-    unread: Vec<ProbeFailure>,
+    failures: Vec<ProbeFailure>,
 }
 
 impl ObservationBuilder {
@@ -52,15 +52,15 @@ impl ObservationBuilder {
     }
 
     pub fn unreadable(&mut self, failure: ProbeFailure) {
-        self.unread.push(failure);
+        self.failures.push(failure);
     }
 
     /// Returns the collected observation, or `nothing` if it is empty.
     pub fn build_or(mut self, nothing: Observation) -> Observation {
-        match (self.metrics.is_empty() && self.events.is_empty(), self.unread.is_empty()) {
+        match (self.metrics.is_empty() && self.events.is_empty(), self.failures.is_empty()) {
             (true, true) => nothing,
-            (true, false) => Observation::CouldNot(self.unread.swap_remove(0)),
-            (false, _) => Observation::Measured { metrics: self.metrics, events: self.events, unread: self.unread },
+            (true, false) => Observation::Failed(self.failures.swap_remove(0)),
+            (false, _) => Observation::Measured { metrics: self.metrics, events: self.events, failures: self.failures },
         }
     }
 }

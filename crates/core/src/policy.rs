@@ -133,12 +133,12 @@ pub struct Repair {
     pub drain_deadline: Span,
     pub reset_deadline: Span,
     pub reboot_deadline: Span,
-    pub prove_deadline: Span,
+    pub requalification_deadline: Span,
     /// Tries of one step before the next escalation level.
-    pub tries: u32,
-    /// Tests of a proving run, in addition to those that had failed. Empty: every routine test that applies.
+    pub attempts: u32,
+    /// Tests of a requalification run, in addition to those that had failed. Empty: every routine test that applies.
     #[serde(default)]
-    pub proving: Vec<TestId>,
+    pub requalification: Vec<TestId>,
     /// Tests of a node that an operator has quarantined. The engine replaces an empty list by the suite `quarantine`;
     /// the planner reads an empty list as every routine test that applies.
     #[serde(default)]
@@ -151,7 +151,7 @@ pub struct Repair {
 #[serde(deny_unknown_fields)]
 pub struct AgentPolicy {
     /// How often an agent runs its checks. A check with a longer period of its own keeps it.
-    pub look_every: Span,
+    pub check_every: Span,
     /// An agent that has not reported for this long is silent.
     pub silent_after: Span,
     /// From this share of all agents on, silence is an incident of Cluster Doctor itself and no node becomes suspect.
@@ -252,13 +252,13 @@ pub struct TestSettings {
     pub limit: Option<Span>,
     /// Usual duration, for budgets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub usual: Option<Span>,
-    pub at_once: Option<u32>,
+    pub typical_duration: Option<Span>,
+    pub max_concurrent: Option<u32>,
     pub shares: Option<Vec<String>>,
     pub pools: Option<Vec<PoolName>>,
     /// Whether it runs on several nodes together, and only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub together: Option<bool>,
+    pub multi_node: Option<bool>,
     /// Passed to the check unchanged, such as `percent = 90` or `mounts = ["/"]`.
     #[serde(default)]
     pub params: BTreeMap<String, toml::Value>,
@@ -273,19 +273,19 @@ pub struct TestPolicy {
     /// A run of this test that takes longer is cancelled.
     pub limit: Span,
     /// Expected duration, for budgets.
-    pub usual: Span,
+    pub typical_duration: Span,
     /// Whether it needs the node for itself. Other tests run along with it.
     pub exclusive: bool,
-    /// Whether the controller runs it when its result is stale. Other tests run on request or in a proving run.
+    /// Whether the controller runs it when its result is stale. Other tests run on request or in a requalification run.
     pub routine: bool,
     /// Whether the node has our maintenance mark while the test runs.
     #[serde(default)]
     pub maintenance: bool,
     /// Whether it runs on several nodes together. Such a test never runs on a single node.
     #[serde(default)]
-    pub together: bool,
+    pub multi_node: bool,
     /// Concurrent runs of this test in the whole cluster.
-    pub at_once: Option<u32>,
+    pub max_concurrent: Option<u32>,
     /// Shared resources that it loads, such as mounts.
     pub shares: Vec<String>,
     /// Absent: every pool.

@@ -175,14 +175,14 @@ impl<'de> Deserialize<'de> for ReasonCode {
 /// A value and the reason for it. Every decision carries one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WithReason<T> {
-    pub what: T,
+    pub value: T,
     pub code: ReasonCode,
     pub text: String,
 }
 
 impl<T> WithReason<T> {
     pub fn new(what: T, code: &'static str, text: impl Into<String>) -> Self {
-        Self { what, code: ReasonCode::fixed(code), text: text.into() }
+        Self { value: what, code: ReasonCode::fixed(code), text: text.into() }
     }
 }
 

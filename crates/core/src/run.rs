@@ -58,7 +58,7 @@ pub struct Run {
     pub nodes: NonEmpty<NodeName>,
     pub tests: NonEmpty<TestId>,
     pub state: RunState,
-    pub asked: WithReason<Purpose>,
+    pub purpose: WithReason<Purpose>,
     pub case: Option<CaseId>,
     /// When it was planned.
     pub planned: Timestamp,
@@ -74,7 +74,7 @@ coded! {
         /// A failing test is repeated before it counts.
         Confirmation => "confirmation",
         /// Requalifies a repaired node before it returns to service.
-        Requalification => "proving",
+        Requalification => "requalification",
         /// An operator requested it.
         Requested => "requested",
     }
@@ -184,7 +184,7 @@ pub struct Outcome {
     pub reason: ReasonCode,
     /// The controller's time. The clock of a node never decides the order of results.
     pub at: Timestamp,
-    pub took: Span,
+    pub duration: Span,
     pub findings: Vec<Finding>,
 }
 

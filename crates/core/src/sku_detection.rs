@@ -18,7 +18,7 @@ pub struct MachineFacts {
     /// The instance type, from the cloud's metadata service.
     pub instance_type: Option<String>,
     /// From the cluster's label or the operator's setting.
-    pub told: Option<Sku>,
+    pub declared_sku: Option<Sku>,
     pub vendor: Option<String>,
     pub product: Option<String>,
     pub asset_tag: Option<String>,
@@ -77,7 +77,7 @@ pub struct Detection {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Detected {
     pub sku: Sku,
-    pub by: DetectionSource,
+    pub source: DetectionSource,
 }
 
 /// Detects a machine's type.
@@ -97,7 +97,7 @@ pub fn detect(types: &MachineTypes, facts: &MachineFacts) -> Detection {
         }
         None => detection.steps.push("metadata: no cloud reports an instance type".to_owned()),
     }
-    if let Some(label) = &facts.told {
+    if let Some(label) = &facts.declared_sku {
         let fits = types.get(label).map(|file| file.sku.clone());
         // A label may also be the cloud's instance type (`node.kubernetes.io/instance-type`).
         let by_cloud = || fitting(&|signs| Signs::contains_ignoring_case(&signs.instance_types, label.as_str()));
@@ -156,7 +156,7 @@ impl Detection {
         };
         self.steps.push(format!("{by}: {seen}: {outcome}"));
         if let ([_], None) = (fits.as_slice(), &self.found) {
-            self.found = fits.into_iter().next().map(|sku| Detected { sku, by });
+            self.found = fits.into_iter().next().map(|sku| Detected { sku, source: by });
         }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn found(facts: &MachineFacts) -> Option<(String, DetectionSource)> {
-        detect(&types(), facts).found.map(|found| (found.sku.to_string(), found.by))
+        detect(&types(), facts).found.map(|found| (found.sku.to_string(), found.source))
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(found(&facts), Some(("hgx".to_owned(), DetectionSource::Gpus)));
         facts.product = Some("DGXH100\n".to_owned());
         assert_eq!(found(&facts), Some(("dgx".to_owned(), DetectionSource::Product)));
-        facts.told = Some(Sku::new("hgx").unwrap());
+        facts.declared_sku = Some(Sku::new("hgx").unwrap());
         assert_eq!(found(&facts), Some(("hgx".to_owned(), DetectionSource::Label)));
         facts.instance_type = Some("P5.48xlarge".to_owned());
         assert_eq!(found(&facts), Some(("p5".to_owned(), DetectionSource::Metadata)));
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_label_or_a_product_name_may_be_a_cloud_instance_type() {
-        let label = MachineFacts { told: Some(Sku::new("p5.48xlarge").unwrap()), ..MachineFacts::default() };
+        let label = MachineFacts { declared_sku: Some(Sku::new("p5.48xlarge").unwrap()), ..MachineFacts::default() };
         assert_eq!(found(&label), Some(("p5".to_owned(), DetectionSource::Label)));
         let firmware = MachineFacts { product: Some("p5.48xlarge".to_owned()), ..MachineFacts::default() };
         assert_eq!(found(&firmware), Some(("p5".to_owned(), DetectionSource::Product)));
@@ -265,7 +265,7 @@ mod tests {
             let facts = MachineFacts {
                 instance_type: instance,
                 product,
-                told: label.and_then(|name| Sku::new(&name).ok()),
+                declared_sku: label.and_then(|name| Sku::new(&name).ok()),
                 ..h100s(count)
             };
             let detection = detect(&types(), &facts);

@@ -233,7 +233,7 @@ pub struct Cancelling {
 pub struct Backoff {
     pub until: Timestamp,
     /// Consecutive jobs that did not start.
-    pub times: u32,
+    pub sightings: u32,
 }
 
 /// Recent actions, for the breaker.
@@ -271,7 +271,7 @@ pub struct PendingCommand {
     pub by: String,
     pub why: String,
     pub at: Timestamp,
-    pub what: CommandKind,
+    pub kind: CommandKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -293,11 +293,11 @@ pub enum CommandKind {
         #[serde(default)]
         evict: bool,
     },
-    Withdraw {
+    CancelRun {
         run: RunId,
     },
     /// Run this test over all these nodes together; if they fail, find out which of them is at fault.
-    Together {
+    MultiNodeTest {
         nodes: NonEmpty<NodeName>,
         test: TestId,
         /// Runs created for it so far.

@@ -145,7 +145,7 @@ pub struct ActiveView {
 impl ActiveView {
     fn of(run: &Run) -> Self {
         let (state, since) = text::run_state(run);
-        Self { run: run.id, tests: run.tests.to_vec(), state, since, because: run.asked.text.clone() }
+        Self { run: run.id, tests: run.tests.to_vec(), state, since, because: run.purpose.text.clone() }
     }
 }
 

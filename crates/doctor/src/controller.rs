@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
     AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
-    api::{ApiDeps, ApiServer},
+    operator_api::{ApiDeps, ApiServer},
 };
 use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
 use doctor_checks::document::RunKey;

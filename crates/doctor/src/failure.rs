@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use doctor_api::{ListenError, api::ApiServerError};
+use doctor_api::{ListenError, operator_api::ApiServerError};
 use doctor_backend::BackendError;
 use doctor_core::toml_text::TomlError;
 use doctor_engine::{

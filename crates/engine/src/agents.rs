@@ -20,12 +20,12 @@ use serde::Serialize;
 pub struct AgentView {
     pub node: NodeName,
     pub state: AgentState,
-    pub speaks_by: AgentAuth,
+    pub authenticated_by: AgentAuth,
     /// Time of enrolment, or of the first token review.
     pub enrolled: Timestamp,
     pub revoked: Option<Timestamp>,
     /// Up to a minute old.
-    pub heard: Option<Timestamp>,
+    pub last_contact: Option<Timestamp>,
     pub program: Option<String>,
     pub schema: Option<String>,
     pub policy: Option<u32>,
@@ -40,18 +40,18 @@ pub struct AgentView {
 pub enum AgentState {
     Reports,
     Silent,
-    NeverHeard,
+    NeverReported,
     Revoked,
 }
 
 impl AgentState {
-    pub const ALL: [Self; 4] = [Self::Reports, Self::Silent, Self::NeverHeard, Self::Revoked];
+    pub const ALL: [Self; 4] = [Self::Reports, Self::Silent, Self::NeverReported, Self::Revoked];
 
     pub const fn word(self) -> &'static str {
         match self {
             Self::Reports => "reports",
             Self::Silent => "silent",
-            Self::NeverHeard => "never-heard",
+            Self::NeverReported => "never-reported",
             Self::Revoked => "revoked",
         }
     }
@@ -78,10 +78,10 @@ fn observed_at(facts: &Facts) -> Timestamp {
 
 impl AgentView {
     pub fn from_row(agent: AgentRow, observed_at: Timestamp, silent_after: Span, policy: u32) -> Self {
-        let contact = agent.heard.as_ref();
+        let contact = agent.last_contact.as_ref();
         let state = match (contact, agent.revoked) {
             (_, Some(_)) => AgentState::Revoked,
-            (None, None) => AgentState::NeverHeard,
+            (None, None) => AgentState::NeverReported,
             (Some(contact), None) => state_by_age(contact.at, observed_at, silent_after),
         };
         let clock_ahead = contact.map(|contact| contact.sent.millis() - contact.at.millis());
@@ -105,10 +105,10 @@ impl AgentView {
         }
         Self {
             state,
-            speaks_by: agent.speaks_by,
+            authenticated_by: agent.auth,
             enrolled: agent.created,
             revoked: agent.revoked,
-            heard: contact.map(|contact| contact.at),
+            last_contact: contact.map(|contact| contact.at),
             program: contact.map(|contact| contact.versions.program.clone()),
             schema: contact.map(|contact| contact.versions.schema.to_string()),
             policy: contact.map(|contact| contact.versions.policy),
@@ -129,7 +129,7 @@ pub struct AgentBrief {
     pub state: AgentState,
     /// Whether it has not reported for too long, or never.
     pub silent: bool,
-    pub heard: Option<Timestamp>,
+    pub last_contact: Option<Timestamp>,
     /// Its program version; `None`: not reported, or its cluster reports for it.
     pub program: Option<String>,
     /// Differences from the controller.
@@ -138,8 +138,8 @@ pub struct AgentBrief {
 
 impl AgentBrief {
     fn new(state: AgentState, heard: Option<Timestamp>) -> Self {
-        let silent = matches!(state, AgentState::Silent | AgentState::NeverHeard);
-        Self { state, silent, heard, program: None, skew: Vec::new() }
+        let silent = matches!(state, AgentState::Silent | AgentState::NeverReported);
+        Self { state, silent, last_contact: heard, program: None, skew: Vec::new() }
     }
 }
 
@@ -156,7 +156,7 @@ pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBr
     };
     let mut briefs: BTreeMap<_, _> = facts.snapshot.nodes.iter().filter_map(by_cluster).collect();
     for view in views(store, facts)? {
-        let AgentView { node, state, heard, program, skew, .. } = view;
+        let AgentView { node, state, last_contact: heard, program, skew, .. } = view;
         briefs.insert(node, AgentBrief { program, skew, ..AgentBrief::new(state, heard) });
     }
     Ok(briefs)
@@ -170,7 +170,7 @@ mod tests {
     fn a_state_serialises_as_its_word() {
         for state in AgentState::ALL {
             assert_eq!(serde_json::to_value(state).unwrap(), state.word());
-            assert_eq!(AgentBrief::new(state, None).silent, ["silent", "never-heard"].contains(&state.word()));
+            assert_eq!(AgentBrief::new(state, None).silent, ["silent", "never-reported"].contains(&state.word()));
         }
     }
 }

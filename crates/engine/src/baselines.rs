@@ -183,6 +183,6 @@ fn metrics(settings: &Settings, evidence: &TestEvidence) -> Values {
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
     match check.observe(&params, evidence) {
         Observation::Measured { metrics, .. } => metrics,
-        Observation::NotApplicable(_) | Observation::CouldNot(_) => Vec::new(),
+        Observation::NotApplicable(_) | Observation::Failed(_) => Vec::new(),
     }
 }

@@ -140,10 +140,10 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError>
     let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
     let last_cycle = store.cycles(1)?.into_iter().next().map(|row| CycleView {
         at: row.at,
-        took: row.took,
+        duration: row.duration,
         actions: row.actions,
         submitted: row.submitted,
-        trouble: row.trouble,
+        problem: row.error,
     });
     Ok(StoredStatus {
         last_cycle,
@@ -249,7 +249,7 @@ fn from_store(name: NodeName, pool: &str, why: &str) -> ObservedNode {
         marks: Marks::default(),
         hardware: None,
         sku: None,
-        apart: None,
+        overrides: None,
     };
     ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() }
 }

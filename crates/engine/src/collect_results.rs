@@ -22,8 +22,8 @@ use crate::{
     baselines::{BaselineQuery, BaselineReader},
     cycle_report::CycleReport,
     deps::EngineDeps,
-    ingest::{self, ClassifyContext},
     rejection::Rejection,
+    result_validation::{self, ClassifyContext},
     share::{ResultFile, Share},
 };
 
@@ -150,13 +150,13 @@ fn open_all(
             let query = BaselineQuery { node, sku, test: &evidence.test, at: evidence.ended, before: now };
             reader.load(query).unwrap_or_else(|error| {
                 store_error = Some(error);
-                ingest::without_baselines(node, evidence)
+                result_validation::without_baselines(node, evidence)
             })
         };
         let documents = polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
         for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
             let source = Source::JobOutput { bytes: bytes.clone() };
-            match ingest::open_document(
+            match result_validation::open_document(
                 &deps.settings,
                 stored,
                 sku,
@@ -176,7 +176,7 @@ fn open_all(
                 Ok(ResultFile::Missing) => {}
                 Ok(ResultFile::Rejected(why)) => bad.push((run_id, why, Source::File(path))),
                 Ok(ResultFile::Document(bytes)) => {
-                    match ingest::open_document(
+                    match result_validation::open_document(
                         &deps.settings,
                         stored,
                         sku,
@@ -270,7 +270,13 @@ fn collect_agent_reports(
             let sku = context.sku(&message.node);
             let acknowledged = context.acknowledged_by(&message.node);
             let classify_context = ClassifyContext { settings: &deps.settings, sku, acknowledged: &acknowledged };
-            match ingest::open_report(classify_context, &message.node, &message.key, &message.bytes, context.now) {
+            match result_validation::open_report(
+                classify_context,
+                &message.node,
+                &message.key,
+                &message.bytes,
+                context.now,
+            ) {
                 Ok(findings) => {
                     if deps.store.accept_agent(lease, &findings)? == Accepted::Stored {
                         changed_nodes.push(findings.node);

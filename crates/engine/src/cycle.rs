@@ -275,7 +275,7 @@ impl Engine {
     fn commit(&mut self, lease: &Lease, now: Timestamp, plan: &Plan) -> Result<CycleId, StoreError> {
         let mut keys = BTreeMap::new();
         for action in &plan.actions {
-            if let Action::Submit(run) = &action.what {
+            if let Action::Submit(run) = &action.value {
                 keys.insert(run.id, RunKey::new((self.deps.keys)()));
             }
         }
@@ -308,11 +308,11 @@ impl Engine {
 
     /// Classifies the nodes to which trials over several nodes attributed a fault.
     fn attributed_findings(&self, actions: &[WithReason<Action>], now: Timestamp) -> Vec<Vec<Finding>> {
-        let findings = actions.iter().filter_map(|action| match &action.what {
-            Action::Name { test, peer, .. } => {
+        let findings = actions.iter().filter_map(|action| match &action.value {
+            Action::AttributeFault { test, peer, .. } => {
                 let code = if peer.is_some() { "pair-by-trials" } else { "named-by-trials" };
                 let events = vec![Event::seen(code, Entity::node(), action.text.clone())];
-                let observation = Observation::Measured { metrics: Vec::new(), events, unread: Vec::new() };
+                let observation = Observation::Measured { metrics: Vec::new(), events, failures: Vec::new() };
                 let rules = self.deps.settings.rules_of(test);
                 Some(classify::classify_with_baselines(rules, None, &Baselines::at(now), test, &observation).findings)
             }
@@ -339,7 +339,7 @@ impl Engine {
         let run_ids: BTreeSet<RunId> = plan
             .actions
             .iter()
-            .filter_map(|action| match &action.what {
+            .filter_map(|action| match &action.value {
                 Action::Submit(run) => Some(run.id),
                 Action::Resubmit { run } => Some(*run),
                 _ => None,

@@ -97,7 +97,7 @@ impl Executor<'_> {
         snapshot: &Snapshot,
     ) -> Result<Vec<String>, StoreError> {
         let work: Vec<PlannedEffect> =
-            actions.iter().filter_map(|action| self.effect_of(&action.what, runs, snapshot)).collect();
+            actions.iter().filter_map(|action| self.effect_of(&action.value, runs, snapshot)).collect();
         let workers = self.workers.clamp(1, work.len().max(1));
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
@@ -139,7 +139,7 @@ impl Executor<'_> {
                 Some(PlannedEffect::Submit(job_request(run, key.clone())))
             }
             Action::Cancel { run, .. } => Some(PlannedEffect::Cancel(*run)),
-            Action::Tidy { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
+            Action::RemoveMaintenanceMark { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
             Action::Step { case, node, step, op, .. } => {
                 let (case, op, node) = (*case, *op, node.clone());
                 let changes = match step {
@@ -166,20 +166,20 @@ impl Executor<'_> {
             Action::Conclude { .. }
             | Action::OpenCase(_)
             | Action::Escalate { .. }
-            | Action::Worsen { .. }
+            | Action::RaiseSeverity { .. }
             | Action::Advise { .. }
             | Action::Propose { .. }
-            | Action::Settle { .. }
-            | Action::Move { .. }
+            | Action::CompleteStep { .. }
+            | Action::SetState { .. }
             | Action::CloseCase { .. }
-            | Action::Follow { .. }
+            | Action::RebindCase { .. }
             | Action::OpenBreaker
             | Action::Notice(_)
-            | Action::Answer { .. }
-            | Action::Try { .. }
-            | Action::Name { .. }
-            | Action::Identify { .. }
-            | Action::Rename { .. } => None,
+            | Action::CompleteCommand { .. }
+            | Action::StartTrial { .. }
+            | Action::AttributeFault { .. }
+            | Action::HardwareIdentified { .. }
+            | Action::HardwareReplaced { .. } => None,
         }
     }
 
@@ -232,9 +232,9 @@ impl Executor<'_> {
         let deadline = if repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
         let limit = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
-            ReportProgress::UnderWay if self.clock.now().since(op.born()) < limit => return Ok(false),
-            ReportProgress::UnderWay => Err(format!("the node did not finish its report within {limit}")),
-            ReportProgress::Taken(report) => Ok(*report),
+            ReportProgress::InProgress if self.clock.now().since(op.born()) < limit => return Ok(false),
+            ReportProgress::InProgress => Err(format!("the node did not finish its report within {limit}")),
+            ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
         let saved = support_bundle::save(self.store, share, case, repair_step, &from_node);
@@ -325,7 +325,7 @@ impl Executor<'_> {
 }
 
 fn repair_step_of(snapshot: &Snapshot, case: CaseId) -> Option<RepairStep> {
-    snapshot.cases.iter().find(|known| known.id == case).map(|case| case.rung)
+    snapshot.cases.iter().find(|known| known.id == case).map(|case| case.repair_step)
 }
 
 /// Returns the reason for people: the worst finding.

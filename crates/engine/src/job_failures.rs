@@ -197,7 +197,7 @@ mod tests {
             marks: Marks::default(),
             hardware: None,
             sku: None,
-            apart: None,
+            overrides: None,
         };
         names
             .iter()
@@ -207,7 +207,7 @@ mod tests {
 
     fn reported_failure(id: &str, nodes: &[&str], ago: Span) -> ObservedJobFailure {
         let [id, name, owner] = [id, "train", "ann"].map(Label::new);
-        let work = JobFailure { id, name, owner, at: NOW.minus(ago), how: JobFailureKind::Untold };
+        let work = JobFailure { id, name, owner, at: NOW.minus(ago), how: JobFailureKind::Unknown };
         ObservedJobFailure { job: work, nodes: nodes.iter().map(|name| node(name)).collect() }
     }
 

@@ -405,8 +405,8 @@ impl PlannerState {
     /// Loads the results of the trials that requests wait for.
     fn update_trials(&mut self, deps: &EngineDeps) -> Result<(), StoreError> {
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
-        let trial_runs = planner.snapshot().commands.iter().flat_map(|request| match &request.what {
-            CommandKind::Together { trials, .. } => trials.as_slice(),
+        let trial_runs = planner.snapshot().commands.iter().flat_map(|request| match &request.kind {
+            CommandKind::MultiNodeTest { trials, .. } => trials.as_slice(),
             _ => &[],
         });
         let mut trials = Vec::new();
@@ -422,7 +422,7 @@ impl PlannerState {
     /// Updates the memory for what a commit changed in the store.
     pub(crate) fn apply_commit(&mut self, actions: &[WithReason<Action>], keys: &BTreeMap<RunId, RunKey>) {
         for action in actions {
-            match &action.what {
+            match &action.value {
                 Action::Submit(run) => {
                     self.stale.acknowledged |= run.case.is_some();
                     if let Some(key) = keys.get(&run.id) {
@@ -444,26 +444,26 @@ impl PlannerState {
                     self.stale.cases = true;
                     self.dirty.insert(case.node.clone());
                 }
-                Action::Escalate { .. } | Action::Settle { .. } => self.stale.cases = true,
-                Action::Worsen { node, .. }
+                Action::Escalate { .. } | Action::CompleteStep { .. } => self.stale.cases = true,
+                Action::RaiseSeverity { node, .. }
                 | Action::Advise { node, .. }
                 | Action::Step { node, .. }
                 | Action::Propose { node, .. }
                 | Action::CloseCase { node, .. }
-                | Action::Follow { node, .. }
-                | Action::Move { node, .. }
-                | Action::Identify { node, .. }
-                | Action::Name { node, .. }
-                | Action::Rename { node, .. } => {
-                    if matches!(action.what, Action::Rename { .. }) {
+                | Action::RebindCase { node, .. }
+                | Action::SetState { node, .. }
+                | Action::HardwareIdentified { node, .. }
+                | Action::AttributeFault { node, .. }
+                | Action::HardwareReplaced { node, .. } => {
+                    if matches!(action.value, Action::HardwareReplaced { .. }) {
                         self.failures.forget();
                     }
                     self.stale.cases = true;
                     self.dirty.insert(node.clone());
                 }
-                Action::Tidy { .. } => {}
-                Action::OpenBreaker | Action::Notice(_) | Action::Try { .. } => self.stale.other = true,
-                Action::Answer { .. } => {
+                Action::RemoveMaintenanceMark { .. } => {}
+                Action::OpenBreaker | Action::Notice(_) | Action::StartTrial { .. } => self.stale.other = true,
+                Action::CompleteCommand { .. } => {
                     self.stale.other = true;
                     self.stale.acknowledged = true;
                 }

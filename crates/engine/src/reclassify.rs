@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::{
     baselines::{BaselineQuery, BaselineReader},
-    ingest::{self, ClassifyContext},
+    result_validation::{self, ClassifyContext},
     settings::Settings,
 };
 
@@ -43,13 +43,13 @@ pub struct Scope {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Reclassification {
     /// Results that were reclassified.
-    pub judged: u64,
+    pub reclassified: u64,
     /// Of those, how many keep their verdict, reason and severity.
-    pub same: u64,
+    pub unchanged: u64,
     /// Newest first.
-    pub differs: Vec<Difference>,
+    pub changed: Vec<Difference>,
     /// Results that could not be reclassified, by reason.
-    pub passed_over: BTreeMap<&'static str, u64>,
+    pub skipped: BTreeMap<&'static str, u64>,
 }
 
 /// One result that would change.
@@ -138,7 +138,7 @@ struct Reclassifier<'a> {
 
 impl Reclassifier<'_> {
     fn skip(&mut self, why: &'static str) {
-        *self.outcome.passed_over.entry(why).or_default() += 1;
+        *self.outcome.skipped.entry(why).or_default() += 1;
     }
 
     fn add(&mut self, row: &HistoryRow, run: RunId, document: &Document) -> Result<(), StoreError> {
@@ -160,11 +160,11 @@ impl Reclassifier<'_> {
             before: row.at,
         })?;
         let classify = |acknowledged: &[AcknowledgedEvents]| {
-            let classification = ingest::classify_evidence(
+            let classification = result_validation::classify_evidence(
                 ClassifyContext { settings, sku, acknowledged },
                 evidence,
                 &baselines,
-                document.up,
+                document.uptime,
             );
             (ReclassifiedResult::from_judgement(&classification), classification.text)
         };
@@ -172,13 +172,13 @@ impl Reclassifier<'_> {
         let (new, text) = classify(&[]);
         // The time of acknowledgement is not stored, so both are tried: with and without acknowledged events.
         let acknowledged = self.acknowledged.get(&row.node).map_or(&[][..], Vec::as_slice);
-        self.outcome.judged += 1;
+        self.outcome.reclassified += 1;
         if old == new || (!acknowledged.is_empty() && old == classify(acknowledged).0) {
-            self.outcome.same += 1;
+            self.outcome.unchanged += 1;
             return Ok(());
         }
         let (node, test, at) = (row.node.clone(), row.test.clone(), row.at);
-        self.outcome.differs.push(Difference { node, test, at, run, old, new, text });
+        self.outcome.changed.push(Difference { node, test, at, run, old, new, text });
         Ok(())
     }
 }

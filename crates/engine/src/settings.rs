@@ -59,7 +59,7 @@ impl Settings {
         let known = || catalogue.iter().map(|check| check.spec.id).collect::<Vec<_>>().join(", ");
         check_names(&policy, &catalogue, &known)?;
         // The planner knows tests, but no suites.
-        policy.repair.proving = catalogue.expand(&policy.repair.proving);
+        policy.repair.requalification = catalogue.expand(&policy.repair.requalification);
         policy.repair.examine = match policy.repair.examine.as_slice() {
             [] => catalogue.suites().get(QUARANTINE_SUITE).map_or_else(Vec::new, |suite| suite.tests.clone()),
             names => catalogue.expand(names),
@@ -84,7 +84,7 @@ impl Settings {
 
     /// Returns whether a test runs on several nodes together.
     pub fn is_multi_node(&self, test: &CheckId) -> bool {
-        self.tests.iter().any(|policy| policy.together && policy.id == *test)
+        self.tests.iter().any(|policy| policy.multi_node && policy.id == *test)
     }
 
     /// Returns the rules of one check, so that classification need not scan the hundreds of others.
@@ -95,7 +95,7 @@ impl Settings {
     }
 }
 
-/// Checks that variants, suites, `repair.proving` and `repair.examine` name existing tests.
+/// Checks that variants, suites, `repair.requalification` and `repair.examine` name existing tests.
 fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> String) -> Result<(), BadSettings> {
     for (id, settings) in &policy.tests {
         if let Some(of) = settings.of.as_ref().filter(|of| catalogue.base_test(id) != Some(*of)) {
@@ -110,7 +110,9 @@ fn check_names(policy: &Policy, catalogue: &Catalogue, known: &dyn Fn() -> Strin
             return Err(BadSettings::UnknownName(format!("suite `{name}`"), test.to_string(), known()));
         }
     }
-    for (key, names) in [("`repair.proving`", &policy.repair.proving), ("`repair.examine`", &policy.repair.examine)] {
+    for (key, names) in
+        [("`repair.requalification`", &policy.repair.requalification), ("`repair.examine`", &policy.repair.examine)]
+    {
         if let Some(test) = catalogue.expand(names).iter().find(|test| catalogue.get(test).is_none()) {
             return Err(BadSettings::UnknownName(key.to_owned(), test.to_string(), known()));
         }

@@ -43,7 +43,7 @@ pub struct ClusterStateRow {
     #[serde(default)]
     pub sku: Option<Sku>,
     #[serde(default)]
-    pub heard: Option<Timestamp>,
+    pub last_report: Option<Timestamp>,
 }
 
 /// Serialises the cluster part of a snapshot in the form that [`last_observed`] reads. It borrows the nodes instead of
@@ -80,7 +80,7 @@ impl Serialize for NodeRows<'_> {
             occupancy: &'a Occupancy,
             marks: &'a Marks,
             sku: &'a Option<Sku>,
-            heard: Option<Timestamp>,
+            last_report: Option<Timestamp>,
         }
 
         serializer.collect_seq(self.0.iter().map(|NodeRecord { node, last_report, .. }| Row {
@@ -89,7 +89,7 @@ impl Serialize for NodeRows<'_> {
             occupancy: &node.occupancy,
             marks: &node.marks,
             sku: &node.sku,
-            heard: *last_report,
+            last_report: *last_report,
         }))
     }
 }
@@ -116,9 +116,9 @@ impl ClusterStateRow {
             marks: self.marks,
             hardware: None,
             sku: self.sku,
-            apart: None,
+            overrides: None,
         };
-        ObservedNode { node: node.into(), agent_last_seen: self.heard, jobs: Vec::new() }
+        ObservedNode { node: node.into(), agent_last_seen: self.last_report, jobs: Vec::new() }
     }
 }
 

@@ -177,19 +177,19 @@ pub struct NcclTrialResult {
     pub bus_bandwidth_bytes_per_s: Option<f64>,
     /// Hosts that failed individually.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub named: Vec<NodeName>,
+    pub faulty_hosts: Vec<NodeName>,
 }
 
 impl NcclTrialResult {
     pub fn new(verdict: Verdict, why: impl Into<String>) -> Self {
-        Self { verdict, why: why.into(), bytes: None, bus_bandwidth_bytes_per_s: None, named: Vec::new() }
+        Self { verdict, why: why.into(), bytes: None, bus_bandwidth_bytes_per_s: None, faulty_hosts: Vec::new() }
     }
 
     /// Returns the result as one trial of several.
     pub fn trial_outcome(&self) -> TrialResult {
         match self.verdict {
             Verdict::Pass => TrialResult::Passed,
-            Verdict::Fail if !self.named.is_empty() => TrialResult::AtFault(self.named.clone()),
+            Verdict::Fail if !self.faulty_hosts.is_empty() => TrialResult::AtFault(self.faulty_hosts.clone()),
             Verdict::Fail => TrialResult::Failed,
             Verdict::Inconclusive | Verdict::NotApplicable => TrialResult::Inconclusive(self.why.clone()),
         }

@@ -142,8 +142,8 @@ fn combine(outputs: &[(NodeName, CommandStatus, String, String)], limit: Option<
     if let Some(measured) = measured {
         (judged.bytes, judged.bus_bandwidth_bytes_per_s) = (measured.bytes, measured.bus_bandwidth_bytes_per_s);
     }
-    judged.named = named.into_iter().map(|(host, _)| host).collect();
-    judged.named.dedup();
+    judged.faulty_hosts = named.into_iter().map(|(host, _)| host).collect();
+    judged.faulty_hosts.dedup();
     judged
 }
 
@@ -204,9 +204,9 @@ mod tests {
         let (passed, slow) = (row("pass", "within-limits"), row("fail", "collective-hung"));
         let wrong =
             combine(&[host("host1", 0, &passed, TABLE), host("host2", 2, &row("fail", "collective-wrong"), "")], None);
-        assert_eq!((wrong.verdict, wrong.named), (Verdict::Fail, vec![NodeName::new("host2").unwrap()]));
+        assert_eq!((wrong.verdict, wrong.faulty_hosts), (Verdict::Fail, vec![NodeName::new("host2").unwrap()]));
         let hung = combine(&[host("host1", 1, &slow, ""), host("host2", 1, &slow, "")], None);
-        assert!(hung.verdict == Verdict::Fail && hung.named.is_empty(), "{hung:?}");
+        assert!(hung.verdict == Verdict::Fail && hung.faulty_hosts.is_empty(), "{hung:?}");
     }
 
     #[test]

@@ -284,11 +284,11 @@ fn parse_nhc_log(log: &str) -> NhcLog {
     let ran = ProbeOutput::Ran { exit: Some(0), stdout: log.to_owned(), stderr: String::new() };
     match nhc::interpret(Some(&ran)) {
         Observation::Measured { events, .. } if !events.is_empty() => NhcLog::Fault(short(&events[0].text)),
-        Observation::Measured { unread, .. } if !unread.is_empty() => NhcLog::Unclear(short(&unread[0].text)),
+        Observation::Measured { failures: unread, .. } if !unread.is_empty() => NhcLog::Unclear(short(&unread[0].text)),
         Observation::Measured { .. } => NhcLog::Passed,
         Observation::NotApplicable(why) => NhcLog::Unclear(short(&why.text)),
-        Observation::CouldNot(failure) if failure.kind == doctor_core::observation::FailureKind::Empty => NhcLog::Empty,
-        Observation::CouldNot(failure) => NhcLog::Unclear(short(&failure.text)),
+        Observation::Failed(failure) if failure.kind == doctor_core::observation::FailureKind::Empty => NhcLog::Empty,
+        Observation::Failed(failure) => NhcLog::Unclear(short(&failure.text)),
     }
 }
 

@@ -38,7 +38,7 @@ pub enum MarkChange {
 pub struct OurMarks {
     marks: Vec<OurMark>,
     /// Completed operations, newest last.
-    done: Vec<OpId>,
+    completed_operations: Vec<OpId>,
 }
 
 impl MarkFiles {
@@ -59,7 +59,7 @@ impl MarkFiles {
         let lock = File::options().create(true).append(true).open(&self.lock)?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let mut ours = files::read::<OurMarks>(&self.ours)?.unwrap_or_default();
-        if ours.done.contains(&op) {
+        if ours.completed_operations.contains(&op) {
             return Ok(ours.marks);
         }
         let (kind, mark) = match change {
@@ -68,9 +68,9 @@ impl MarkFiles {
         };
         ours.marks.retain(|mark| mark.kind != kind);
         ours.marks.extend(mark);
-        ours.done.push(op);
-        let surplus = ours.done.len().saturating_sub(MAX_OPERATION_IDS);
-        ours.done.drain(..surplus);
+        ours.completed_operations.push(op);
+        let surplus = ours.completed_operations.len().saturating_sub(MAX_OPERATION_IDS);
+        ours.completed_operations.drain(..surplus);
         files::write(&self.ours, &ours)?;
         Ok(ours.marks)
     }

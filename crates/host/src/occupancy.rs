@@ -30,24 +30,24 @@ fn busy_reason(status: &HostStatus, max_load_per_core: f64) -> Option<String> {
         return Some(format!("{} exists", lock.display()));
     }
     let some = |found: &Result<Vec<Process>, String>| found.as_deref().ok().and_then(<[_]>::first).cloned();
-    if let Some(process) = some(&status.gpus) {
+    if let Some(process) = some(&status.gpu_users) {
         return Some(format!("process {} ({}) holds a GPU", process.pid, process.name));
     }
-    if let Some(process) = some(&status.terminals) {
+    if let Some(process) = some(&status.terminal_users) {
         return Some(format!("process {} ({}) uses the CPU at a terminal", process.pid, process.name));
     }
     // The load of our own run cannot be separated from that of other processes. Terminals and GPUs can.
-    let load = status.load.as_ref().ok().filter(|_| status.under_way.is_empty())?;
+    let load = status.load.as_ref().ok().filter(|_| status.active_runs.is_empty())?;
     #[expect(clippy::cast_precision_loss, reason = "a count of cores")]
     let per_core = load / status.cores.max(1) as f64;
     (per_core > max_load_per_core).then(|| format!("load {per_core:.2} per core, limit {max_load_per_core}"))
 }
 
 fn unknown_reason(status: &HostStatus) -> Option<String> {
-    if let Some(pid) = status.abandoned {
+    if let Some(pid) = status.unkillable_pid {
         return Some(format!("process {pid} of an earlier job hangs and cannot be killed"));
     }
-    let errors = [status.gpus.as_ref().err(), status.terminals.as_ref().err(), status.load.as_ref().err()];
+    let errors = [status.gpu_users.as_ref().err(), status.terminal_users.as_ref().err(), status.load.as_ref().err()];
     errors.into_iter().flatten().next().cloned()
 }
 
@@ -66,12 +66,12 @@ mod tests {
             boot_id: "b".to_owned(),
             cores: 4,
             load: Ok(0.4),
-            gpus: Ok(Vec::new()),
-            terminals: Ok(Vec::new()),
+            gpu_users: Ok(Vec::new()),
+            terminal_users: Ok(Vec::new()),
             locks: Vec::new(),
-            abandoned: None,
+            unkillable_pid: None,
             marks: Marks::default(),
-            under_way: Vec::new(),
+            active_runs: Vec::new(),
             runs: Vec::new(),
         }
     }
@@ -90,18 +90,18 @@ mod tests {
         let no = || Err("denied".to_owned());
         for (status, expected) in [
             (quiet(), "free"),
-            (HostStatus { gpus: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
+            (HostStatus { gpu_users: train(), ..quiet() }, "busy: process 7 (train) holds a GPU"),
             (
-                HostStatus { terminals: train(), gpus: no(), ..quiet() },
+                HostStatus { terminal_users: train(), gpu_users: no(), ..quiet() },
                 "busy: process 7 (train) uses the CPU at a terminal",
             ),
             (HostStatus { locks: vec!["/run/site".into()], ..quiet() }, "busy: /run/site exists"),
             (HostStatus { load: Ok(4.0), ..quiet() }, "busy: load 1.00 per core, limit 0.7"),
-            (HostStatus { load: Ok(4.0), under_way: vec![RunId::from_number(1)], ..quiet() }, "free"),
+            (HostStatus { load: Ok(4.0), active_runs: vec![RunId::from_number(1)], ..quiet() }, "free"),
             (HostStatus { load: Err("no load".to_owned()), ..quiet() }, "unknown: no load"),
-            (HostStatus { gpus: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
+            (HostStatus { gpu_users: Err("denied".to_owned()), ..quiet() }, "unknown: denied"),
             (
-                HostStatus { abandoned: Some(9), ..quiet() },
+                HostStatus { unkillable_pid: Some(9), ..quiet() },
                 "unknown: process 9 of an earlier job hangs and cannot be killed",
             ),
         ] {
@@ -115,7 +115,7 @@ mod tests {
         let status = |mark| HostStatus { marks: Marks { foreign: vec![mark], ..Marks::default() }, ..quiet() };
         assert_eq!(blocked_reason(&status(mark(true)), 0.7).as_deref(), Some("ann blocks new work: mine today"));
         assert_eq!(blocked_reason(&status(mark(false)), 0.7), None);
-        let unsure = HostStatus { gpus: Err("denied".to_owned()), ..quiet() };
+        let unsure = HostStatus { gpu_users: Err("denied".to_owned()), ..quiet() };
         assert_eq!(blocked_reason(&unsure, 0.7).as_deref(), Some("denied"));
     }
 }

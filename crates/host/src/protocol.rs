@@ -36,13 +36,13 @@ pub const MAX_LOG_BYTES: u64 = 1024 * 1024;
 pub struct RequestFrame {
     /// Repeated in the reply.
     pub number: u64,
-    pub ask: HostRequest,
+    pub request: HostRequest,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostRequest {
-    Look(StatusQuery),
+    Status(StatusQuery),
     Start(Box<StartRun>),
     /// Ends the job of a run, if there is one.
     Cancel {
@@ -67,7 +67,7 @@ pub struct StatusQuery {
     /// Lock files: while one exists, the host counts as busy.
     pub locks: Vec<PathBuf>,
     /// Programs that may hold a GPU open without using it.
-    pub bystanders: Vec<String>,
+    pub ignored_programs: Vec<String>,
 }
 
 /// Starts a run. Idempotent: repeating the request starts nothing more.
@@ -86,9 +86,9 @@ pub struct StartRun {
     pub policy: Option<String>,
     /// The other hosts of a multi-node run. `None`: the run uses this host only.
     #[serde(default)]
-    pub together: Option<MultiNode>,
+    pub multi_node: Option<MultiNode>,
     /// What counts as use of the host, which checks once more before it starts the job.
-    pub users: StatusQuery,
+    pub status_query: StatusQuery,
     pub max_load_per_core: f64,
 }
 
@@ -140,13 +140,13 @@ pub struct MarkRequest {
 #[serde(deny_unknown_fields)]
 pub struct RepairRequest {
     pub op: OpId,
-    pub what: RepairKind,
+    pub kind: RepairKind,
     /// The command and its arguments.
     pub command: Vec<String>,
     /// The command is killed after this long.
     pub limit: Span,
     /// What counts as use of the host.
-    pub users: StatusQuery,
+    pub status_query: StatusQuery,
     pub max_load_per_core: f64,
 }
 
@@ -176,7 +176,7 @@ pub enum RepairProgress {
     /// Confirmed: the boot id changed, or the driver no longer requests a reset.
     Done,
     /// Started, not yet confirmed.
-    UnderWay { text: String },
+    InProgress { text: String },
     /// The machine is in use, or its use could not be determined. Nothing was started.
     InUse { by: String },
     /// Attempted without effect.
@@ -186,13 +186,13 @@ pub enum RepairProgress {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ResponseFrame {
     pub number: u64,
-    pub said: HostResponse,
+    pub response: HostResponse,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostResponse {
-    Looked(Box<HostStatus>),
+    Status(Box<HostStatus>),
     /// The state of the job that the request was to start.
     Started(ObservedJobState),
     /// The host is in use, or its use could not be determined. Nothing was started.
@@ -217,16 +217,16 @@ pub struct HostStatus {
     /// The one-minute load average, our own jobs included.
     pub load: Result<f64, String>,
     /// Foreign processes that hold a GPU open.
-    pub gpus: Result<Vec<Process>, String>,
+    pub gpu_users: Result<Vec<Process>, String>,
     /// Foreign processes that have a terminal and use CPU time.
-    pub terminals: Result<Vec<Process>, String>,
+    pub terminal_users: Result<Vec<Process>, String>,
     /// The files of [`StatusQuery::locks`] that exist.
     pub locks: Vec<PathBuf>,
     /// The process id of an earlier job that could not be killed.
-    pub abandoned: Option<u32>,
+    pub unkillable_pid: Option<u32>,
     pub marks: Marks,
     /// Runs whose jobs are pending or running on this host.
-    pub under_way: Vec<RunId>,
+    pub active_runs: Vec<RunId>,
     /// One entry for each of [`StatusQuery::runs`].
     pub runs: Vec<RunStatus>,
 }
@@ -241,7 +241,7 @@ pub struct Process {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunStatus {
     pub run: RunId,
-    pub seen: ObservedJobState,
+    pub job: ObservedJobState,
     /// The result document, once the run has ended and if the reply is to carry it.
     pub document: Option<String>,
     /// The end of the log, under the same conditions.
@@ -255,7 +255,7 @@ pub struct RunStatus {
 impl RunStatus {
     /// A run without document, log or other hosts.
     pub const fn without_result(run: RunId, seen: ObservedJobState) -> Self {
-        Self { run, seen, document: None, log: None, nodes: Vec::new() }
+        Self { run, job: seen, document: None, log: None, nodes: Vec::new() }
     }
 }
 
@@ -269,7 +269,7 @@ pub fn parse_response(line: &[u8], number: u64) -> Result<HostResponse, String> 
     if answer.number != number {
         return Err(format!("it answered request {} instead of {number}", answer.number));
     }
-    Ok(answer.said)
+    Ok(answer.response)
 }
 
 #[cfg(test)]
@@ -285,7 +285,7 @@ mod tests {
             // Parsing may fail but not panic, and no line answers two requests.
             let accepted = (0..16).filter(|requested| parse_response(line.as_bytes(), *requested).is_ok()).count();
             prop_assert!(accepted <= 1);
-            let response = serde_json::to_vec(&ResponseFrame { number, said: HostResponse::Failed { text: line.clone() } }).unwrap();
+            let response = serde_json::to_vec(&ResponseFrame { number, response: HostResponse::Failed { text: line.clone() } }).unwrap();
             let parsed = parse_response(&response, number);
             let is_same = matches!(parsed, Ok(HostResponse::Failed { text }) if text == line);
             prop_assert!(is_same);
@@ -308,11 +308,11 @@ mod tests {
         let start: StartRun = serde_json::from_str(
             r#"{"run": "r0000000000000", "node": "n", "tests": ["memory"], "limit": "1m", "key": "feedface",
                 "outputs": null, "policy": null,
-                "together": {"nodes": ["n", "m"], "rendezvous": "n:1", "secret": "cafebabe"},
+                "multi_node": {"nodes": ["n", "m"], "rendezvous": "n:1", "secret": "cafebabe"},
                 "users": {}, "max_load_per_core": 0.7}"#,
         )
         .unwrap();
-        let printed = format!("{:?} {start:?}", start.together);
+        let printed = format!("{:?} {start:?}", start.multi_node);
         assert!(!printed.contains("feedface") && !printed.contains("cafebabe"), "{printed}");
     }
 

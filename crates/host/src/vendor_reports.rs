@@ -30,8 +30,8 @@ pub const VENDOR_FILES: [&str; 2] = ["nvidia-bug-report.log.gz", "nvidia-bug-rep
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReportProgress {
-    UnderWay,
-    Taken(Box<VendorReport>),
+    InProgress,
+    Done(Box<VendorReport>),
     /// Nothing was collected.
     Failed {
         text: String,
@@ -76,7 +76,7 @@ pub fn report(
     let folder = jobs.run_directory(id).join("report");
     match jobs.state(id, now)? {
         ObservedJobState::Absent => {}
-        ObservedJobState::Pending { .. } | ObservedJobState::Running { .. } => return Ok(ReportProgress::UnderWay),
+        ObservedJobState::Pending { .. } | ObservedJobState::Running { .. } => return Ok(ReportProgress::InProgress),
         ObservedJobState::Unknown { why } => return Ok(ReportProgress::Failed { text: why }),
         ObservedJobState::Ended { how, .. } => {
             let Some(machine) = read(&folder.join(MACHINE_FILE), MAX_MACHINE_BYTES)? else {
@@ -90,7 +90,7 @@ pub fn report(
                 .find_map(|name| Some((*name, read(&folder.join(name), MAX_FILE_BYTES).transpose()?)));
             let file =
                 file.map(|(name, bytes)| Ok::<_, io::Error>(VendorFile { name: name.to_owned(), bytes: bytes? }));
-            return Ok(ReportProgress::Taken(Box::new(VendorReport { machine, file: file.transpose()? })));
+            return Ok(ReportProgress::Done(Box::new(VendorReport { machine, file: file.transpose()? })));
         }
     }
     jobs.prune(now)?;
@@ -98,7 +98,7 @@ pub fn report(
     args.extend(["--limit".into(), TOOL_TIMEOUT.to_string().into()]);
     args.extend(["--job-file".into(), jobs.job_file(id).into(), "--run".into(), id.to_string().into()]);
     jobs.start(id, start(&args, id)?, now)?;
-    Ok(ReportProgress::UnderWay)
+    Ok(ReportProgress::InProgress)
 }
 
 /// Returns `None` if the file does not exist or is longer than `most` bytes.

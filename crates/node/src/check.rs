@@ -72,7 +72,7 @@ pub struct CheckResult {
     pub verdict: Verdict,
     pub reason: ReasonCode,
     pub text: String,
-    pub took: Span,
+    pub duration: Span,
     pub findings: Vec<Finding>,
 }
 
@@ -87,7 +87,7 @@ impl CheckResult {
 pub struct CheckObservation {
     pub check: CheckId,
     pub observation: Observation,
-    pub took: Span,
+    pub duration: Span,
 }
 
 /// Runs the named checks, or the suite's checks that the policy enables, and classifies the observations.
@@ -114,13 +114,13 @@ pub fn check_with_evidence(
     let rule_book = catalogue.rule_book(policy);
     let observations = observe_with_evidence(&catalogue, names, suite, policy, runner)?;
     let (baselines, up) = (Baselines::at(now()), uptime(runner));
-    let judged = observations.into_iter().map(|(CheckObservation { check, observation, took }, evidence)| {
+    let judged = observations.into_iter().map(|(CheckObservation { check, observation, duration: took }, evidence)| {
         let of = catalogue.get(&check);
         let rules = of.map_or(Ok(Vec::new()), |of| rule_book.rules_for(of, &observation)).map_err(CheckError::Rules)?;
         let judgement = classify_with_baselines(&rules, profile, &baselines, &check, &observation);
         let Classification { verdict, reason, text, findings } =
             apply_boot_grace(judgement, up, policy.agents.boot_grace);
-        Ok((CheckResult { check, verdict, reason, text, took, findings }, evidence))
+        Ok((CheckResult { check, verdict, reason, text, duration: took, findings }, evidence))
     });
     judged.collect()
 }
@@ -157,7 +157,7 @@ fn observe_with_evidence(
         let began_at = std::mem::replace(&mut started, now());
         let probes = probes.into_iter().zip(outputs).collect();
         let evidence = TestEvidence { test: check.clone(), started: began_at, ended: started, probes };
-        (CheckObservation { check, observation, took: started.since(began_at) }, evidence)
+        (CheckObservation { check, observation, duration: started.since(began_at) }, evidence)
     });
     Ok(observations.collect())
 }
@@ -237,7 +237,7 @@ mod tests {
             verdict: Verdict::NotApplicable,
             reason: ReasonCode::fixed("no-gpu"),
             text: String::new(),
-            took: Span::ZERO,
+            duration: Span::ZERO,
             findings: Vec::new(),
         };
         assert_eq!(exit_code(std::slice::from_ref(&none)), exit::UNKNOWN);

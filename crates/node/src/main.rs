@@ -259,7 +259,7 @@ struct AgentArgs {
 
 /// Run as Slurm's HealthCheckProgram, Prolog or Epilog: check this node, or reuse a recent verdict, and print one line.
 ///
-/// With a controller the hook reports, and the controller drains within its breaker. With `alone` the hook drains the
+/// With a controller the hook reports, and the controller drains within its breaker. With `standalone` the hook drains the
 /// node itself, with a reason that starts with `doctor:`, within the limits of the policy's breaker; it never touches a
 /// drain that it did not set. It always returns within its time limit. A check that hangs or is inconclusive neither
 /// drains the node nor stops a job. `doctor deploy slurm` prints the scripts and the lines for Slurm. Settings:
@@ -270,13 +270,13 @@ struct AgentArgs {
 #[derive(Debug, Args)]
 struct HookArgs {
     #[arg(value_enum)]
-    moment: hook::HookKind,
+    kind: hook::HookKind,
     /// Settings as TOML. [default: /etc/cluster-doctor/hook.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Work without a controller and drain this node directly. Same as `alone = true` in the file.
+    /// Work without a controller and drain this node directly. Same as `standalone = true` in the file.
     #[arg(long)]
-    alone: bool,
+    standalone: bool,
 }
 
 /// Serve one request of a controller that reaches this machine over SSH.
@@ -335,7 +335,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Sub::Record(args) }) => (record(&args), check::exit::UNKNOWN),
         Ok(Cli { command: Sub::Agent(args) }) => (watch(&args), 1),
         Ok(Cli { command: Sub::Hook(args) }) => {
-            return ExitCode::from(hook::run(args.moment, args.config.as_deref(), args.alone));
+            return ExitCode::from(hook::run(args.kind, args.config.as_deref(), args.standalone));
         }
         Ok(Cli { command: Sub::Host(args) }) => {
             (host::serve_request(&args.keep).map(|()| 0).context("cannot answer the controller"), 1)

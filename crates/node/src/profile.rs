@@ -84,7 +84,7 @@ impl ProfileChoice {
     pub fn summary(&self) -> String {
         match (&self.profile, &self.detection.found) {
             (Some(profile), Some(detected)) => {
-                format!("{} (by {}), version {}", profile.sku, detected.by, profile.version)
+                format!("{} (by {}), version {}", profile.sku, detected.source, profile.version)
             }
             (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
             (None, _) => "none: checks that need a profile are inconclusive".to_owned(),
@@ -137,10 +137,10 @@ pub fn select_profile(
 /// # Errors
 /// If there is none.
 pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> {
-    let facts = doctor_core::sku_detection::MachineFacts { told: Some(name.clone()), ..Default::default() };
+    let facts = doctor_core::sku_detection::MachineFacts { declared_sku: Some(name.clone()), ..Default::default() };
     let detected = detect(types, &facts).found;
     let sku = detected
-        .filter(|detected| matches!(detected, Detected { by: DetectionSource::Label, .. }))
+        .filter(|detected| matches!(detected, Detected { source: DetectionSource::Label, .. }))
         .map(|detected| detected.sku);
     let file = sku.and_then(|sku| types.get(&sku).cloned());
     file.map(|file| file.profile())

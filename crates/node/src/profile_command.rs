@@ -123,7 +123,7 @@ fn show(choice: &profile::ProfileChoice, json: bool) -> anyhow::Result<(String, 
 
 fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner) -> anyhow::Result<(String, u8)> {
     let rows = profile::compare(profile, &check::observe(&[], Suite::Quick, policy, runner)?);
-    let any = |kinds: &[Comparison]| rows.iter().any(|row| kinds.contains(&row.compared));
+    let any = |kinds: &[Comparison]| rows.iter().any(|row| kinds.contains(&row.comparison));
     let code = match (any(&[Comparison::Less, Comparison::More]), any(&[Comparison::Same])) {
         (true, _) => check::exit::WARNING,
         (false, true) => check::exit::OK,

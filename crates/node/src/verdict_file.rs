@@ -26,7 +26,7 @@ pub struct Verdicts {
     /// Results of another boot are discarded.
     boot: String,
     /// When all fast checks last ran.
-    whole: Option<Timestamp>,
+    all_checked_at: Option<Timestamp>,
     checks: BTreeMap<CheckId, StoredResult>,
 }
 
@@ -53,13 +53,13 @@ pub struct StoredFinding {
     pub reason: ReasonCode,
     pub text: String,
     /// Consecutive sightings, and how many the rule requires.
-    pub times: u32,
+    pub sightings: u32,
     pub confirm: u32,
 }
 
 impl StoredFinding {
     pub const fn is_confirmed(&self) -> bool {
-        self.times >= self.confirm
+        self.sightings >= self.confirm
     }
 }
 
@@ -73,7 +73,7 @@ impl Verdicts {
 
     /// An empty set for this boot.
     pub fn none() -> Self {
-        Self { boot: boot_id(), whole: None, checks: BTreeMap::new() }
+        Self { boot: boot_id(), all_checked_at: None, checks: BTreeMap::new() }
     }
 
     /// Writes the file atomically. It is not synced: after a reboot its content is discarded anyway.
@@ -104,12 +104,12 @@ impl Verdicts {
 
     /// Records that all fast checks ran at this time.
     pub fn mark_all_checked(&mut self, at: Timestamp) {
-        self.whole = Some(at);
+        self.all_checked_at = Some(at);
     }
 
     /// Returns the age of the last run of all fast checks; `None` if there was none or it is in the future.
     pub fn age(&self, now: Timestamp) -> Option<Span> {
-        self.whole.filter(|last_run| *last_run <= now).map(|last_run| now.since(last_run))
+        self.all_checked_at.filter(|last_run| *last_run <= now).map(|last_run| now.since(last_run))
     }
 
     pub fn get(&self, check: &CheckId) -> Option<&StoredResult> {
@@ -149,7 +149,7 @@ fn to_stored_finding(finding: &Finding, before: &[StoredFinding]) -> StoredFindi
         severity: finding.severity,
         reason: finding.reason.clone(),
         text: finding.text.clone(),
-        times: same.map_or(0, |old| old.times).saturating_add(1),
+        sightings: same.map_or(0, |old| old.sightings).saturating_add(1),
         confirm: finding.confirm,
     }
 }
@@ -180,7 +180,7 @@ pub(crate) mod tests {
         let findings = [finding("gpu-xid", "xid-79", Severity::Isolate, 2)];
         let at = Timestamp::from_secs(1000);
         let times = |verdicts: &Verdicts| {
-            verdicts.get(&check).unwrap().findings.iter().map(|one| one.times).collect::<Vec<_>>()
+            verdicts.get(&check).unwrap().findings.iter().map(|one| one.sightings).collect::<Vec<_>>()
         };
         verdicts.record(&check, Verdict::Fail, &findings, "", at);
         assert!(!verdicts.failing()[0].1.is_confirmed());

@@ -124,7 +124,7 @@ fn to_file(command: &mut Command, path: &Path) -> RunningCommand {
 
 fn hook(machine: &InstalledMachine, kind: &str, state: &str) -> Command {
     let settings = format!(
-        "alone = true\nstate = {:?}\nroot = {:?}\nnvml = {:?}\npolicy = {:?}\n",
+        "standalone = true\nstate = {:?}\nroot = {:?}\nnvml = {:?}\npolicy = {:?}\n",
         machine.path(state),
         machine.path("root"),
         library(),

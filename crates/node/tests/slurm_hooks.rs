@@ -88,7 +88,7 @@ impl Site {
 
     /// Writes the settings of a node without a controller.
     fn write_standalone_settings(&self, node: &str, more: &str) {
-        self.write_settings(node, &format!("alone = true\npolicy = {:?}\n{more}", self.at("policy.toml")));
+        self.write_settings(node, &format!("standalone = true\npolicy = {:?}\n{more}", self.at("policy.toml")));
     }
 
     /// Writes the settings of a node's hooks, with its own machine.
@@ -398,7 +398,7 @@ fn a_hung_file_system_or_scontrol_drains_no_node_and_delays_no_job() {
     // One reads its policy from a share that stalls; on the other, scontrol hangs.
     let policy = mount.point.path().join("policy.toml");
     let limits = "[health]\nlimit = \"2s\"\n[prolog]\nlimit = \"2s\"\n";
-    site.write_settings("node1", &format!("alone = true\npolicy = {policy:?}\n{limits}"));
+    site.write_settings("node1", &format!("standalone = true\npolicy = {policy:?}\n{limits}"));
     site.write("programs/scontrol", "#!/bin/sh\nexec /bin/sleep 600\n");
     fs::set_permissions(site.at("programs/scontrol"), fs::Permissions::from_mode(0o755)).unwrap();
     site.write_standalone_settings("node2", &format!("slurm_programs = {:?}\n{limits}", site.at("programs")));

@@ -23,7 +23,7 @@ pub struct WorldConfig {
     pub start: Timestamp,
     pub pools: Vec<PoolConfig>,
     pub assumptions: Assumptions,
-    pub hostile: Disruptions,
+    pub disruptions: Disruptions,
     /// The capabilities of this cluster's backend.
     pub caps: Capabilities,
     /// Whether nodes have agents that report.
@@ -82,7 +82,7 @@ impl WorldConfig {
             start: Timestamp::from_secs(1_793_491_200),
             pools: vec![PoolConfig::new("gpu", nodes, "node").expect("fixed names that the types accept")],
             assumptions: Assumptions::default(),
-            hostile: Disruptions::default(),
+            disruptions: Disruptions::default(),
             caps: Capabilities::ALL,
             agents: true,
             repairs: true,

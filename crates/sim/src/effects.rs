@@ -45,7 +45,7 @@ pub enum EffectKind {
         run: RunId,
         nodes: Vec<Target>,
     },
-    CancelAsked {
+    CancelRequested {
         run: RunId,
     },
     Ended {
@@ -67,12 +67,12 @@ pub enum EffectKind {
         number: u64,
     },
     /// A user job was given a node on which our job is still running.
-    Wanted {
+    UserWaiting {
         run: RunId,
         node: NodeName,
     },
     /// That user job has started, this much later than possible.
-    WantedGot {
+    UserStarted {
         node: NodeName,
         after: Span,
     },
@@ -105,14 +105,14 @@ pub enum EffectKind {
         node: NodeName,
         how: Disturbance,
         user: bool,
-        under_way: bool,
+        in_progress: bool,
     },
     /// The disturbance is over.
-    Back {
+    Recovered {
         node: NodeName,
     },
     /// An operation was requested that had been done already.
-    AskedAgain {
+    RepeatedOperation {
         op: OpId,
         node: NodeName,
     },
@@ -260,7 +260,7 @@ mod tests {
                 node,
                 how: Disturbance::Reboot,
                 user: false,
-                under_way: true,
+                in_progress: true,
             },
         ]
     }

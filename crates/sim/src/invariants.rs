@@ -123,7 +123,7 @@ impl InvariantChecker {
             }
             EffectKind::Ended { run, how, .. } => self.ended(at, *run, *how),
             EffectKind::Document { run, .. } => self.must_be_open(at, *run),
-            EffectKind::Wanted { run, node } => {
+            EffectKind::UserWaiting { run, node } => {
                 self.wanted.entry((*run, node.clone())).or_insert(at);
             }
             EffectKind::Marked { op, node, .. }
@@ -131,7 +131,7 @@ impl InvariantChecker {
             | EffectKind::Drained { op, node }
             | EffectKind::Evicted { op, node }
             | EffectKind::Undrained { op, node } => self.operated(at, *op, node),
-            EffectKind::Disturbed { op, node, user, under_way, .. } => {
+            EffectKind::Disturbed { op, node, user, in_progress: under_way, .. } => {
                 self.operated(at, *op, node);
                 if *user {
                     self.report_violation(at, Invariant::DisturbedUser { op: *op, node: node.clone() });
@@ -141,11 +141,11 @@ impl InvariantChecker {
                 }
             }
             EffectKind::SubmittedAgain { .. }
-            | EffectKind::CancelAsked { .. }
+            | EffectKind::CancelRequested { .. }
             | EffectKind::Report { .. }
-            | EffectKind::WantedGot { .. }
-            | EffectKind::Back { .. }
-            | EffectKind::AskedAgain { .. }
+            | EffectKind::UserStarted { .. }
+            | EffectKind::Recovered { .. }
+            | EffectKind::RepeatedOperation { .. }
             | EffectKind::Incident { .. }
             | EffectKind::ShareTrouble { .. } => {}
         }
@@ -234,7 +234,7 @@ mod tests {
 
     fn disturbed(number: u64, user: bool, under_way: bool) -> EffectKind {
         let op = OpId::from_number(number);
-        EffectKind::Disturbed { op, node: node(), how: Disturbance::Reset, user, under_way }
+        EffectKind::Disturbed { op, node: node(), how: Disturbance::Reset, user, in_progress: under_way }
     }
 
     /// Checks effects that are a minute apart.
@@ -250,8 +250,8 @@ mod tests {
             submitted(1, None),
             EffectKind::SubmittedAgain { run: run(1) },
             EffectKind::Started { run: run(1), nodes: target(None) },
-            EffectKind::Wanted { run: run(1), node: node() },
-            EffectKind::CancelAsked { run: run(1) },
+            EffectKind::UserWaiting { run: run(1), node: node() },
+            EffectKind::CancelRequested { run: run(1) },
             ended(1),
             submitted(2, Some(Span::from_secs(59))),
             ended(2),
@@ -280,9 +280,9 @@ mod tests {
             (
                 vec![
                     submitted(1, None),
-                    EffectKind::Wanted { run: run(1), node: node.clone() },
-                    EffectKind::CancelAsked { run: run(1) },
-                    EffectKind::CancelAsked { run: run(1) },
+                    EffectKind::UserWaiting { run: run(1), node: node.clone() },
+                    EffectKind::CancelRequested { run: run(1) },
+                    EffectKind::CancelRequested { run: run(1) },
                     ended(1),
                 ],
                 Invariant::SlowToLeave { run: run(1), node: node.clone(), after: Span::minutes(3) },

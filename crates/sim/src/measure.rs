@@ -38,7 +38,7 @@ pub(crate) fn print(
     }
     let events =
         if test == GPU_HEALTH { detected.iter().filter_map(|fault| event_of(fault, at)).collect() } else { vec![] };
-    let stdout = serde_json::to_string(&Measurements { metrics, events, unread: Vec::new() })
+    let stdout = serde_json::to_string(&Measurements { metrics, events, failures: Vec::new() })
         .expect("finite numbers and plain words have a JSON form");
     ProbeOutput::Ran { exit: Some(0), stdout, stderr: String::new() }
 }

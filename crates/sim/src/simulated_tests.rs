@@ -111,7 +111,7 @@ pub fn profiles() -> Profiles {
 
 /// Returns the usual duration of a test.
 pub(crate) fn typical_value(test: &CheckId) -> Option<Span> {
-    CHECKS.iter().find(|check| check.spec.id == test.as_str()).map(|check| check.spec.usual)
+    CHECKS.iter().find(|check| check.spec.id == test.as_str()).map(|check| check.spec.typical_duration)
 }
 
 pub(crate) fn probe_of(test: &CheckId) -> Option<Probe> {
@@ -131,7 +131,7 @@ static CHECKS: [Check; 4] = [
             every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
-            usual: Span::minutes(10),
+            typical_duration: Span::minutes(10),
             usual_by: None,
             shares: &["/data"],
             shared_param: None,
@@ -151,7 +151,7 @@ static CHECKS: [Check; 4] = [
             every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
-            usual: Span::minutes(10),
+            typical_duration: Span::minutes(10),
             usual_by: None,
             shares: &[],
             shared_param: None,
@@ -171,7 +171,7 @@ static CHECKS: [Check; 4] = [
             every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(30),
-            usual: Span::minutes(10),
+            typical_duration: Span::minutes(10),
             usual_by: None,
             shares: &[],
             shared_param: None,
@@ -191,7 +191,7 @@ static CHECKS: [Check; 4] = [
             every: Span::minutes(5),
             cutoff: CUTOFF,
             limit: Span::minutes(2),
-            usual: Span::from_secs(5),
+            typical_duration: Span::from_secs(5),
             usual_by: None,
             shares: &[],
             shared_param: None,

@@ -104,7 +104,7 @@ pub(crate) enum WireChange {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireNode {
     node: Arc<Node>,
-    heard: Option<Timestamp>,
+    last_report: Option<Timestamp>,
     jobs: Vec<RunId>,
 }
 
@@ -208,13 +208,13 @@ impl WireChange {
 
 impl From<ObservedNode> for WireNode {
     fn from(seen: ObservedNode) -> Self {
-        Self { node: seen.node, heard: seen.agent_last_seen, jobs: seen.jobs }
+        Self { node: seen.node, last_report: seen.agent_last_seen, jobs: seen.jobs }
     }
 }
 
 impl From<WireNode> for ObservedNode {
     fn from(wire: WireNode) -> Self {
-        Self { node: wire.node, agent_last_seen: wire.heard, jobs: wire.jobs }
+        Self { node: wire.node, agent_last_seen: wire.last_report, jobs: wire.jobs }
     }
 }
 

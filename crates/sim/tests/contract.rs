@@ -9,7 +9,7 @@ use std::{
 use doctor_backend::{
     Backend, JobOutput, JobRequest,
     clock::Clock,
-    contract::{Length, TestOccupancy, Testbed, violations},
+    contract_tests::{Length, TestOccupancy, Testbed, violations},
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{

@@ -80,8 +80,8 @@ fn results_are_classified_with_their_history_and_reclassifying_gives_the_same() 
     let types: BTreeMap<NodeName, _> = rows.iter().map(|row| (row.node.clone(), simulated_tests::sku())).collect();
     let since = until.minus(Span::days(3));
     let rejudged = reclassify(session.store(), session.settings(), &Scope { nodes: None, since, types }).unwrap();
-    assert_eq!(rejudged.differs, [], "a verdict is a function of evidence, rules, profile and past");
-    assert_eq!(rejudged.judged, rows.len() as u64, "{:?}", rejudged.passed_over);
+    assert_eq!(rejudged.changed, [], "a verdict is a function of evidence, rules, profile and past");
+    assert_eq!(rejudged.reclassified, rows.len() as u64, "{:?}", rejudged.skipped);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_support_bundle_is_on_the_share_before_a_reset_or_reboot() {
         .collect();
     for case in destroyed {
         for step in case.steps.iter().filter(|step| step.what.destroys_evidence() && step.state == StepState::Done) {
-            let name = format!("{}-{}.tar.gz", case.id, step.rung);
+            let name = format!("{}-{}.tar.gz", case.id, step.repair_step);
             assert!(bundles.contains(&name), "{name} is not among {bundles:?}");
         }
     }

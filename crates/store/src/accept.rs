@@ -276,7 +276,7 @@ impl PendingRun {
     /// Returns the time span of a run that ends with this result.
     fn run_span(&self, last: &ClassifiedResult) -> RunSpan {
         // Measured by the node's clock, which may be wrong; hence the cap of one day.
-        let duration = last.outcomes.iter().map(|outcome| outcome.took).sum::<Span>().min(Span::days(1));
+        let duration = last.outcomes.iter().map(|outcome| outcome.duration).sum::<Span>().min(Span::days(1));
         let began = self.started.unwrap_or_else(|| last.received.minus(duration));
         RunSpan { started: began, ended: last.received, nodes: self.node_count }
     }
@@ -330,8 +330,8 @@ fn entries(tx: &mut Tx<'_>, stored: &[PendingHistoryEntry<'_>]) -> Result<Vec<Ne
                 continue;
             }
             let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
-            let (run, at, duration) = (result.run, outcome.at, outcome.took);
-            entries.push(NewHistoryRow { node: *node, run, test, kind, at, took: duration, bundle: Some(*bundle) });
+            let (run, at, duration) = (result.run, outcome.at, outcome.duration);
+            entries.push(NewHistoryRow { node: *node, run, test, kind, at, duration, bundle: Some(*bundle) });
         }
     }
     Ok(entries)

@@ -58,14 +58,14 @@ impl Store {
             if agent.revoked.is_some() {
                 return Ok(AgentKey::Revoked);
             }
-            if agent.speaks_by == AgentAuth::Token {
-                return Ok(AgentKey::ClusterToken { heard: agent.heard });
+            if agent.auth == AgentAuth::Token {
+                return Ok(AgentKey::ClusterToken { last_contact: agent.last_contact });
             }
             let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
                 what: "agent's key",
                 why: format!("the key of {node} is not 64 hexadecimal digits"),
             })?;
-            Ok(AgentKey::Enrolled { key, heard: agent.heard, since: agent.created })
+            Ok(AgentKey::Enrolled { key, last_contact: agent.last_contact, since: agent.created })
         })
     }
 
@@ -127,12 +127,12 @@ fn read_agent(row: &Row<'_>) -> Result<AgentRow> {
         Some(at) => {
             let schema: Schema = parsed("report schema", row.text(7)?.parse())?;
             // A queue length from the past says nothing about the present.
-            let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, waiting: 0 };
+            let versions = Versions { program: row.text(6)?.to_owned(), schema, policy: row.count(8)?, queued: 0 };
             Some(AgentContact { at, number: row.unsigned(4)?, sent: row.timestamp(5)?, versions })
         }
     };
     let node = parsed("node name", NodeName::new(row.text(0)?))?;
     let (created, revoked) = (row.timestamp(1)?, row.opt_timestamp(2)?);
     let speaks_by = if row.text(9)?.is_empty() && revoked.is_none() { AgentAuth::Token } else { AgentAuth::Key };
-    Ok(AgentRow { node, speaks_by, created, revoked, heard: contact })
+    Ok(AgentRow { node, auth: speaks_by, created, revoked, last_contact: contact })
 }

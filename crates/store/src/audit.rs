@@ -168,8 +168,8 @@ impl Store {
                     at: row.timestamp(0)?,
                     actions: row.count(1)?,
                     submitted: row.count(2)?,
-                    took: row.opt_int(3)?.map(Span::from_millis),
-                    trouble: row.opt_text(4)?.map(str::to_owned),
+                    duration: row.opt_int(3)?.map(Span::from_millis),
+                    error: row.opt_text(4)?.map(str::to_owned),
                 })
             })
         })
@@ -178,7 +178,7 @@ impl Store {
     pub fn counters(&self) -> Result<Counters> {
         self.read(|tx| {
             Ok(Counters {
-                results_kept: read_counter(tx, Counter::ResultsStored)?,
+                results_stored: read_counter(tx, Counter::ResultsStored)?,
                 results_duplicate: read_counter(tx, Counter::ResultsDuplicate)?,
                 results_of_unknown_runs: read_counter(tx, Counter::ResultsOfUnknownRuns)?,
                 documents_rejected: read_counter(tx, Counter::DocumentsRejected)?,
@@ -186,7 +186,7 @@ impl Store {
                 cycles: read_counter(tx, Counter::Cycles)?,
                 published: read_counter(tx, Counter::Published)?,
                 alerts_delivered: read_counter(tx, Counter::AlertsDelivered)?,
-                alerts_lost: read_counter(tx, Counter::AlertsLost)?,
+                alerts_given_up: read_counter(tx, Counter::AlertsLost)?,
             })
         })
     }

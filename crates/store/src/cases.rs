@@ -118,7 +118,7 @@ fn set_node_case(tx: &mut Tx<'_>, node: i64, case: Option<CaseId>) -> Result<()>
 
 pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: RepairStep) -> Result<()> {
     let mut file = get(tx, case)?;
-    file.rung = to;
+    file.repair_step = to;
     put(tx, &file)
 }
 
@@ -154,21 +154,21 @@ pub(super) struct NewStep<'a> {
     pub(super) op: OpId,
     pub(super) what: StepKind,
     pub(super) state: StepState,
-    pub(super) tries: u32,
+    pub(super) attempts: u32,
     pub(super) text: &'a str,
 }
 
 /// Adds the step, or resumes the one with the same operation id.
 pub(super) fn add_step(tx: &mut Tx<'_>, case: CaseId, new: &NewStep<'_>, at: Timestamp) -> Result<()> {
     let mut file = get(tx, case)?;
-    let repair_step = file.rung;
+    let repair_step = file.repair_step;
     let step = Step {
         op: new.op,
         what: new.what,
-        rung: repair_step,
+        repair_step,
         state: new.state,
         at,
-        tries: new.tries,
+        attempts: new.attempts,
         text: new.text.to_owned(),
     };
     match file.steps.iter_mut().find(|known| known.op == new.op) {

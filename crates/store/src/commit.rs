@@ -15,7 +15,6 @@ use super::{
     Store, acknowledged_events,
     audit::{self, Counter, NewAuditLine},
     cases::{self, NewStep},
-    conclude::conclude,
     db::{ColumnType, Tx, vals},
     error::{Result, StoreError},
     fencing::Lease,
@@ -23,13 +22,14 @@ use super::{
     json, nodes, operator_commands, outbox,
     records::{CycleId, CycleIntent},
     runs,
+    runs_without_result::conclude,
 };
 
 impl Store {
     /// Writes a cycle's plan. After this returns, each of its effects happens exactly once, possibly after a restart.
     pub fn commit(&self, lease: &Lease, intent: &CycleIntent<'_>) -> Result<CycleId> {
         self.write(lease, |tx| {
-            let submitted = intent.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).count();
+            let submitted = intent.actions.iter().filter(|action| matches!(action.value, Action::Submit(_))).count();
             let cycle = tx.insert(
                 "writing a cycle",
                 "INSERT INTO cycle (at, actions, submitted, policy_version) VALUES ($1, $2, $3, $4)",
@@ -65,7 +65,7 @@ fn apply(
     taken_out: &BTreeSet<NodeName>,
 ) -> Result<()> {
     let at = intent.at;
-    match &action.what {
+    match &action.value {
         Action::Submit(run) => {
             let key = intent.keys.get(&run.id).ok_or_else(|| StoreError::Refused {
                 operation: "writing a cycle",
@@ -86,20 +86,20 @@ fn apply(
         Action::Conclude { run, end } => conclude(tx, *run, *end, at, intent.retry).map(drop),
         Action::OpenCase(case) => cases::open(tx, case),
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
-        Action::Worsen { case, node } => cases::raise_severity(tx, *case, node, at),
+        Action::RaiseSeverity { case, node } => cases::raise_severity(tx, *case, node, at),
         Action::Advise { case, advice, .. } => cases::advise(tx, *case, *advice),
-        Action::Step { case, step, op, tries, .. } => {
+        Action::Step { case, step, op, attempts: tries, .. } => {
             let state = if step.is_bookkeeping() { StepState::Done } else { StepState::Intended };
             let text = action.text.as_str();
-            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: *tries, text }, at)?;
+            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: *tries, text }, at)?;
             if *step == StepKind::SaveEvidence { cases::pin_evidence(tx, *case) } else { Ok(()) }
         }
         Action::Propose { case, step, op, .. } => {
             let (state, text) = (StepState::Proposed, action.text.as_str());
-            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, tries: 0, text }, at)
+            cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: 0, text }, at)
         }
-        Action::Settle { case, op, done } => cases::complete_step(tx, *case, *op, *done, at),
-        Action::Move { node, to, case } => {
+        Action::CompleteStep { case, op, done } => cases::complete_step(tx, *case, *op, *done, at),
+        Action::SetState { node, to, case } => {
             let id = tx.node_id(node, at)?;
             let was_out = nodes::node_state(tx, id)?.is_some_and(|state| state.is_out_of_service());
             if to.is_out_of_service() && !was_out && taken_out.contains(node) {
@@ -109,29 +109,29 @@ fn apply(
             nodes::set_node_state(tx, id, to, at, *case)
         }
         Action::CloseCase { case, node, how } => cases::close(tx, *case, node, *how, at),
-        Action::Follow { case, node } => cases::rebind(tx, *case, node, at),
+        Action::RebindCase { case, node } => cases::rebind(tx, *case, node, at),
         Action::OpenBreaker => {
             operator_commands::set_breaker(tx, &Breaker::Open { since: at, why: action.text.clone() })
         }
         Action::Notice(Notice::AgentsSilent { .. }) => operator_commands::set_agent_silence_reported(tx, true),
         Action::Notice(Notice::AgentsBack) => operator_commands::set_agent_silence_reported(tx, false),
-        Action::Answer { request } => {
+        Action::CompleteCommand { command: request } => {
             if let Some(CommandKind::Release { node }) = read_command(tx, *request)? {
                 let node = tx.node_id(&node, at)?;
                 acknowledged_events::release(tx, node, at)?;
             }
             tx.execute("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
         }
-        Action::Identify { node, hardware } => {
+        Action::HardwareIdentified { node, hardware } => {
             let id = tx.node_id(node, at)?;
             nodes::set_hardware(tx, id, hardware, at)
         }
-        Action::Try { request, run } => add_trial(tx, *request, *run),
+        Action::StartTrial { command: request, run } => add_trial(tx, *request, *run),
         // Written together with all attributed faults, below.
-        Action::Name { .. } => Ok(()),
+        Action::AttributeFault { .. } => Ok(()),
         // The mark exists on the node only.
-        Action::Tidy { .. } => Ok(()),
-        Action::Rename { node, hardware } => {
+        Action::RemoveMaintenanceMark { .. } => Ok(()),
+        Action::HardwareReplaced { node, hardware } => {
             let id = tx.node_id(node, at)?;
             nodes::reset_for_new_hardware(tx, id, hardware, at)
         }
@@ -143,12 +143,12 @@ fn apply(
 fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BTreeSet<NodeName>> {
     let mut nodes = BTreeSet::new();
     for action in actions {
-        if let Action::Step { node, step: StepKind::Mark, .. } = &action.what {
+        if let Action::Step { node, step: StepKind::Mark, .. } = &action.value {
             nodes.insert(node.clone());
         }
     }
     for action in actions {
-        if let Action::Answer { request } = action.what
+        if let Action::CompleteCommand { command: request } = action.value
             && let Some(CommandKind::Quarantine { node, .. }) = read_command(tx, request)?
         {
             nodes.remove(&node);
@@ -159,16 +159,18 @@ fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BT
 
 /// Adds a run to a multi-node request; its result determines the next step.
 fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
-    let Some(CommandKind::Together { nodes, test, mut trials }) = read_command(tx, request)? else { return Ok(()) };
+    let Some(CommandKind::MultiNodeTest { nodes, test, mut trials }) = read_command(tx, request)? else {
+        return Ok(());
+    };
     trials.push(run);
-    let body = json::write(&CommandKind::Together { nodes, test, trials })?;
+    let body = json::write(&CommandKind::MultiNodeTest { nodes, test, trials })?;
     tx.execute("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
 }
 
 /// Opens the findings of multi-node trials against the nodes that they implicate.
 fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result<()> {
-    let attributed = intent.actions.iter().filter_map(|action| match &action.what {
-        Action::Name { node, test, run, .. } => Some((node, test, *run)),
+    let attributed = intent.actions.iter().filter_map(|action| match &action.value {
+        Action::AttributeFault { node, test, run, .. } => Some((node, test, *run)),
         _ => None,
     });
     let mut changes = FindingChanges::default();
@@ -191,7 +193,7 @@ fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result
 
 fn read_command(tx: &mut Tx<'_>, request: u64) -> Result<Option<CommandKind>> {
     let sql = "SELECT body FROM operator_command WHERE id = $1";
-    tx.first("reading a request", sql, vals![request], |row| json::read("request", row.text(0)?))
+    tx.first("reading a request", sql, vals![request], |row| json::read("command", row.text(0)?))
 }
 
 /// Returns an action's audit name and its subject.
@@ -203,27 +205,27 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
         Action::Conclude { run, .. } => ("conclude", None, None, Some(*run)),
         Action::OpenCase(case) => ("open-case", Some(&case.node), Some(case.id), None),
         Action::Escalate { case, .. } => ("escalate", None, Some(*case), None),
-        Action::Worsen { case, node } => ("worsen", Some(node), Some(*case), None),
+        Action::RaiseSeverity { case, node } => ("worsen", Some(node), Some(*case), None),
         Action::Advise { case, node, .. } => ("advise", Some(node), Some(*case), None),
         Action::Step { case, node, .. } => ("step", Some(node), Some(*case), None),
         Action::Propose { case, node, .. } => ("propose", Some(node), Some(*case), None),
-        Action::Settle { case, .. } => ("settle", None, Some(*case), None),
-        Action::Move { node, case, .. } => ("move", Some(node), *case, None),
+        Action::CompleteStep { case, .. } => ("settle", None, Some(*case), None),
+        Action::SetState { node, case, .. } => ("move", Some(node), *case, None),
         Action::CloseCase { case, node, .. } => ("close-case", Some(node), Some(*case), None),
-        Action::Follow { case, node } => ("follow", Some(node), Some(*case), None),
+        Action::RebindCase { case, node } => ("follow", Some(node), Some(*case), None),
         Action::OpenBreaker => ("open-breaker", None, None, None),
         Action::Notice(_) => ("notice", None, None, None),
-        Action::Answer { .. } => ("answer", None, None, None),
-        Action::Identify { node, .. } => ("identify", Some(node), None, None),
-        Action::Try { run, .. } => ("try", None, None, Some(*run)),
-        Action::Name { node, run, .. } => ("name", Some(node), None, Some(*run)),
-        Action::Tidy { node, .. } => ("tidy", Some(node), None, None),
-        Action::Rename { node, .. } => ("rename", Some(node), None, None),
+        Action::CompleteCommand { .. } => ("answer", None, None, None),
+        Action::HardwareIdentified { node, .. } => ("identify", Some(node), None, None),
+        Action::StartTrial { run, .. } => ("try", None, None, Some(*run)),
+        Action::AttributeFault { node, run, .. } => ("name", Some(node), None, Some(*run)),
+        Action::RemoveMaintenanceMark { node, .. } => ("tidy", Some(node), None, None),
+        Action::HardwareReplaced { node, .. } => ("rename", Some(node), None, None),
     }
 }
 
 fn line(tx: &mut Tx<'_>, action: &WithReason<Action>, at: Timestamp) -> Result<NewAuditLine> {
-    let (what, node, case, run) = subject(&action.what);
+    let (what, node, case, run) = subject(&action.value);
     let node = match (node, run, case) {
         (Some(node), ..) => Some(tx.node_id(node, at)?),
         (None, Some(run), _) => runs::nodes_of(tx, run)?.first().copied(),

@@ -106,7 +106,7 @@ impl OpenFindings {
                 run: reported.run,
                 first_seen: known.map_or(reported.at, |known| known.first_seen),
                 last_seen: reported.at,
-                times: known.map_or(0, |known| known.times).saturating_add(1),
+                sightings: known.map_or(0, |known| known.sightings).saturating_add(1),
             };
             changes.rows.insert((reported.node, reported.check, key.clone()), Some(now.clone()));
             open.insert(key, now);

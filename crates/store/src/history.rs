@@ -380,7 +380,7 @@ fn read_row(row: &Row<'_>, names: &IdCache, filter: &HistoryFilter) -> Result<Op
         reason: kind.reason.clone(),
         severity: kind.severity,
         run: (!kind.imported).then_some(run),
-        took: Span::from_millis(row.int(5)?),
+        duration: Span::from_millis(row.int(5)?),
         untrusted: kind.untrusted,
     };
     Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|cursor| follows(row, cursor))))
@@ -422,7 +422,7 @@ mod tests {
                         let verdict = if n % 10 == 0 { Verdict::Fail } else { Verdict::Pass };
                         let run = RunId::born_at(born);
                         let (at, kind) = (born.plus(duration), kind(verdict));
-                        entries.push(NewHistoryRow { node, run, test, kind, at, took: duration, bundle: None });
+                        entries.push(NewHistoryRow { node, run, test, kind, at, duration, bundle: None });
                     }
                 }
                 result_writer::write_results(tx, &StateBefore::default(), &entries)

@@ -101,8 +101,8 @@ impl Store {
             self.write_unfenced(Access::Write, |tx| {
                 let text = format!(
                     "{} rows, {} of them already imported, {} unreadable, from {}",
-                    report.added + report.known,
-                    report.known,
+                    report.added + report.already_imported,
+                    report.already_imported,
                     report.skipped,
                     files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
                 );
@@ -134,7 +134,7 @@ struct ImportCounts {
 impl ImportCounts {
     const fn add_to(self, report: &mut ImportSummary) {
         report.added += self.added;
-        report.known += self.known;
+        report.already_imported += self.known;
         report.trusted += self.trusted;
     }
 }
@@ -275,8 +275,15 @@ fn import_rows(tx: &mut Tx<'_>, found: &[LegacyRow], trust: bool, now: Timestamp
     let (mut fresh, mut believed) = (Vec::new(), Vec::new());
     for (row, key) in found.iter().zip(&keys) {
         let kind = kind_of(row, trust);
-        let entry =
-            NewHistoryRow { node: key.0, run: row.run, test: key.2, kind, at: row.at, took: Span::ZERO, bundle: None };
+        let entry = NewHistoryRow {
+            node: key.0,
+            run: row.run,
+            test: key.2,
+            kind,
+            at: row.at,
+            duration: Span::ZERO,
+            bundle: None,
+        };
         match there.get(key) {
             None => {
                 taken.added += 1;

@@ -160,11 +160,11 @@ fn some_or_all(
 
 fn read_node(row: &Row<'_>) -> Result<StoredNode> {
     let backoff = match (row.opt_timestamp(4)?, row.opt_int(5)?) {
-        (Some(until), Some(_)) => Some(Backoff { until, times: row.count(5)? }),
+        (Some(until), Some(_)) => Some(Backoff { until, sightings: row.count(5)? }),
         _ => None,
     };
     Ok(StoredNode {
-        state: json::read("life", row.text(1)?)?,
+        state: json::read("state", row.text(1)?)?,
         state_since: row.timestamp(2)?,
         records: BTreeMap::new(),
         findings: Vec::new(),
@@ -177,7 +177,7 @@ fn read_node(row: &Row<'_>) -> Result<StoredNode> {
 
 pub(super) fn node_state(tx: &mut Tx<'_>, node: i64) -> Result<Option<NodeState>> {
     let sql = "SELECT state FROM node WHERE id = $1";
-    tx.first("reading a node", sql, vals![node], |row| json::read("life", row.text(0)?))
+    tx.first("reading a node", sql, vals![node], |row| json::read("state", row.text(0)?))
 }
 
 /// Sets the node's state, and its case if one is given; only closing the case clears it.

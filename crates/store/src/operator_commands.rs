@@ -53,7 +53,7 @@ impl Store {
                     by: row.text(1)?.to_owned(),
                     why: row.text(2)?.to_owned(),
                     at: row.timestamp(3)?,
-                    what: json::read("request", row.text(4)?)?,
+                    kind: json::read("command", row.text(4)?)?,
                 })
             })
         })
@@ -118,7 +118,7 @@ impl OperatorCommands<'_, '_> {
         let sql = format!("SELECT state, hold FROM node WHERE id = $1{lock}");
         let found = self.tx.first("reading a node", &sql, vals![id], |row| {
             let hold = row.opt_text(1)?.map(|text| json::read("hold", text)).transpose()?;
-            Ok((json::read("life", row.text(0)?)?, hold))
+            Ok((json::read("state", row.text(0)?)?, hold))
         })?;
         Ok(found.unwrap_or(unknown))
     }
@@ -151,8 +151,8 @@ impl OperatorCommands<'_, '_> {
             CommandKind::Test { node, .. } => ("ask-test", Some(node)),
             CommandKind::Release { node } => ("ask-release", Some(node)),
             CommandKind::Quarantine { node, .. } => ("ask-quarantine", Some(node)),
-            CommandKind::Withdraw { .. } => ("ask-withdraw", None),
-            CommandKind::Together { nodes, .. } => ("ask-together", Some(nodes.first())),
+            CommandKind::CancelRun { .. } => ("ask-withdraw", None),
+            CommandKind::MultiNodeTest { nodes, .. } => ("ask-together", Some(nodes.first())),
         };
         let node = node.map(|node| self.tx.node_id(node, at)).transpose()?;
         audit_operator(self.tx, kind, node, (by, why), at)?;

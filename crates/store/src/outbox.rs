@@ -52,11 +52,11 @@ pub enum DeliveryOutcome {
     /// Retried at `next`.
     Retry {
         next: Timestamp,
-        trouble: String,
+        error: String,
     },
     /// Given up.
     GivenUp {
-        trouble: String,
+        error: String,
     },
 }
 
@@ -66,18 +66,18 @@ pub enum DeliveryOutcome {
 pub enum MessageState {
     Waiting,
     Delivered,
-    Lost,
+    GivenUp,
 }
 
 impl MessageState {
-    const ALL: [Self; 3] = [Self::Waiting, Self::Delivered, Self::Lost];
+    const ALL: [Self; 3] = [Self::Waiting, Self::Delivered, Self::GivenUp];
 
     /// As stored in the database.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::Delivered => "delivered",
-            Self::Lost => "lost",
+            Self::GivenUp => "lost",
         }
     }
 
@@ -94,12 +94,12 @@ pub struct MessageRow {
     pub receiver: String,
     pub state: MessageState,
     pub composed: Timestamp,
-    pub tries: u32,
+    pub attempts: u32,
     /// Set while it waits.
-    pub next: Option<Timestamp>,
-    pub give_up: Timestamp,
+    pub next_attempt: Option<Timestamp>,
+    pub expires: Timestamp,
     pub ended: Option<Timestamp>,
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     pub notes: Vec<Notification>,
 }
 
@@ -201,7 +201,7 @@ impl Store {
                     }
                     for id in ids {
                         let error = format!("receiver {receiver} is no longer configured");
-                        record_outcome(tx, id, &DeliveryOutcome::GivenUp { trouble: error }, now)?;
+                        record_outcome(tx, id, &DeliveryOutcome::GivenUp { error }, now)?;
                         lost += 1;
                     }
                 }
@@ -306,7 +306,7 @@ fn compose(tx: &mut Tx<'_>, receiver: &str, now: Timestamp, give_up: Timestamp) 
 fn record_outcome(tx: &mut Tx<'_>, id: i64, tried: &DeliveryOutcome, now: Timestamp) -> Result<()> {
     let operation = "recording a delivery attempt";
     let (sql, vals, counter) = match tried {
-        DeliveryOutcome::Retry { next, trouble: error } => {
+        DeliveryOutcome::Retry { next, error } => {
             let sql =
                 "UPDATE alert_message SET next_attempt_at = $2, last_error = $3 WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, *next, error].to_vec(), None)
@@ -316,7 +316,7 @@ fn record_outcome(tx: &mut Tx<'_>, id: i64, tried: &DeliveryOutcome, now: Timest
                        WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now].to_vec(), Some(Counter::AlertsDelivered))
         }
-        DeliveryOutcome::GivenUp { trouble: error } => {
+        DeliveryOutcome::GivenUp { error } => {
             let sql = "UPDATE alert_message SET state = 'lost', ended = $2, last_error = $3 \
                        WHERE id = $1 AND state = 'waiting'";
             (sql, vals![id, now, error].to_vec(), Some(Counter::AlertsLost))
@@ -344,11 +344,11 @@ fn read_message(row: &Row<'_>) -> Result<MessageRow> {
         receiver: row.text(1)?.to_owned(),
         state,
         composed: row.timestamp(3)?,
-        tries: row.count(4)?,
-        next: if state == MessageState::Waiting { Some(row.timestamp(5)?) } else { None },
-        give_up: row.timestamp(6)?,
+        attempts: row.count(4)?,
+        next_attempt: if state == MessageState::Waiting { Some(row.timestamp(5)?) } else { None },
+        expires: row.timestamp(6)?,
         ended: row.opt_timestamp(7)?,
-        trouble: row.opt_text(8)?.map(str::to_owned),
+        error: row.opt_text(8)?.map(str::to_owned),
         notes: Vec::new(),
     })
 }

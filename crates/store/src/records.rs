@@ -110,11 +110,11 @@ pub struct AgentFindings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRow {
     pub node: NodeName,
-    pub speaks_by: AgentAuth,
+    pub auth: AgentAuth,
     pub created: Timestamp,
     pub revoked: Option<Timestamp>,
     /// `None`: it never reported.
-    pub heard: Option<AgentContact>,
+    pub last_contact: Option<AgentContact>,
 }
 
 /// The latest contact of an agent.
@@ -143,12 +143,12 @@ pub enum AgentAuth {
 pub enum AgentKey {
     Enrolled {
         key: RunKey,
-        heard: Option<AgentContact>,
+        last_contact: Option<AgentContact>,
         since: Timestamp,
     },
     /// Never enrolled: the cluster authenticates each message by a token.
     ClusterToken {
-        heard: Option<AgentContact>,
+        last_contact: Option<AgentContact>,
     },
     Revoked,
     Unknown,
@@ -164,7 +164,7 @@ pub struct HistoryRow {
     pub reason: ReasonCode,
     pub severity: Option<Severity>,
     pub run: Option<RunId>,
-    pub took: Span,
+    pub duration: Span,
     /// Imported and not trusted.
     pub untrusted: bool,
 }
@@ -218,9 +218,9 @@ pub struct CycleRow {
     pub at: Timestamp,
     pub actions: u32,
     pub submitted: u32,
-    pub took: Option<Span>,
+    pub duration: Option<Span>,
     /// What kept the cycle from observing or doing everything, if anything.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
 }
 
 /// The id of a cycle.
@@ -302,7 +302,7 @@ pub struct EvidenceRow {
 /// Totals of what passed through the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    pub results_kept: u64,
+    pub results_stored: u64,
     pub results_duplicate: u64,
     pub results_of_unknown_runs: u64,
     /// Documents rejected on arrival.
@@ -312,7 +312,7 @@ pub struct Counters {
     pub published: u64,
     /// Notifications delivered, and those given up.
     pub alerts_delivered: u64,
-    pub alerts_lost: u64,
+    pub alerts_given_up: u64,
 }
 
 /// Retention periods.
@@ -350,7 +350,7 @@ pub struct ExpiredLog {
 pub struct ImportSummary {
     pub added: u64,
     /// Rows that an earlier import had added.
-    pub known: u64,
+    pub already_imported: u64,
     /// Of those, how many became trusted.
     pub trusted: u64,
     /// Unreadable rows; the first few are quoted.
@@ -379,11 +379,11 @@ pub struct VerifyReport {
     /// Checks made, as text.
     pub checked: Vec<String>,
     /// Inconsistencies found. Empty: the store is sound.
-    pub troubles: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 impl VerifyReport {
     pub const fn is_consistent(&self) -> bool {
-        self.troubles.is_empty()
+        self.problems.is_empty()
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct NewHistoryRow {
     pub(super) test: i64,
     pub(super) kind: OutcomeKind,
     pub(super) at: Timestamp,
-    pub(super) took: Span,
+    pub(super) duration: Span,
     /// The bundle of its document, if any.
     pub(super) bundle: Option<i64>,
 }
@@ -144,7 +144,7 @@ pub(super) fn write_results(tx: &mut Tx<'_>, before: &StateBefore, entries: &[Ne
             entry.test,
             *outcome,
             since_birth,
-            entry.took,
+            entry.duration,
             entry.bundle
         ]);
     }

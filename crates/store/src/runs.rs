@@ -157,7 +157,7 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
                planned, time_limit) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let count = i64::try_from(node_ids.len()).unwrap_or(i64::MAX);
     let (nodes, tests, secret) = (encode_ids(&node_ids), encode_ids(&test_ids), key.to_hex());
-    let purpose = &run.asked;
+    let purpose = &run.purpose;
     tx.execute(
         operation,
         sql,
@@ -167,7 +167,7 @@ pub(super) fn plan_run(tx: &mut Tx<'_>, run: &Run, key: &RunKey) -> Result<()> {
             &nodes,
             &tests,
             count,
-            purpose.what.code(),
+            purpose.value.code(),
             purpose.code.as_str(),
             &purpose.text,
             run.case,
@@ -246,8 +246,8 @@ fn read_run(row: &Row<'_>, names: &IdCache) -> Result<RunRecord> {
         nodes,
         tests,
         state,
-        asked: WithReason {
-            what: parsed("purpose", row.text(4)?.parse())?,
+        purpose: WithReason {
+            value: parsed("purpose", row.text(4)?.parse())?,
             code: parsed("reason", ReasonCode::new(row.text(5)?))?,
             text: row.text(6)?.to_owned(),
         },
@@ -291,7 +291,7 @@ fn end_with(record: &mut RunRecord, outcomes: &[Outcome]) {
     let mut durations: BTreeMap<&NodeName, Span> = BTreeMap::new();
     for outcome in on_last {
         let sum = durations.entry(&outcome.node).or_insert(Span::ZERO);
-        *sum = [*sum, outcome.took].into_iter().sum();
+        *sum = [*sum, outcome.duration].into_iter().sum();
     }
     let longest = durations.into_values().max().unwrap_or(Span::ZERO);
     record.ended = Some(last);
@@ -315,7 +315,7 @@ fn outcomes_of(tx: &mut Tx<'_>, record: &RunRecord) -> Result<Vec<Outcome>> {
                 verdict: kind.verdict,
                 reason: kind.reason.clone(),
                 at: result_time(id, row.int(2)?),
-                took: Span::from_millis(row.int(3)?),
+                duration: Span::from_millis(row.int(3)?),
                 findings: Vec::new(),
             });
             Ok(())

@@ -46,9 +46,9 @@ impl Report {
     fn add(&mut self, checked: String, mut problems: Vec<String>) {
         let more = problems.len().saturating_sub(NAMED);
         problems.truncate(NAMED);
-        self.verified.troubles.append(&mut problems);
+        self.verified.problems.append(&mut problems);
         if more > 0 {
-            self.verified.troubles.push(format!("… and {more} more of this kind"));
+            self.verified.problems.push(format!("… and {more} more of this kind"));
         }
         self.verified.checked.push(checked);
     }

@@ -112,7 +112,7 @@ fn a_result_is_stored_once(bed: &mut StoreTestbed) {
     assert_eq!(bed.accept(&[result]), [Accepted::Duplicate]);
     assert_eq!(bed.store.history(&HistoryFilter::default()).unwrap().len(), 1);
     let counters = bed.store.counters().unwrap();
-    assert_eq!((counters.results_kept, counters.results_duplicate), (1, 2));
+    assert_eq!((counters.results_stored, counters.results_duplicate), (1, 2));
     bed.assert_sound();
 }
 
@@ -181,7 +181,7 @@ fn a_started_run_without_results_leaves_incomplete_rows(bed: &mut StoreTestbed) 
     assert_eq!(rows.len(), 2);
     for row in &rows {
         assert_eq!((row.verdict, row.reason.as_str(), row.run), (Verdict::Inconclusive, "node-taken", Some(run)));
-        assert_eq!((row.at, row.took), (bed.now, Span::from_secs(150)));
+        assert_eq!((row.at, row.duration), (bed.now, Span::from_secs(150)));
     }
     let latest = &bed.store.latest_of(&node("n1")).unwrap()[0];
     assert_eq!((latest.misses, latest.conclusive), (1, None));
@@ -206,7 +206,7 @@ fn a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_exponentially(b
 fn a_rejected_job_backs_off_until_a_job_starts(bed: &mut StoreTestbed) {
     let run = bed.plan("n1", &["disk"]);
     bed.store.record_rejected(&bed.lease, run, "no such partition", bed.now, &retry()).unwrap();
-    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap().times, 1);
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff.unwrap().sightings, 1);
     let record = bed.store.run(run).unwrap().unwrap();
     assert_eq!(record.run.state, RunState::Ended(RunEnd::NotStarted(NotStartedReason::Rejected)));
     assert_eq!(bed.store.audit(1, None).unwrap()[0].text, "no such partition");
@@ -306,7 +306,7 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
     let run = bed.run_test("n1", "gpu", Verdict::Fail);
     let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
     assert_eq!(open.len(), 1);
-    assert_eq!((open[0].times, open[0].first_seen, open[0].last_seen), (2, first, bed.now));
+    assert_eq!((open[0].sightings, open[0].first_seen, open[0].last_seen), (2, first, bed.now));
     assert_eq!(open[0].run, Some(run));
 
     // The same check now shows another part: the old finding is cleared, the new one starts at one.
@@ -317,7 +317,7 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
     bed.accept(&[bed.result(run, "n1", vec![outcome])]);
     let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
     assert_eq!(
-        open.iter().map(|open| (open.finding.entity.to_string(), open.times)).collect::<Vec<_>>(),
+        open.iter().map(|open| (open.finding.entity.to_string(), open.sightings)).collect::<Vec<_>>(),
         [("gpu:5".to_owned(), 1)]
     );
 
@@ -365,7 +365,7 @@ fn new_hardware_under_a_known_name_starts_without_history(bed: &mut StoreTestbed
     bed.wait(Span::hours(1));
     let board = HardwareId::new("board-SN-other").unwrap();
     bed.commit(&[WithReason::new(
-        Action::Rename { node: node("n1"), hardware: board.clone() },
+        Action::HardwareReplaced { node: node("n1"), hardware: board.clone() },
         "machine-exchanged",
         "new",
     )]);
@@ -481,7 +481,7 @@ fn skip_reasons_are_stored_until_they_change_or_a_run_starts(bed: &mut StoreTest
     bed.store.finish_cycle(&bed.lease, cycle, Span::from_millis(12), Some("the backend was slow")).unwrap();
     let cycles = bed.store.cycles(10).unwrap();
     assert_eq!((cycles.len(), cycles[0].submitted), (3, 1));
-    assert_eq!(cycles[2].trouble.as_deref(), Some("the backend was slow"));
+    assert_eq!(cycles[2].error.as_deref(), Some("the backend was slow"));
 }
 
 fn many_threads_share_one_commit_and_each_gets_its_own_result(bed: &mut StoreTestbed) {
@@ -572,7 +572,7 @@ fn observed_hardware_is_stored_with_its_node(bed: &mut StoreTestbed) {
     assert_eq!(seen, [(hardware("stranger").id(), bed.now), (hardware("n1").id(), bed.now.minus(Span::hours(3)))]);
     let board = HardwareId::new("board-x").unwrap();
     bed.commit(&[WithReason::new(
-        Action::Identify { node: node("n2"), hardware: board.clone() },
+        Action::HardwareIdentified { node: node("n2"), hardware: board.clone() },
         "machine-known",
         "x",
     )]);

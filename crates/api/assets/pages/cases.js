@@ -153,7 +153,7 @@ function renderCase(page, id) {
             { key: "what", title: "Step", value: (row) => codeLabel(row.what) },
             { key: "state", title: "State", value: (row) => row.state },
             { key: "text", title: "Why", wide: true, value: (row) => row.text },
-            { key: "tries", title: "Attempts", alignRight: true, value: (row) => row.tries },
+            { key: "attempts", title: "Attempts", alignRight: true, value: (row) => row.attempts },
           ],
         }),
       ),

@@ -121,8 +121,8 @@ class FleetView {
       validated === null ? "Not fully tested" : `Fully tested: ${formatAge(validated)}`,
     ];
     if (severity) lines.push(`Worst finding: ${severityText(severity)}`);
-    if (this.measurement && this.colourMode.startsWith("figure:"))
-      lines.push(`${this.measurement.figure}: ${formatMeasurement(this.measurement.values[fleet.name(node)], this.measurement.unit)}`);
+    if (this.measurement && this.colourMode.startsWith("metric:"))
+      lines.push(`${this.measurement.metric}: ${formatMeasurement(this.measurement.values[fleet.name(node)], this.measurement.unit)}`);
     return lines;
   }
 
@@ -244,9 +244,9 @@ class FleetView {
       { key: "validated", title: "Fully tested", value: iso, cell: (node) => (iso(node) ? timeElement(iso(node)) : "never") },
       badgeColumn("severity", "Worst finding"),
       this.measurement &&
-        this.colourMode.startsWith("figure:") && {
-          key: "figure",
-          title: this.measurement.figure,
+        this.colourMode.startsWith("metric:") && {
+          key: "metric",
+          title: this.measurement.metric,
           alignRight: true,
           value: (node) => this.measurement.values[fleet.name(node)] ?? "",
           cell: (node) => formatMeasurement(this.measurement.values[fleet.name(node)], this.measurement.unit),
@@ -262,12 +262,12 @@ class FleetView {
 // The "Colour by" field. It includes the measurements of each test, which are fetched when selected.
 function colourField(page, view, tests) {
   const measurementField = el("span", {});
-  const options = [...COLOUR_MODES, ...tests.map((test) => [`figure:${test.test}`, `Measurement of ${test.test}`])];
-  const [, selectedTest, name] = view.colourMode.match(/^figure:([^/]+)(?:\/(.*))?$/) ?? [];
+  const options = [...COLOUR_MODES, ...tests.map((test) => [`metric:${test.test}`, `Measurement of ${test.test}`])];
+  const [, selectedTest, name] = view.colourMode.match(/^metric:([^/]+)(?:\/(.*))?$/) ?? [];
   const loadMeasurement = async (test, wanted) => {
     view.measurement = null;
     try {
-      const { figures: measurements } = await get(["tests", test], {}, page.signal);
+      const { measurements } = await get(["tests", test], {}, page.signal);
       if (!measurements.length) {
         replaceContent(measurementField, el("span", { class: "dim" }, "No measurements yet"));
         return;
@@ -275,13 +275,13 @@ function colourField(page, view, tests) {
       const chosen = measurements.some(({ name: known }) => known === wanted) ? wanted : measurements[0].name;
       const select = el(
         "select",
-        { "data-key": "figure", name: "figure" },
+        { "data-key": "metric", name: "metric" },
         ...measurements.map(({ name: known }) => el("option", { value: known, selected: known === chosen }, known)),
       );
       select.addEventListener("change", () => loadMeasurement(test, select.value));
       replaceContent(measurementField, el("label", { class: "choice" }, el("span", {}, "Measurement"), select));
-      view.measurement = await get(["tests", test, "values"], { figure: chosen }, page.signal);
-      page.setParam("colour", `figure:${test}/${chosen}`);
+      view.measurement = await get(["tests", test, "values"], { metric: chosen }, page.signal);
+      page.setParam("colour", `metric:${test}/${chosen}`);
     } catch (error) {
       if (error.name !== "AbortError") replaceContent(measurementField, errorView(error));
     }
@@ -292,14 +292,14 @@ function colourField(page, view, tests) {
     "select",
     { "data-key": "colour", name: "colour" },
     ...options.map(([code, text]) =>
-      el("option", { value: code, selected: code === view.colourMode || code === `figure:${selectedTest}` }, text),
+      el("option", { value: code, selected: code === view.colourMode || code === `metric:${selectedTest}` }, text),
     ),
   );
   select.addEventListener("change", () => {
     page.setParam("colour", select.value === "health" ? null : select.value);
     page.setParam("only", null);
     replaceContent(measurementField);
-    if (select.value.startsWith("figure:")) loadMeasurement(select.value.slice(7));
+    if (select.value.startsWith("metric:")) loadMeasurement(select.value.slice(7));
     else view.render();
   });
   field.append(el("label", { class: "choice" }, el("span", {}, "Colour by"), select), measurementField);

@@ -13,7 +13,7 @@ import { table } from "../table.js";
 const dueText = (due) => (due.is === "now" ? "now" : [due.is === "retry" ? "retry " : "", timeElement(due.at)]);
 
 function agentText(agent) {
-  const lastReport = agent.heard ? [agent.silent ? "no report since " : "last report ", timeElement(agent.heard)] : [];
+  const lastReport = agent.last_contact ? [agent.silent ? "no report since " : "last report ", timeElement(agent.last_contact)] : [];
   const version = agent.program ? [`, doctor-node ${agent.program}`] : [];
   const skew = agent.skew.length > 0 ? [` (${agent.skew.join("; ")})`] : [];
   return [...lastReport, ...version, ...skew];
@@ -59,8 +59,8 @@ function renderState(page, why, reload) {
           {
             key: "times",
             title: "Occurrences",
-            value: (row) => row.times,
-            cell: (row) => (row.confirmed ? `${plural(row.times, "time")}, confirmed` : `${row.times} of ${row.confirm} to confirm`),
+            value: (row) => row.sightings,
+            cell: (row) => (row.confirmed ? `${plural(row.sightings, "time")}, confirmed` : `${row.sightings} of ${row.confirm} to confirm`),
           },
           { key: "first", title: "First seen", value: (row) => row.first_seen, cell: (row) => timeElement(row.first_seen) },
         ],
@@ -120,7 +120,7 @@ const renderTimeline = (page, entries) =>
 // Each measurement compared with the values of all nodes, and over time.
 function renderMeasurements(page, rows) {
   if (!rows.length) return emptyView("No measurements yet.");
-  const renderTest = ({ test, figures: measurements }) => {
+  const renderTest = ({ test, measurements }) => {
     const body = el("div", {});
     const renderBody = (peers) =>
       replaceContent(
@@ -129,7 +129,7 @@ function renderMeasurements(page, rows) {
           "div",
           { class: "measurements" },
           ...measurements.map((measurement) => {
-            const distribution = peers?.figures.find((peer) => peer.name === measurement.name && peer.unit === measurement.unit)?.spread;
+            const distribution = peers?.measurements.find((peer) => peer.name === measurement.name && peer.unit === measurement.unit)?.distribution;
             const last = measurement.values.at(-1).value;
             return el(
               "div",
@@ -289,7 +289,7 @@ export function render(page) {
   });
   new LiveSection(page, measurementsContainer, {
     events: [isThisNode],
-    load: (signal) => get(["nodes", node, "figures"], {}, signal),
+    load: (signal) => get(["nodes", node, "measurements"], {}, signal),
     render: (rows) => renderMeasurements(page, rows),
   });
   new LiveSection(page, runsContainer, {

@@ -34,9 +34,9 @@ function renderList(page) {
           },
           { key: "routine", title: "Schedule", value: (row) => (row.routine ? "regularly" : "on request") },
           { key: "cutoff", title: "Period", value: (row) => row.cutoff, cell: (row) => shortDuration(row.cutoff) },
-          { key: "usual", title: "Usual duration", value: (row) => row.usual, cell: (row) => shortDuration(row.usual) },
+          { key: "typical-duration", title: "Typical duration", value: (row) => row.typical_duration, cell: (row) => shortDuration(row.typical_duration) },
           { key: "limit", title: "Time limit", value: (row) => row.limit, cell: (row) => shortDuration(row.limit) },
-          { key: "together", title: "Multi-node", value: (row) => (row.together ? "yes" : "no") },
+          { key: "multi-node", title: "Multi-node", value: (row) => (row.multi_node ? "yes" : "no") },
         ],
       }),
   });
@@ -102,19 +102,19 @@ function renderTest(page, test) {
           el("span", {}, `covered ${formatPercent(response.coverage.percent)}, target: within ${shortDuration(response.coverage.cutoff)}`),
         !response.complete && el("span", { role: "status" }, `measurements of ${plural(response.read, "node")} read so far …`),
       ),
-      response.figures.length === 0 &&
+      response.measurements.length === 0 &&
         emptyView(response.nodes ? "This test has no measurements." : "No node has a result of this test yet."),
-      ...response.figures.map((measurement) =>
+      ...response.measurements.map((measurement) =>
         section(
           measurement.name,
           el(
             "p",
             { class: "facts" },
-            el("span", {}, `${plural(measurement.spread.nodes, "node")}`),
+            el("span", {}, `${plural(measurement.distribution.nodes, "node")}`),
             el("span", {}, `90 % from ${percentile(measurement, "p5")} to ${percentile(measurement, "p95")}`),
-            el("a", { href: href([], { colour: `figure:${test}/${measurement.name}` }) }, "Show on the map"),
+            el("a", { href: href([], { colour: `metric:${test}/${measurement.name}` }) }, "Show on the map"),
           ),
-          histogram(measurement.spread, measurement.unit),
+          histogram(measurement.distribution, measurement.unit),
           renderOutliers(page, measurement),
         ),
       ),

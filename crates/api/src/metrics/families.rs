@@ -44,14 +44,14 @@ pub const FAMILIES: &[Family] = &[
     gauge("doctor_nodes", &[("use", "free, busy, unknown")], "Nodes by use."),
     gauge("doctor_nodes_gone", &[], "Nodes in the store that are no longer in the cluster."),
     gauge(
-        "doctor_nodes_by_life",
-        &[("life", "in-service, suspect, quarantined, repairing, proving, out, held")],
+        "doctor_nodes_by_state",
+        &[("state", "in-service, suspect, quarantined, repairing, requalifying, out, held")],
         "Nodes by state.",
     ),
     gauge("doctor_nodes_overdue", &[], "Nodes on which a test is due."),
     gauge(
         "doctor_test_nodes",
-        &[TEST, ("standing", "pass, fail, inconclusive, stale, never-tested, not-applicable")],
+        &[TEST, ("status", "pass, fail, inconclusive, stale, never-tested, not-applicable")],
         "Nodes by test status; the values add up to the nodes of the test's pools.",
     ),
     gauge(
@@ -131,7 +131,7 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "doctor_node_series",
         &[("state", "shown, left-out")],
-        "Nodes with their own series, and nodes without because there are more than `most_nodes`.",
+        "Nodes with their own series, and nodes without because there are more than `max_nodes`.",
     ),
     gauge("doctor_node_out_of_service", &NODE, "With `per_node`: 1 if the controller keeps the node out of service."),
     gauge("doctor_node_open_findings", &NODE, "With `per_node`: open findings of the node."),

@@ -24,12 +24,12 @@ pub struct MetricsSettings {
     /// Whether nodes have their own series.
     pub per_node: bool,
     /// With more nodes than this, none has.
-    pub most_nodes: usize,
+    pub max_nodes: usize,
 }
 
 impl Default for MetricsSettings {
     fn default() -> Self {
-        Self { listen: None, per_node: false, most_nodes: 2000 }
+        Self { listen: None, per_node: false, max_nodes: 2000 }
     }
 }
 
@@ -65,8 +65,8 @@ fn cluster(scrape: &mut Scrape, status: &StatusView) {
         scrape.add("doctor_nodes", &[used], f64::from(count));
     }
     scrape.add("doctor_nodes_gone", &[], f64::from(nodes.gone));
-    for (state, count) in &nodes.lives {
-        scrape.add("doctor_nodes_by_life", &[state], f64::from(*count));
+    for (state, count) in &nodes.states {
+        scrape.add("doctor_nodes_by_state", &[state], f64::from(*count));
     }
     scrape.add("doctor_nodes_overdue", &[], f64::from(nodes.overdue));
     scrape.add("doctor_agents", &[], f64::from(status.silent.agents));
@@ -139,15 +139,15 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
     scrape.add("doctor_breaker_open", &[], flag(status.breaker.state == BreakerState::Open));
     scrape.add("doctor_nodes_taken_out_last_hour", &[], float(status.breaker.taken_out.len()));
     scrape.add("doctor_pauses", &[], float(status.pauses.len()));
-    scrape.add("doctor_requests_waiting", &[], float(status.requests));
+    scrape.add("doctor_requests_waiting", &[], float(status.commands));
     if let Some(observed_at) = facts.observed_at {
         scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(observed_at)));
     }
     if let Some(cycle) = &status.last_cycle {
-        if let Some(duration) = cycle.took {
+        if let Some(duration) = cycle.duration {
             scrape.add("doctor_cycle_duration_seconds", &[], seconds(duration));
         }
-        scrape.add("doctor_cycle_trouble", &[], flag(cycle.trouble.is_some()));
+        scrape.add("doctor_cycle_trouble", &[], flag(cycle.problem.is_some()));
     }
     let lease = match &status.leader {
         LeaderView::Leads { until, .. } => Some(until.since(facts.now)),
@@ -162,12 +162,12 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     for (name, count) in [
         ("doctor_runs_ended_total", counters.runs_ended),
         ("doctor_cycles_total", counters.cycles),
-        ("doctor_results_kept_total", counters.results_kept),
+        ("doctor_results_kept_total", counters.results_stored),
         ("doctor_results_duplicate_total", counters.results_duplicate),
         ("doctor_results_unknown_run_total", counters.results_of_unknown_runs),
         ("doctor_documents_rejected_total", counters.documents_rejected),
         ("doctor_alert_messages_delivered_total", counters.alerts_delivered),
-        ("doctor_alert_messages_lost_total", counters.alerts_lost),
+        ("doctor_alert_messages_lost_total", counters.alerts_given_up),
     ] {
         scrape.add(name, &[], float_u64(count));
     }
@@ -196,7 +196,7 @@ fn alerts(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
 /// Adds series of all nodes or none: a subset would be read as all.
 fn nodes(scrape: &mut Scrape, facts: &Facts, settings: &MetricsSettings) {
     let records = &facts.snapshot.nodes;
-    let exported: &[NodeRecord] = if settings.per_node && records.len() <= settings.most_nodes { records } else { &[] };
+    let exported: &[NodeRecord] = if settings.per_node && records.len() <= settings.max_nodes { records } else { &[] };
     let omitted = if settings.per_node { records.len() - exported.len() } else { 0 };
     scrape.add("doctor_node_series", &["shown"], float(exported.len()));
     scrape.add("doctor_node_series", &["left-out"], float(omitted));

@@ -77,11 +77,11 @@ impl Site {
 }
 
 fn bad(inspection: &Inspection) -> Vec<&InspectionItem> {
-    inspection.findings.iter().filter(|found| found.standing == InspectionStatus::Bad).collect()
+    inspection.findings.iter().filter(|found| found.status == InspectionStatus::Bad).collect()
 }
 
 fn found<'a>(inspection: &'a Inspection, what: &str) -> &'a InspectionItem {
-    let found = inspection.findings.iter().find(|found| found.what.contains(what));
+    let found = inspection.findings.iter().find(|found| found.subject.contains(what));
     found.unwrap_or_else(|| panic!("nothing of {what}: {:?}", inspection.findings))
 }
 
@@ -97,8 +97,8 @@ fn with_the_printed_rights_and_the_configured_objects_the_inspection_is_good() {
     });
     let inspection = site.inspect(cluster);
     assert_eq!(bad(&inspection), Vec::<&InspectionItem>::new());
-    let unknown = inspection.findings.iter().filter(|found| found.standing == InspectionStatus::Unknown);
-    assert_eq!(unknown.map(|found| found.what.as_str()).collect::<Vec<_>>(), ["image"], "{:?}", inspection.findings);
+    let unknown = inspection.findings.iter().filter(|found| found.status == InspectionStatus::Unknown);
+    assert_eq!(unknown.map(|found| found.subject.as_str()).collect::<Vec<_>>(), ["image"], "{:?}", inspection.findings);
     assert!(found(&inspection, "rights").text.starts_with("all "), "{:?}", inspection.findings);
     let nodes: Vec<&str> = inspection.nodes.as_ref().unwrap().iter().map(|node| node.as_str()).collect();
     assert_eq!(nodes, ["gpu-1", "gpu-2", "gpu-3"]);
@@ -110,14 +110,14 @@ fn each_missing_right_is_reported_with_its_remedy() {
     for (namespace, kind, verb) in [("no-patch", "nodes", "patch"), ("no-review", "tokenreviews", "create")] {
         let inspection = Site::new(cluster, namespace, Some((kind, verb))).inspect(cluster);
         let missing = found(&inspection, &format!("right to {verb} {kind}"));
-        assert_eq!(missing.standing, InspectionStatus::Bad);
+        assert_eq!(missing.status, InspectionStatus::Bad);
         assert_eq!(missing.remedy.as_deref(), Some("doctor deploy kubernetes --what rights | kubectl apply -f -"));
-        assert!(inspection.findings.iter().all(|found| found.what != "rights"), "{:?}", inspection.findings);
+        assert!(inspection.findings.iter().all(|found| found.subject != "rights"), "{:?}", inspection.findings);
     }
     // What may not be read is unknown, and the missing permission is bad.
     let inspection = Site::new(cluster, "no-look", Some(("persistentvolumeclaims", "get"))).inspect(cluster);
-    assert_eq!(found(&inspection, "volume claim").standing, InspectionStatus::Unknown);
-    assert_eq!(found(&inspection, "right to get persistentvolumeclaims").standing, InspectionStatus::Bad);
+    assert_eq!(found(&inspection, "volume claim").status, InspectionStatus::Unknown);
+    assert_eq!(found(&inspection, "right to get persistentvolumeclaims").status, InspectionStatus::Bad);
 }
 
 #[test]
@@ -128,20 +128,20 @@ fn a_configured_object_that_is_missing_is_reported_with_its_remedy() {
     let path = "/apis/scheduling.k8s.io/v1/priorityclasses/half-made";
     assert!(cluster.plane.request("DELETE", path, None).unwrap().is_success());
     let inspection = site.inspect(cluster);
-    let subjects: Vec<&str> = bad(&inspection).iter().map(|found| found.what.as_str()).collect();
+    let subjects: Vec<&str> = bad(&inspection).iter().map(|found| found.subject.as_str()).collect();
     assert_eq!(subjects, ["volume claim data", "priority class half-made", "policy in ConfigMap policy"]);
     assert!(bad(&inspection).iter().all(|found| found.remedy.is_some()));
     cluster.plane.create(&json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 10,
         "metadata": { "name": "half-made" } }));
     let inspection = site.inspect(cluster);
     let class = found(&inspection, "priority class");
-    assert!(class.standing == InspectionStatus::Bad && class.text.contains("its value is 10"), "{class:?}");
+    assert!(class.status == InspectionStatus::Bad && class.text.contains("its value is 10"), "{class:?}");
 }
 
 #[test]
 fn a_cluster_that_does_not_answer_is_bad_and_no_item_is_good() {
     let config = KubernetesConfig { kubeconfig: Some(PathBuf::from("no/such/file")), ..KubernetesConfig::default() };
     let inspection = inspect(&config);
-    assert_eq!(inspection.findings.iter().map(|found| found.standing).collect::<Vec<_>>(), [InspectionStatus::Bad]);
+    assert_eq!(inspection.findings.iter().map(|found| found.status).collect::<Vec<_>>(), [InspectionStatus::Bad]);
     assert_eq!((inspection.nodes, inspection.agent_pods), (None, None));
 }

@@ -96,7 +96,7 @@ fn showing(stage: &Stage<'_>) {
     let status = NodeStatus {
         status: NodeHealth::Pass,
         severity: None,
-        life: "in-service",
+        state: "in-service",
         case: None,
         advice: None,
         passed: 1,

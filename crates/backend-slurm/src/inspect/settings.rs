@@ -262,10 +262,10 @@ SLURM_VERSION           = 24.11.5
 
     fn not_good(text: &str) -> Vec<(String, InspectionStatus)> {
         let found = judge(text, ShareLatency::Measured(Duration::from_millis(3)));
-        let rest = found.into_iter().filter(|one| one.standing != InspectionStatus::Good);
+        let rest = found.into_iter().filter(|one| one.status != InspectionStatus::Good);
         rest.map(|one| {
             assert!(one.remedy.is_some(), "{one:?}");
-            (one.what, one.standing)
+            (one.subject, one.status)
         })
         .collect()
     }
@@ -297,27 +297,27 @@ SLURM_VERSION           = 24.11.5
         }
         let reboots = SlurmConfig { reboot: true, ..SlurmConfig::default() };
         let found = SlurmSettings::parse(GOOD).inspect(&reboots, ShareLatency::Unknown);
-        assert!(found.iter().any(|one| one.what == "RebootProgram" && one.standing == Bad), "{found:?}");
+        assert!(found.iter().any(|one| one.subject == "RebootProgram" && one.status == Bad), "{found:?}");
     }
 
     #[test]
     fn return_to_service_is_reported() {
         let found = judge(GOOD, ShareLatency::Unknown);
-        let item = found.iter().find(|one| one.what == "ReturnToService").unwrap();
+        let item = found.iter().find(|one| one.subject == "ReturnToService").unwrap();
         assert!(item.text.contains("drained too"), "{item:?}");
     }
 
     #[test]
     fn a_file_system_slower_than_the_message_timeout_is_reported() {
-        let of = |share| judge(GOOD, share).into_iter().find(|one| one.what == "MessageTimeout").unwrap();
-        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(16))).standing, InspectionStatus::Bad);
-        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(14))).standing, InspectionStatus::Good);
-        assert_eq!(of(ShareLatency::Unknown).standing, InspectionStatus::Unknown);
+        let of = |share| judge(GOOD, share).into_iter().find(|one| one.subject == "MessageTimeout").unwrap();
+        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(16))).status, InspectionStatus::Bad);
+        assert_eq!(of(ShareLatency::Measured(Duration::from_secs(14))).status, InspectionStatus::Good);
+        assert_eq!(of(ShareLatency::Unknown).status, InspectionStatus::Unknown);
     }
 
     #[test]
     fn missing_settings_are_unknown_and_never_good() {
         let found = judge("", ShareLatency::Measured(Duration::ZERO));
-        assert!(!found.is_empty() && found.iter().all(|one| one.standing == InspectionStatus::Unknown), "{found:?}");
+        assert!(!found.is_empty() && found.iter().all(|one| one.status == InspectionStatus::Unknown), "{found:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use doctor_backend::{Backend, BackendError, Change, NodeOp, contract::Length};
+use doctor_backend::{Backend, BackendError, Change, NodeOp, contract_tests::Length};
 use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
 use doctor_core::{
     ids::IdSource,

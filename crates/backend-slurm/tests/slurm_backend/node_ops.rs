@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, contract::Length};
+use doctor_backend::{
+    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, contract_tests::Length,
+};
 use doctor_backend_slurm::{OutAs, SlurmBackend, SlurmConfig};
 use doctor_core::{
     ids::{CaseId, IdSource, OpId, RunId},
@@ -75,7 +77,7 @@ fn requalify(backend: &SlurmBackend, run: RunId, length: Length) {
     backend.submit(&Stage::request(run, &[NODE], length)).unwrap();
 }
 
-pub(crate) fn a_proving_run_on_a_drained_node_never_opens_it_to_users(generation: Generation) {
+pub(crate) fn a_requalification_run_on_a_drained_node_never_opens_it_to_users(generation: Generation) {
     let Some(stage) = Stage::new("requalification runs", generation) else { return };
     let backend = stage.open();
     let mut operator = Operator::new(&backend);
@@ -278,7 +280,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
         Arc::new(RenderedStatus::new(NodeStatus {
             status,
             severity: None,
-            life: "in-service",
+            state: "in-service",
             case: None,
             advice: None,
             passed: 1,

@@ -10,7 +10,7 @@ use std::{
 use doctor_backend::{
     Backend, JobOutput, JobRequest, ObservedNode,
     clock::{Clock, SystemClock},
-    contract::{Length, TestOccupancy, Testbed},
+    contract_tests::{Length, TestOccupancy, Testbed},
 };
 use doctor_backend_slurm::{SlurmBackend, SlurmConfig};
 use doctor_checks::{document::RunKey, proc_stat::ProcStat};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use doctor_backend::{Backend, Effect, contract::Length};
+use doctor_backend::{Backend, Effect, contract_tests::Length};
 use doctor_checks::document::Document;
 use doctor_core::{
     node::Occupancy,

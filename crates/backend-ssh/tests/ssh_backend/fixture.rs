@@ -13,7 +13,7 @@ use std::{
 use doctor_backend::{
     Backend, JobOutput, JobRequest, PolledJob,
     clock::{Clock, SystemClock},
-    contract::{Length, TestOccupancy, Testbed},
+    contract_tests::{Length, TestOccupancy, Testbed},
 };
 use doctor_backend_ssh::{SshBackend, SshConfig};
 use doctor_checks::{document::RunKey, job_file::JobFile};

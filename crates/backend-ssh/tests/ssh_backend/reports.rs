@@ -18,10 +18,10 @@ fn a_host_creates_its_report_once_and_the_vendor_file_arrives_complete() {
     hosts.config.as_root = vec!["/root/as-root".to_owned()];
     let backend = hosts.open();
     let op = OpId::from_number(21);
-    assert_eq!(backend.collect_report(&node("host1"), op), ReportProgress::UnderWay);
+    assert_eq!(backend.collect_report(&node("host1"), op), ReportProgress::InProgress);
     let collected = || match backend.collect_report(&node("host1"), op) {
-        ReportProgress::Taken(report) => Some(*report),
-        ReportProgress::UnderWay => None,
+        ReportProgress::Done(report) => Some(*report),
+        ReportProgress::InProgress => None,
         ReportProgress::Failed { text } => panic!("{text}"),
     };
     let report = wait("the report", collected);
@@ -31,7 +31,7 @@ fn a_host_creates_its_report_once_and_the_vendor_file_arrives_complete() {
     assert_eq!((file.bytes.len(), file.name.as_str()), (3_000_000, "nvidia-bug-report.log.gz"));
     assert!(report.machine["hardware"]["boot_id"].is_string(), "{}", report.machine);
     // Another controller receives the same report.
-    assert_eq!(hosts.open().collect_report(&node("host1"), op), ReportProgress::Taken(Box::new(report)));
+    assert_eq!(hosts.open().collect_report(&node("host1"), op), ReportProgress::Done(Box::new(report)));
     assert_eq!(hosts.lines("host1", "reports"), 1);
     let failed = |name: &str, expected: &str| match backend.collect_report(&node(name), OpId::from_number(22)) {
         ReportProgress::Failed { text } => assert!(text.contains(expected), "{text}"),

@@ -247,20 +247,20 @@ impl SshClient {
             Err(why) => return Some(why),
         };
         let (locks, bystanders) = (self.config.locks.clone(), self.config.bystanders.clone());
-        let request = HostRequest::Look(StatusQuery { runs: Vec::new(), locks, bystanders });
+        let request = HostRequest::Status(StatusQuery { runs: Vec::new(), locks, ignored_programs: bystanders });
         let mut status = match carrier.request(host, &request, Duration::ZERO) {
-            Ok(HostResponse::Looked(status)) => *status,
+            Ok(HostResponse::Status(status)) => *status,
             Ok(HostResponse::Failed { text }) => return Some(text),
             Ok(_) => return Some("unexpected answer".to_owned()),
             Err(why) => return Some(why.text().to_owned()),
         };
         if status.boot_id == boot_id()
-            && let Ok(terminals) = &mut status.terminals
+            && let Ok(terminals) = &mut status.terminal_users
         {
             // The host is this machine: the caller's own session is not a user of it.
             terminals.retain(|process| !is_of_our_session(process.pid));
         }
-        let of_ours = || status.under_way.first().map(|run| format!("run {run} of the controller is on it"));
+        let of_ours = || status.active_runs.first().map(|run| format!("run {run} of the controller is on it"));
         occupancy::blocked_reason(&status, self.config.max_load_per_core).or_else(of_ours)
     }
 }

@@ -47,7 +47,7 @@ impl RequestError {
 #[derive(Serialize)]
 struct NumberedRequest<'a> {
     number: u64,
-    ask: &'a HostRequest,
+    request: &'a HostRequest,
 }
 
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl HostRequester {
             }
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let numbered = NumberedRequest { number, ask: request };
+        let numbered = NumberedRequest { number, request };
         let mut payload = serde_json::to_vec(&numbered).map_err(|error| RequestError::NotSent(error.to_string()))?;
         payload.push(b'\n');
         session.send_and_close(payload);

@@ -121,7 +121,7 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
             reason: reason(past.outcome)?,
             severity: kind.severity,
             run: Some(past.run),
-            took: past.took,
+            duration: past.took,
             untrusted: false,
         };
         ensure!(*row == expected, "the history has {row:?}, expected {expected:?}");

@@ -102,7 +102,7 @@ impl Plans {
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::one(test.clone()),
             state: RunState::Planned,
-            asked: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
+            purpose: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
             case: None,
             planned: self.now,
             limit: Span::minutes(30),
@@ -119,7 +119,7 @@ impl Plans {
             started,
             ended,
             tests: vec![TestEvidence { test, started, ended, probes: vec![probe] }],
-            up: None,
+            uptime: None,
         };
         let mut secret = [0; 32];
         for (index, bytes) in secret.chunks_exact_mut(8).enumerate() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use doctor_engine::{
-    ingest::{open_document, without_baselines},
+    result_validation::{open_document, without_baselines},
     settings::Settings,
 };
 use doctor_store::{GroupCommit, Store, records::Accepted};

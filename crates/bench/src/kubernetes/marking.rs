@@ -220,14 +220,14 @@ fn plan(nodes: &[usize]) -> Result<Vec<WithReason<Action>>> {
             opened: now,
             severity: Severity::Isolate,
             findings: Vec::new(),
-            rung: RepairStep::Quarantine,
+            repair_step: RepairStep::Quarantine,
             steps: Vec::new(),
             state: CaseState::Open,
             boot_id: None,
             advice: None,
-            failed_work: Vec::new(),
+            job_failures: Vec::new(),
         };
-        let step = Action::Step { case: case.id, node, step: StepKind::Mark, op: ids.op(), tries: 1 };
+        let step = Action::Step { case: case.id, node, step: StepKind::Mark, op: ids.op(), attempts: 1 };
         actions.push(WithReason::new(Action::OpenCase(case), "bench", "750 at once"));
         actions.push(WithReason::new(step, "case", "750 at once"));
     }

@@ -106,7 +106,7 @@ fn nodes(program: &Path, folder: &Path) -> Result<BTreeMap<String, String>> {
     let output = doctor(program, folder).args(["--json", "nodes"]).output().context("running doctor nodes")?;
     ensure!(output.status.success(), "doctor nodes: {}", String::from_utf8_lossy(&output.stderr).trim());
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout).context("reading the nodes")?;
-    let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["used"].as_str()?.to_owned()));
+    let named = |row: &Value| Some((row["node"].as_str()?.to_owned(), row["occupancy"].as_str()?.to_owned()));
     Ok(rows.iter().filter_map(named).collect())
 }
 

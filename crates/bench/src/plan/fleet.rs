@@ -61,8 +61,11 @@ pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
     policy.limits.jobs = jobs;
     policy.limits.node_hours_per_day = None;
     snapshot.policy = Arc::new(policy);
-    let tests: Vec<TestPolicy> =
-        snapshot.tests.iter().map(|test| TestPolicy { shares: Vec::new(), at_once: None, ..test.clone() }).collect();
+    let tests: Vec<TestPolicy> = snapshot
+        .tests
+        .iter()
+        .map(|test| TestPolicy { shares: Vec::new(), max_concurrent: None, ..test.clone() })
+        .collect();
     snapshot.tests = tests.into();
     snapshot
 }
@@ -73,12 +76,12 @@ fn test(index: usize) -> TestPolicy {
         id: TestId::new(&format!("test-{index:02}")).expect("a plain name"),
         cutoff: Span::days(7),
         limit: Span::minutes(30),
-        usual: Span::minutes(10),
+        typical_duration: Span::minutes(10),
         exclusive: true,
         routine: true,
         maintenance: false,
-        together: false,
-        at_once: None,
+        multi_node: false,
+        max_concurrent: None,
         shares: if index < 2 { vec!["scratch".to_owned()] } else { Vec::new() },
         pools: None,
     }
@@ -98,7 +101,7 @@ fn record(index: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         marks: marks(random),
         hardware: Some(Arc::new(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() })),
         sku: None,
-        apart: None,
+        overrides: None,
     };
     let suspect = random.chance(20);
     let findings = if suspect { vec![unconfirmed(&tests[0])] } else { Vec::new() };
@@ -158,7 +161,7 @@ fn unconfirmed(test: &TestPolicy) -> OpenFinding {
         confirm: 2,
     };
     let seen = NOW.minus(Span::hours(1));
-    OpenFinding { finding, run: None, first_seen: seen, last_seen: seen, times: 1 }
+    OpenFinding { finding, run: None, first_seen: seen, last_seen: seen, sightings: 1 }
 }
 
 fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
@@ -175,7 +178,7 @@ fn under_way(nodes: &[NodeRecord], tests: &[TestPolicy]) -> Vec<ActiveRun> {
                 nodes: NonEmpty::one(record.node.name.clone()),
                 tests: NonEmpty::one(tests[tests.len() - 1].id.clone()),
                 state: RunState::Running { job: job.clone(), since: began },
-                asked: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
+                purpose: WithReason::new(Purpose::Validation, "stale", "last result 8d ago"),
                 case: None,
                 planned: began,
                 limit: Span::minutes(30),

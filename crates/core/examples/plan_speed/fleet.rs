@@ -46,12 +46,12 @@ fn test(n: usize) -> TestPolicy {
         id: TestId::new(&format!("test-{n}")).expect("letters and digits"),
         cutoff: Span::days(7),
         limit: Span::minutes(20),
-        usual: Span::minutes(10),
+        typical_duration: Span::minutes(10),
         exclusive: true,
         routine: true,
         maintenance: false,
-        together: false,
-        at_once: None,
+        multi_node: false,
+        max_concurrent: None,
         shares: if n == 0 { vec!["/data".to_owned()] } else { Vec::new() },
         pools: None,
     }
@@ -87,7 +87,7 @@ fn record(n: usize, of: usize, tests: usize, dice: &mut Dice) -> NodeRecord {
             marks: Marks::default(),
             hardware: Some(hardware.into()),
             sku: None,
-            apart: None,
+            overrides: None,
         },
     }
 }

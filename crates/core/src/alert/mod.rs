@@ -41,7 +41,7 @@ pub enum Subject {
     Case(CaseNotification),
     Service(ServiceNotification),
     /// An operator tests the delivery of messages.
-    Trial {
+    Test {
         by: String,
     },
 }
@@ -59,7 +59,7 @@ pub struct CaseNotification {
     /// The previous severity, if it was different.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub severity_before: Option<Severity>,
-    pub rung: RepairStep,
+    pub repair_step: RepairStep,
     pub open: bool,
     pub changes: Vec<Change>,
     /// Worst first.
@@ -144,7 +144,7 @@ impl Route {
                 worst >= self.severity && case.changes.iter().any(kind)
             }
             Subject::Service(_) => self.service,
-            Subject::Trial { .. } => true,
+            Subject::Test { .. } => true,
         }
     }
 }
@@ -167,7 +167,7 @@ pub fn case_notifications(
             }
             (None, None) => continue,
         };
-        notes[index].apply(snapshot, &action.what, change);
+        notes[index].apply(snapshot, &action.value, change);
     }
     notes.retain(|note| !note.open || muted.get(&note.case).is_none_or(|mute| !mute.is_active(snapshot.at)));
     notes.into_iter().map(|note| Notification { at: snapshot.at, subject: Subject::Case(note) }).collect()
@@ -196,10 +196,10 @@ impl Mute {
 
 /// Returns the reported change that the action makes to a case, if any.
 fn change(snapshot: &Snapshot, action: &WithReason<Action>) -> Option<(CaseId, Change)> {
-    let (case, what) = match &action.what {
+    let (case, what) = match &action.value {
         Action::OpenCase(case) => (case.id, ChangeKind::Opened),
         Action::Escalate { case, .. } => (*case, ChangeKind::Escalated),
-        Action::Worsen { case, node } => {
+        Action::RaiseSeverity { case, node } => {
             let before = find_case(snapshot, *case)?.severity;
             (*case, (worst(snapshot, node)? > before).then_some(ChangeKind::Worsened)?)
         }
@@ -209,7 +209,7 @@ fn change(snapshot: &Snapshot, action: &WithReason<Action>) -> Option<(CaseId, C
         Action::CloseCase { case, .. } => (*case, ChangeKind::Closed),
         _ => return None,
     };
-    let why = match &action.what {
+    let why = match &action.value {
         Action::Advise { advice, .. } => format!("{}: {}", Advice::code(*advice), action.text),
         Action::Propose { step, .. } => format!("{}: {}", StepKind::code(*step), action.text),
         Action::CloseCase { how, .. } => format!("{}: {}", CaseOutcome::code(*how), action.text),
@@ -223,7 +223,7 @@ fn find_case(snapshot: &Snapshot, id: CaseId) -> Option<&Case> {
 }
 
 fn case_of<'a>(snapshot: &'a Snapshot, action: &'a WithReason<Action>, id: CaseId) -> Option<&'a Case> {
-    match &action.what {
+    match &action.value {
         Action::OpenCase(case) => Some(case),
         _ => find_case(snapshot, id),
     }
@@ -254,7 +254,7 @@ impl CaseNotification {
             opened: case.opened,
             severity: case.severity,
             severity_before: None,
-            rung: case.rung,
+            repair_step: case.repair_step,
             open: case.is_open(),
             changes: Vec::new(),
             findings: Vec::new(),
@@ -273,8 +273,8 @@ impl CaseNotification {
 
     fn apply(&mut self, snapshot: &Snapshot, action: &Action, change: Change) {
         match action {
-            Action::Escalate { to, .. } => self.rung = *to,
-            Action::Worsen { node, .. } => {
+            Action::Escalate { to, .. } => self.repair_step = *to,
+            Action::RaiseSeverity { node, .. } => {
                 if let Some(record) = record(snapshot, node) {
                     self.set_findings(record.findings.iter().map(|open| &open.finding));
                 }

@@ -31,7 +31,7 @@ pub fn summary(notes: &[Notification]) -> String {
             }
             Subject::Service(service) if service.raised => others.push(service.condition.to_string()),
             Subject::Service(service) => others.push(format!("{} is over", service.condition)),
-            Subject::Trial { .. } => others.push("a test message".to_owned()),
+            Subject::Test { .. } => others.push("a test message".to_owned()),
         }
     }
     let cases = cases.into_iter().map(|(kind, cases)| {
@@ -57,7 +57,7 @@ pub fn line(note: &Notification) -> String {
         }
         Subject::Service(service) if service.raised => format!("{}: {}", service.condition, service.text),
         Subject::Service(service) => format!("{} is over", service.condition),
-        Subject::Trial { by } => format!("test message by {by}; nothing is wrong"),
+        Subject::Test { by } => format!("test message by {by}; nothing is wrong"),
     }
 }
 
@@ -66,7 +66,7 @@ pub fn command(note: &Notification) -> String {
     match &note.subject {
         Subject::Case(case) => format!("doctor why {}", case.node),
         Subject::Service(service) => service.condition.command().to_owned(),
-        Subject::Trial { .. } => "doctor alert list".to_owned(),
+        Subject::Test { .. } => "doctor alert list".to_owned(),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     time::Span,
 };
 
-use super::index::PoolCount;
+use super::priority::PoolCount;
 
 /// The breaker during one plan: the nodes already out, and those that this plan adds.
 #[derive(Debug)]

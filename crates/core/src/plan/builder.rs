@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, breaker::BreakerGuard, index::Index, test_set::TestSet};
+use super::{Action, breaker::BreakerGuard, priority::Index, test_set::TestSet};
 use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
@@ -104,7 +104,7 @@ impl<'a> PlanBuilder<'a> {
         is_available(record, self.snapshot.at) && !self.active.contains(&node) && !self.finished.contains(&node)
     }
 
-    /// Returns whether a proving run may start: as any other run, or past a cluster that starts nothing on the node.
+    /// Returns whether a requalification run may start: as any other run, or past a cluster that starts nothing on the node.
     pub(super) fn accepts_requalification(&self, node: u32) -> bool {
         let (record, at) = (&self.snapshot.nodes[node as usize], self.snapshot.at);
         let open = is_available(record, at) || is_reachable_out_of_band(record, at);
@@ -138,7 +138,7 @@ impl<'a> PlanBuilder<'a> {
         let name = self.snapshot.nodes[node as usize].node.name.clone();
         self.touched.insert(node);
         self.state_changed.insert(node);
-        self.push_action(Action::Move { node: name, to, case }, code, text);
+        self.push_action(Action::SetState { node: name, to, case }, code, text);
     }
 
     /// Returns whether `kind` of window is open for this pool now; `None` if the pool has no such window.
@@ -179,12 +179,12 @@ impl<'a> PlanBuilder<'a> {
             nodes: nodes.map(|node| self.snapshot.nodes[*node as usize].node.name.clone()),
             tests,
             state: RunState::Planned,
-            asked: purpose,
+            purpose,
             case,
             planned: self.snapshot.at,
             limit,
         };
-        self.actions.push(WithReason { what: Action::Submit(run), code, text });
+        self.actions.push(WithReason { value: Action::Submit(run), code, text });
         self.touched.extend(nodes.iter());
         self.active.extend(nodes.iter());
         id
@@ -213,7 +213,7 @@ pub(super) fn is_available(record: &NodeRecord, at: Timestamp) -> bool {
         && record.node.marks.blocking_foreign_mark().is_none()
 }
 
-/// Returns whether proving runs can reach the node past its cluster: we took it out, and the cluster cannot use it.
+/// Returns whether requalification runs can reach the node past its cluster: we took it out, and the cluster cannot use it.
 pub(super) fn is_reachable_out_of_band(record: &NodeRecord, at: Timestamp) -> bool {
     let ours = record.state.is_out_of_service() && record.case.is_some() && record.hold_at(at).is_none();
     let unused = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.is_reachable_out_of_band();
@@ -221,7 +221,7 @@ pub(super) fn is_reachable_out_of_band(record: &NodeRecord, at: Timestamp) -> bo
 }
 
 fn usual_duration(snapshot: &Snapshot, tests: &[TestId]) -> Span {
-    tests.iter().filter_map(|id| policy_of(snapshot, id)).map(|test| test.usual).sum()
+    tests.iter().filter_map(|id| policy_of(snapshot, id)).map(|test| test.typical_duration).sum()
 }
 
 /// What running and planned work uses of the limits.
@@ -270,7 +270,7 @@ impl Usage {
     }
 
     /// Returns whether a run of all these tests may start in this pool, by the limits that apply to every run. The
-    /// daily budget is not one of them: it limits routine validation, not proving runs or operators' requests.
+    /// daily budget is not one of them: it limits routine validation, not requalification runs or operators' requests.
     pub(super) fn allows_run(&self, builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> bool {
         let snapshot = builder.snapshot;
         let pool = builder.index.pool(node);
@@ -289,7 +289,7 @@ impl Usage {
     /// Returns whether one more run of this test is within its own limit and those of its shares.
     pub(super) fn has_room(&self, snapshot: &Snapshot, index: usize) -> bool {
         let test = &snapshot.tests[index];
-        let own = test.at_once.is_none_or(|most| self.per_test[index] < most);
+        let own = test.max_concurrent.is_none_or(|most| self.per_test[index] < most);
         own && test
             .shares
             .iter()
@@ -325,7 +325,7 @@ pub(super) fn coarse(span: Span) -> Span {
 
 /// Attaches a reason to the purpose of a run.
 pub(super) fn purpose_with_reason(purpose: Purpose, code: &'static str, text: String) -> WithReason<Purpose> {
-    WithReason { what: purpose, code: ReasonCode::fixed(code), text }
+    WithReason { value: purpose, code: ReasonCode::fixed(code), text }
 }
 
 impl std::fmt::Debug for PlanBuilder<'_> {

@@ -10,7 +10,7 @@ use std::{
 use super::{
     builder::{PlanBuilder, coarse, format_age, purpose_with_reason, tests_in},
     capacity::Capacity,
-    index::{Group, Rank},
+    priority::{Group, Rank},
     test_set::TestSet,
 };
 use crate::{

@@ -3,7 +3,7 @@
 //! All due nodes of one pool with the same tests due get the same answer. So a thousand waiting nodes cost nothing
 //! until their reason is queried, and two plans that leave the same capacity leave the same reasons.
 
-use super::{SkipReason, builder::PlanBuilder, index::Group, test_set::TestSet};
+use super::{SkipReason, builder::PlanBuilder, priority::Group, test_set::TestSet};
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -60,7 +60,7 @@ impl Capacity {
     fn fits_budget(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
             let due = snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index));
-            let usual: Span = due.map(|(_, test)| test.usual).sum();
+            let usual: Span = due.map(|(_, test)| test.typical_duration).sum();
             (self.spent + usual).as_hours() <= hours
         })
     }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
-    if let NodeState::Proving { run } = record.state {
+    if let NodeState::Requalifying { run } = record.state {
         requalification::conclude(builder, node, record, case, run);
         return;
     }
@@ -60,7 +60,7 @@ fn repair_steps(builder: &PlanBuilder<'_>, case: &Case) -> Vec<StepKind> {
     if case.is_under_examination() {
         return vec![StepKind::Mark, StepKind::Drain, StepKind::Examine];
     }
-    let severity = match case.rung {
+    let severity = match case.repair_step {
         RepairStep::Reset => Severity::Reset,
         RepairStep::Reboot => Severity::Reboot,
         RepairStep::Quarantine => return vec![StepKind::Mark, StepKind::Drain, StepKind::Requalify],
@@ -74,10 +74,14 @@ fn raise_severity(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord,
     let open: Vec<&OpenFinding> = record.findings.iter().collect();
     let Some(worst) = worst_confirmed(&open).filter(|worst| *worst > case.severity) else { return false };
     let text = format!("severity raised to {worst}");
-    builder.push_action(Action::Worsen { case: case.id, node: record.node.name.clone() }, "worsened", text.clone());
+    builder.push_action(
+        Action::RaiseSeverity { case: case.id, node: record.node.name.clone() },
+        "worsened",
+        text.clone(),
+    );
     builder.touched.insert(node);
     let repair_step = Policy::first_repair_step(worst);
-    if repair_step > case.rung && !case.waits_for_operator() {
+    if repair_step > case.repair_step && !case.waits_for_operator() {
         builder.push_action(Action::Escalate { case: case.id, to: repair_step }, "worsened", text);
     }
     true
@@ -182,7 +186,7 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
         Some(step) if step.state == StepState::Proposed => {
             if kind == StepKind::Reboot && boot_changed(record, case) {
                 builder.touched.insert(node);
-                let settle = Action::Settle { case: case.id, op: step.op, done: true };
+                let settle = Action::CompleteStep { case: case.id, op: step.op, done: true };
                 builder.push_action(settle, "rebooted", "the node was rebooted by other means");
                 return false;
             }
@@ -190,15 +194,15 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
                 return false;
             }
         }
-        Some(step) if step.state == StepState::Failed && step.tries >= builder.snapshot.policy.repair.tries => {
-            escalate(builder, node, record, case, &format!("{kind} failed (try {})", step.tries));
+        Some(step) if step.state == StepState::Failed && step.attempts >= builder.snapshot.policy.repair.attempts => {
+            escalate(builder, node, record, case, &format!("{kind} failed (try {})", step.attempts));
             return false;
         }
         Some(step) if step.state == StepState::Intended && is_allowed(builder, kind) => {
             // The step may have begun, so it is continued at any hour. What the node shows takes precedence, and a
             // changed boot id proves only a first try.
             let limit = deadline(builder, kind);
-            let happened = kind == StepKind::Reboot && step.tries <= 1 && boot_changed(record, case);
+            let happened = kind == StepKind::Reboot && step.attempts <= 1 && boot_changed(record, case);
             if builder.snapshot.at.since(step.at) > limit {
                 builder.touched.insert(node);
                 let text = if happened {
@@ -206,7 +210,11 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
                 } else {
                     format!("{kind} did not happen within {limit}")
                 };
-                builder.push_action(Action::Settle { case: case.id, op: step.op, done: happened }, "deadline", text);
+                builder.push_action(
+                    Action::CompleteStep { case: case.id, op: step.op, done: happened },
+                    "deadline",
+                    text,
+                );
             } else if is_empty(record, case, kind) {
                 take_step(builder, node, record, case, kind);
             } else {
@@ -255,7 +263,7 @@ fn has_come_back(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, 
     let deadline = deadline(builder, kind);
     if builder.snapshot.at.since(step.at) > deadline {
         builder.touched.insert(node);
-        let settle = Action::Settle { case: case.id, op: step.op, done: false };
+        let settle = Action::CompleteStep { case: case.id, op: step.op, done: false };
         builder.push_action(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
     }
     false
@@ -281,7 +289,7 @@ fn ensure_evidence_saved(builder: &mut PlanBuilder<'_>, node: u32, record: &Node
     let last = case.steps.iter().rev().filter(ended).find(|step| {
         (step.what == StepKind::SaveEvidence && step.state == StepState::Done) || step.what.destroys_evidence()
     });
-    if last.is_some_and(|step| step.what == StepKind::SaveEvidence && step.rung == case.rung) {
+    if last.is_some_and(|step| step.what == StepKind::SaveEvidence && step.repair_step == case.repair_step) {
         return true;
     }
     take_step(builder, node, record, case, StepKind::SaveEvidence);
@@ -307,7 +315,7 @@ fn ensure_replaced(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
                 "waiting for the replacement machine",
             );
         }
-        Some(step) if step.state == StepState::Failed && step.tries >= builder.snapshot.policy.repair.tries => {
+        Some(step) if step.state == StepState::Failed && step.attempts >= builder.snapshot.policy.repair.attempts => {
             return hand_over(builder, node, record, case, "replacing the node failed");
         }
         // The replacement was requested repeatedly, and the backend has not confirmed it.
@@ -316,7 +324,7 @@ fn ensure_replaced(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
                 && builder.snapshot.at.since(step.at) > builder.snapshot.policy.repair.reboot_deadline =>
         {
             builder.touched.insert(node);
-            let settle = Action::Settle { case: case.id, op: step.op, done: false };
+            let settle = Action::CompleteStep { case: case.id, op: step.op, done: false };
             builder.push_action(settle, "deadline", "the backend did not confirm the replacement in time");
         }
         _ => {

@@ -85,12 +85,12 @@ fn remove_stale_maintenance_mark(builder: &mut PlanBuilder<'_>, node: u32, recor
     let name = &record.node.name;
     let on_it = builder.snapshot.runs.iter().filter(|active| active.run.nodes.contains(name));
     let ends = |run: RunId| {
-        builder.actions.iter().any(|act| matches!(act.what, Action::Cancel { run: other, .. } if other == run))
+        builder.actions.iter().any(|act| matches!(act.value, Action::Cancel { run: other, .. } if other == run))
     };
     if on_it.clone().any(|active| active.cancelling.is_none() && !ends(active.run.id)) {
         return;
     }
-    let begins = |act: &WithReason<Action>| matches!(&act.what, Action::Submit(run) if run.nodes.contains(name));
+    let begins = |act: &WithReason<Action>| matches!(&act.value, Action::Submit(run) if run.nodes.contains(name));
     if builder.actions.iter().any(begins) {
         return;
     }
@@ -98,7 +98,7 @@ fn remove_stale_maintenance_mark(builder: &mut PlanBuilder<'_>, node: u32, recor
     builder.touched.insert(node);
     // Two changes of one node in the same plan have no order: everything else waits for the next plan.
     builder.finished.insert(node);
-    builder.push_action(Action::Tidy { node: name.clone(), op }, "tested", "no test runs on the node");
+    builder.push_action(Action::RemoveMaintenanceMark { node: name.clone(), op }, "tested", "no test runs on the node");
 }
 
 /// Completes steps that took effect although the controller stopped before recording it. Until then, the removal of the
@@ -116,7 +116,7 @@ fn complete_observed_steps(builder: &mut PlanBuilder<'_>, node: u32, record: &No
         };
         if seen {
             builder.touched.insert(node);
-            let settle = Action::Settle { case: case.id, op: step.op, done: true };
+            let settle = Action::CompleteStep { case: case.id, op: step.op, done: true };
             builder.push_action(settle, "seen-done", format!("{} has taken effect", step.what));
         }
     }
@@ -136,7 +136,7 @@ fn silent_nodes(builder: &mut PlanBuilder<'_>) -> Vec<u32> {
                 "{count} of {agents} agents are silent: controller or network at fault; no node becomes suspect"
             );
             builder.push_action(
-                Action::Notice(Notice::AgentsSilent { silent: count, of: agents }),
+                Action::Notice(Notice::AgentsSilent { silent: count, total: agents }),
                 "agents-silent",
                 text,
             );
@@ -173,15 +173,15 @@ pub(super) fn open_for_operator(
     let record = &builder.snapshot.nodes[node as usize];
     let (op, what) = (builder.ids.op(), StepKind::HandOver);
     let id = if let Some(case) = builder.open_case(record) {
-        let step = Action::Step { case: case.id, node: record.node.name.clone(), step: what, op, tries: 1 };
+        let step = Action::Step { case: case.id, node: record.node.name.clone(), step: what, op, attempts: 1 };
         builder.push_action(step, code, text);
         case.id
     } else {
         let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
         let mut case = new_case(builder, record, severity, findings);
-        case.rung = RepairStep::Replace;
-        let (rung, state, at) = (case.rung, StepState::Done, builder.snapshot.at);
-        case.steps.push(Step { op, what, rung, state, at, tries: 1, text: text.to_owned() });
+        case.repair_step = RepairStep::Replace;
+        let (rung, state, at) = (case.repair_step, StepState::Done, builder.snapshot.at);
+        case.steps.push(Step { op, what, repair_step: rung, state, at, attempts: 1, text: text.to_owned() });
         let id = case.id;
         builder.push_action(Action::OpenCase(case), code, text);
         id
@@ -209,7 +209,7 @@ pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: b
     }
     let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
     let mut case = new_case(builder, record, Severity::Isolate, findings);
-    case.rung = RepairStep::Quarantine;
+    case.repair_step = RepairStep::Quarantine;
     let marks = &record.node.marks;
     let unmarked = !marks.has_ours(MarkKind::Unhealthy);
     let is_theirs = marks.blocking_foreign_mark().is_some();
@@ -220,8 +220,8 @@ pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: b
         Some(StepKind::Examine),
     ];
     for what in commanded.into_iter().flatten() {
-        let (op, rung, state, at) = (builder.ids.op(), case.rung, StepState::Intended, builder.snapshot.at);
-        case.steps.push(Step { op, what, rung, state, at, tries: 1, text: text.to_owned() });
+        let (op, rung, state, at) = (builder.ids.op(), case.repair_step, StepState::Intended, builder.snapshot.at);
+        case.steps.push(Step { op, what, repair_step: rung, state, at, attempts: 1, text: text.to_owned() });
     }
     let id = case.id;
     let marking = case
@@ -230,7 +230,7 @@ pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: b
         .map(|step| step.op);
     builder.push_action(Action::OpenCase(case), "operator", text);
     if let Some(op) = marking {
-        let step = Action::Step { case: id, node: record.node.name.clone(), step: StepKind::Mark, op, tries: 1 };
+        let step = Action::Step { case: id, node: record.node.name.clone(), step: StepKind::Mark, op, attempts: 1 };
         builder.push_action(step, "operator", text);
     }
     let to = record.state.apply(&NodeEvent::TakenOut).unwrap_or_else(|| record.state.clone());
@@ -340,7 +340,7 @@ fn handle_proposed_mark(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeR
 
 fn mark(builder: &mut PlanBuilder<'_>, record: &NodeRecord, case: CaseId, code: &'static str, text: &str) {
     let op = builder.ids.op();
-    let step = Action::Step { case, node: record.node.name.clone(), step: StepKind::Mark, op, tries: 1 };
+    let step = Action::Step { case, node: record.node.name.clone(), step: StepKind::Mark, op, attempts: 1 };
     builder.push_action(step, code, text);
 }
 

@@ -1,7 +1,7 @@
 //! Hardware identity: a machine became known under a node name, was exchanged, or came back under another name. Its
 //! history and its case follow the machine.
 
-use super::{Action, builder::PlanBuilder, index::is_new_machine, new_case::new_case};
+use super::{Action, builder::PlanBuilder, new_case::new_case, priority::is_new_machine};
 use crate::{
     case::{Case, CaseOutcome, RepairStep, StepKind, StepState},
     finding::Severity,
@@ -21,7 +21,7 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
     builder.touched.insert(node);
     let name = &record.node.name;
     let state = if record.hardware.is_none() {
-        let action = Action::Identify { node: name.clone(), hardware: now.clone() };
+        let action = Action::HardwareIdentified { node: name.clone(), hardware: now.clone() };
         builder.push_action(action, "machine-known", format!("{name} is machine {now}"));
         record.state.clone()
     } else {
@@ -59,8 +59,8 @@ pub(super) fn rebind_lost_cases(builder: &mut PlanBuilder<'_>) {
         else {
             continue;
         };
-        let taken = builder.actions.iter().any(|act| match &act.what {
-            Action::Follow { case: other, .. } | Action::CloseCase { case: other, .. } => *other == case.id,
+        let taken = builder.actions.iter().any(|act| match &act.value {
+            Action::RebindCase { case: other, .. } | Action::CloseCase { case: other, .. } => *other == case.id,
             _ => false,
         });
         if is_there && is_free && !taken {
@@ -81,7 +81,7 @@ fn handle_replacement(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
         let close = Action::CloseCase { case: case.id, node: name.clone(), how: CaseOutcome::Replaced };
         builder.push_action(close, "machine-exchanged", format!("another machine has the name {name} now"));
     }
-    let action = Action::Rename { node: name.clone(), hardware: now.clone() };
+    let action = Action::HardwareReplaced { node: name.clone(), hardware: now.clone() };
     builder.push_action(action, "machine-exchanged", format!("{name} is machine {now} now; its history starts anew"));
 }
 
@@ -102,8 +102,10 @@ fn case_elsewhere<'a>(builder: &PlanBuilder<'a>, record: &NodeRecord, now: &Hard
         !matches!(other.node.occupancy, Occupancy::Unknown { .. })
             && other.node.hardware.as_ref().is_none_or(|hardware| hardware.matches(now))
     });
-    let taken =
-        builder.actions.iter().any(|act| matches!(act.what, Action::Follow { case: other, .. } if other == case.id));
+    let taken = builder
+        .actions
+        .iter()
+        .any(|act| matches!(act.value, Action::RebindCase { case: other, .. } if other == case.id));
     (!still_there && !taken).then_some(case)
 }
 
@@ -114,12 +116,12 @@ fn rebind_case(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, st
         let close = Action::CloseCase { case: own.id, node: name.clone(), how: CaseOutcome::Withdrawn };
         builder.push_action(close, "machine-followed", "superseded by the open case of its machine");
     }
-    builder.push_action(Action::Follow { case: case.id, node: name.clone() }, "machine-followed", text.clone());
+    builder.push_action(Action::RebindCase { case: case.id, node: name.clone() }, "machine-followed", text.clone());
     builder.finished.extend(builder.find(&case.node));
     // The old name's marks are not on this node; they were not removed by another party.
     for step in case.steps.iter().filter(|step| step.state == StepState::Done) {
         if matches!(step.what, StepKind::Mark | StepKind::Drain | StepKind::Evict) {
-            let settle = Action::Settle { case: case.id, op: step.op, done: false };
+            let settle = Action::CompleteStep { case: case.id, op: step.op, done: false };
             builder.push_action(
                 settle,
                 "machine-followed",
@@ -133,7 +135,7 @@ fn rebind_case(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, st
     }
 }
 
-/// Opens a case for a new machine under a marked name: the mark is removed after a proving run.
+/// Opens a case for a new machine under a marked name: the mark is removed after a requalification run.
 fn open_case_for_new_machine(
     builder: &mut PlanBuilder<'_>,
     node: u32,
@@ -144,7 +146,7 @@ fn open_case_for_new_machine(
     let text = "a new machine is tested before it enters service";
     let mut case = new_case(builder, record, Severity::Isolate, Vec::new());
     case.hardware = now;
-    case.rung = RepairStep::Quarantine;
+    case.repair_step = RepairStep::Quarantine;
     let id = case.id;
     builder.push_action(Action::OpenCase(case), "machine-exchanged", text);
     if let Some(to) = state.apply(&NodeEvent::TakenOut) {

@@ -13,10 +13,10 @@ mod escalation;
 mod findings;
 mod hardware_identity;
 mod holds;
-mod index;
 mod multi_node;
 mod new_case;
 mod operator_commands;
+mod priority;
 mod requalification;
 mod running;
 mod steps;
@@ -35,7 +35,7 @@ pub use multi_node::MAX_TEST_NODES;
 use self::{
     builder::PlanBuilder,
     capacity::Capacity,
-    index::{Eligibility, Index},
+    priority::{Eligibility, Index},
 };
 use crate::{
     case::{Advice, Case, CaseOutcome, RepairStep, StepKind},
@@ -81,7 +81,7 @@ pub enum Action {
         to: RepairStep,
     },
     /// A new, worse finding in an open case; the node's open findings replace those of the case.
-    Worsen {
+    RaiseSeverity {
         case: CaseId,
         node: NodeName,
     },
@@ -96,7 +96,7 @@ pub enum Action {
         node: NodeName,
         step: StepKind,
         op: OpId,
-        tries: u32,
+        attempts: u32,
     },
     /// A step that the policy leaves to an operator.
     Propose {
@@ -106,12 +106,12 @@ pub enum Action {
         op: OpId,
     },
     /// Completes (`done`) or fails a step without executing it: it took effect by other means, or its deadline has passed.
-    Settle {
+    CompleteStep {
         case: CaseId,
         op: OpId,
         done: bool,
     },
-    Move {
+    SetState {
         node: NodeName,
         to: NodeState,
         case: Option<CaseId>,
@@ -122,7 +122,7 @@ pub enum Action {
         how: CaseOutcome,
     },
     /// The machine of an open case has another node name now; the case moves with it.
-    Follow {
+    RebindCase {
         case: CaseId,
         node: NodeName,
     },
@@ -130,16 +130,16 @@ pub enum Action {
     /// A message for operators, sent once.
     Notice(Notice),
     /// An operator's request is completed.
-    Answer {
-        request: u64,
+    CompleteCommand {
+        command: u64,
     },
     /// A trial over several nodes, started for a request.
-    Try {
-        request: u64,
+    StartTrial {
+        command: u64,
         run: RunId,
     },
     /// Trials over several nodes have attributed the fault to this node, or to the path between it and `peer`.
-    Name {
+    AttributeFault {
         node: NodeName,
         test: TestId,
         peer: Option<NodeName>,
@@ -147,17 +147,17 @@ pub enum Action {
         run: RunId,
     },
     /// Removes our maintenance mark: its run is over.
-    Tidy {
+    RemoveMaintenanceMark {
         node: NodeName,
         op: OpId,
     },
     /// The machine behind this name became known for the first time.
-    Identify {
+    HardwareIdentified {
         node: NodeName,
         hardware: HardwareId,
     },
     /// Another machine is behind this name: its history starts anew, in service.
-    Rename {
+    HardwareReplaced {
         node: NodeName,
         hardware: HardwareId,
     },
@@ -169,7 +169,7 @@ pub enum Notice {
     /// So many agents are silent at the same time that the fault is Cluster Doctor's.
     AgentsSilent {
         silent: u32,
-        of: u32,
+        total: u32,
     },
     AgentsBack,
 }
@@ -201,7 +201,7 @@ pub enum SkipReason {
         by: String,
     },
     OutOfService {
-        life: NodeState,
+        state: NodeState,
     },
     BackingOff {
         until: Timestamp,

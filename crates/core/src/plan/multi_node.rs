@@ -36,7 +36,7 @@ pub(super) fn plan(
     if let Some(unknown) = nodes.iter().find(|node| builder.find(node).is_none()) {
         return Some(format!("{unknown} is not in the cluster"));
     }
-    let Some(test_index) = builder.snapshot.tests.iter().position(|policy| policy.id == *test && policy.together)
+    let Some(test_index) = builder.snapshot.tests.iter().position(|policy| policy.id == *test && policy.multi_node)
     else {
         return Some(format!("{test} is not a multi-node test"));
     };
@@ -154,7 +154,7 @@ fn submit(builder: &mut PlanBuilder<'_>, request: &PendingCommand, test: &TestId
         purpose_with_reason(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
     let run = builder.submit_multi_node(&indices, tests, purpose, None);
     let text = format!("trial requested by {}", request.by);
-    builder.push_action(Action::Try { request: request.id, run }, "operator", text);
+    builder.push_action(Action::StartTrial { command: request.id, run }, "operator", text);
 }
 
 /// Reports the nodes or pairs at fault.
@@ -162,7 +162,7 @@ fn report_fault(builder: &mut PlanBuilder<'_>, test: &TestId, trials: &[Trial], 
     let Some(run) = trials.last().map(|trial| trial.run) else { return "no trial ran".to_owned() };
     let mut name = |node: &NodeName, peer: Option<&NodeName>, text: String| {
         builder.touch(node);
-        let what = Action::Name { node: node.clone(), test: test.clone(), peer: peer.cloned(), run };
+        let what = Action::AttributeFault { node: node.clone(), test: test.clone(), peer: peer.cloned(), run };
         builder.push_action(what, if peer.is_some() { "pair" } else { "named" }, text);
     };
     match found {

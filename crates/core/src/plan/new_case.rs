@@ -27,12 +27,12 @@ pub(super) fn new_case(
         opened: builder.snapshot.at,
         severity,
         findings,
-        rung,
+        repair_step: rung,
         steps,
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
-        failed_work: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
+        job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
     }
 }
 
@@ -45,10 +45,10 @@ fn steps_of_present_marks(builder: &mut PlanBuilder<'_>, record: &NodeRecord, ru
         .map(|(_, what)| Step {
             op: builder.ids.op(),
             what,
-            rung,
+            repair_step: rung,
             state: StepState::Done,
             at: builder.snapshot.at,
-            tries: 1,
+            attempts: 1,
             text: "already present".to_owned(),
         })
         .collect()
@@ -65,7 +65,7 @@ fn next_untried_step(builder: &PlanBuilder<'_>, hardware: &HardwareId) -> Option
         .filter(|case| matches!(case.state, CaseState::Closed { at, how: CaseOutcome::Returned } if at > since));
     tried
         .filter(|case| case.ever_done(StepKind::Reset) || case.ever_done(StepKind::Reboot))
-        .map(|case| case.rung.next().unwrap_or(RepairStep::Replace))
+        .map(|case| case.repair_step.next().unwrap_or(RepairStep::Replace))
         .max()
 }
 

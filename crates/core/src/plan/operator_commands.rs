@@ -19,22 +19,22 @@ use crate::{
 pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
     let snapshot = builder.snapshot;
     for request in &snapshot.commands {
-        let answered = match &request.what {
+        let answered = match &request.kind {
             CommandKind::Test { node, tests } => test(builder, request, node, tests),
             CommandKind::Release { node } => release(builder, request, node),
             CommandKind::Quarantine { node, evict } => quarantine(builder, request, node, *evict),
             // Running work was handled before: the run has been cancelled by now, or there is none.
-            CommandKind::Withdraw { .. } => true,
-            CommandKind::Together { nodes, test, trials } => {
+            CommandKind::CancelRun { .. } => true,
+            CommandKind::MultiNodeTest { nodes, test, trials } => {
                 if let Some(conclusion) = multi_node::plan(builder, request, (nodes, test, trials)) {
-                    builder.push_action(Action::Answer { request: request.id }, "together", conclusion);
+                    builder.push_action(Action::CompleteCommand { command: request.id }, "together", conclusion);
                 }
                 false
             }
         };
         if answered {
             builder.push_action(
-                Action::Answer { request: request.id },
+                Action::CompleteCommand { command: request.id },
                 "operator",
                 format!("requested by {}", request.by),
             );
@@ -61,7 +61,7 @@ fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName
     true
 }
 
-/// Releases a node, after a proving run if it had been taken out.
+/// Releases a node, after a requalification run if it had been taken out.
 fn release(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName) -> bool {
     let Some(node) = builder.find(name) else { return true };
     let record = &builder.snapshot.nodes[node as usize];
@@ -70,18 +70,18 @@ fn release(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeN
     }
     let text = format!("released by {}: {}", request.by, request.why);
     match (&record.state, builder.open_case(record)) {
-        // The examination becomes a proving run and decides.
-        (NodeState::Proving { .. }, Some(case)) if case.is_under_examination() => {
+        // The examination becomes a requalification run and decides.
+        (NodeState::Requalifying { .. }, Some(case)) if case.is_under_examination() => {
             record_release(builder, node, case, name, &text);
         }
         // A run decides already, or users have the node.
-        (NodeState::Proving { .. } | NodeState::InService | NodeState::Suspect, _) => {}
+        (NodeState::Requalifying { .. } | NodeState::InService | NodeState::Suspect, _) => {}
         (NodeState::Held { .. }, None) => {
             builder.apply_event(node, &NodeEvent::HoldEnded { out: false }, None, "released", text);
             builder.finished.insert(node);
         }
         (state, Some(case)) => {
-            if case.rung != RepairStep::Quarantine {
+            if case.repair_step != RepairStep::Quarantine {
                 let escalate = Action::Escalate { case: case.id, to: RepairStep::Quarantine };
                 builder.push_action(escalate, "released", "requalification decides");
             }
@@ -101,11 +101,11 @@ fn release(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeN
 /// Records an operator's release and ends an examination in progress.
 fn record_release(builder: &mut PlanBuilder<'_>, node: u32, case: &Case, name: &NodeName, text: &str) {
     if let Some(step) = case.step(StepKind::Examine).filter(|_| case.is_under_examination()) {
-        let settle = Action::Settle { case: case.id, op: step.op, done: false };
+        let settle = Action::CompleteStep { case: case.id, op: step.op, done: false };
         builder.push_action(settle, "released", "released before the examination ended");
     }
     let (op, step) = (builder.ids.op(), StepKind::Release);
-    builder.push_action(Action::Step { case: case.id, node: name.clone(), step, op, tries: 1 }, "released", text);
+    builder.push_action(Action::Step { case: case.id, node: name.clone(), step, op, attempts: 1 }, "released", text);
     builder.touched.insert(node);
     builder.finished.insert(node);
 }

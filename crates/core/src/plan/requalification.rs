@@ -1,6 +1,6 @@
 //! Requalification: the tests that must pass before a node returns to service, and the removal of our marks afterwards.
 //!
-//! A proving run ends in one of three ways. Well: every failed test has passed since, and no finding is open. Bad: a
+//! A requalification run ends in one of three ways. Well: every failed test has passed since, and no finding is open. Bad: a
 //! test still fails. Nothing: the tests gave no conclusive result, which proves nothing; the run is repeated, then an
 //! operator decides.
 
@@ -21,13 +21,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// Proving runs without a conclusive result before the node is handed over to an operator.
+/// Requalification runs without a conclusive result before the node is handed over to an operator.
 const MAX_REQUALIFICATION_RUNS: usize = 6;
 
 /// Returns the tests that must pass before the node returns: those that failed or fail now, and those that the policy
 /// adds.
 fn required_tests(builder: &PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
-    let policy = &builder.snapshot.policy.repair.proving;
+    let policy = &builder.snapshot.policy.repair.requalification;
     let applicable = tests_in(builder.snapshot, builder.index.applies(node));
     let failed = |test: &TestId| {
         let open = record.findings.iter().map(|open| &open.finding);
@@ -131,14 +131,14 @@ fn advise(
     why: &str,
 ) -> bool {
     if let Some(step) = case.step(StepKind::Examine) {
-        let settle = Action::Settle { case: case.id, op: step.op, done: true };
+        let settle = Action::CompleteStep { case: case.id, op: step.op, done: true };
         builder.push_action(settle, "examined", "the examination has ended");
     }
     builder.push_action(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
     hand_over(builder, node, record, case, &format!("examination finished, recommendation: {advice} ({why})"))
 }
 
-/// Evaluates the proving run once it has ended.
+/// Evaluates the requalification run once it has ended.
 pub(super) fn conclude(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
     if builder.snapshot.runs.iter().any(|active| active.run.id == run) {
         return;
@@ -194,7 +194,7 @@ fn evaluate(
     if missing || passed == 0 { RequalificationResult::Inconclusive } else { RequalificationResult::Passed }
 }
 
-/// Starts a proving run when the node is free and the limits allow it. Always returns false: the end of the run is a
+/// Starts a requalification run when the node is free and the limits allow it. Always returns false: the end of the run is a
 /// separate state change.
 pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let Some(tests) = NonEmpty::new(required_tests(builder, node, record, case)) else {
@@ -214,8 +214,8 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
     if !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &tests) {
         let repair = &builder.snapshot.policy.repair;
         let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
-        if builder.snapshot.at.since(due) > repair.prove_deadline && !builder.active.contains(&node) {
-            let why = format!("requalification could not start within {}", repair.prove_deadline);
+        if builder.snapshot.at.since(due) > repair.requalification_deadline && !builder.active.contains(&node) {
+            let why = format!("requalification could not start within {}", repair.requalification_deadline);
             return hand_over(builder, node, record, case, &why);
         }
         return wait_for_requalification(builder, node, record, case);
@@ -223,7 +223,7 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
     let (op, step) = (builder.ids.op(), StepKind::Requalify);
     let text = "requalification before the node returns to service";
     builder.push_action(
-        Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 },
+        Action::Step { case: case.id, node: record.node.name.clone(), step, op, attempts: 1 },
         "proof",
         text,
     );
@@ -233,13 +233,16 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
     false
 }
 
-/// Returns the proving runs at this escalation level since an operator last released the node.
+/// Returns the requalification runs at this escalation level since an operator last released the node.
 fn requalification_runs(case: &Case) -> Vec<&Step> {
     let given = case.steps.iter().rposition(|step| step.what == StepKind::Release).unwrap_or(0);
-    case.steps[given..].iter().filter(|step| step.what == StepKind::Requalify && step.rung == case.rung).collect()
+    case.steps[given..]
+        .iter()
+        .filter(|step| step.what == StepKind::Requalify && step.repair_step == case.repair_step)
+        .collect()
 }
 
-/// Ends the repair step, whatever happens until the proving run can start.
+/// Ends the repair step, whatever happens until the requalification run can start.
 fn wait_for_requalification(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     if matches!(record.state, NodeState::Repairing { .. }) {
         builder.apply_event(node, &NodeEvent::StepEnded, Some(case.id), "repaired", "waiting for requalification");

@@ -55,7 +55,7 @@ impl RunDecision {
 /// Cancels a run that an operator withdrew, unless it has ended or is being cancelled already.
 fn withdrawn(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
     let run = active.run.id;
-    let request = builder.snapshot.commands.iter().find(|request| request.what == CommandKind::Withdraw { run })?;
+    let request = builder.snapshot.commands.iter().find(|request| request.kind == CommandKind::CancelRun { run })?;
     let over = active.cancelling.is_some() || matches!(active.job, ObservedJobState::Ended { .. });
     (!over)
         .then(|| RunDecision::Cancel(CancelReason::Withdrawn, format!("requested by {}: {}", request.by, request.why)))

@@ -54,7 +54,7 @@ pub(super) fn hand_over(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeR
     let op = builder.ids.op();
     let step = StepKind::HandOver;
     builder.push_action(
-        Action::Step { case: case.id, node: record.node.name.clone(), step, op, tries: 1 },
+        Action::Step { case: case.id, node: record.node.name.clone(), step, op, attempts: 1 },
         "handed-over",
         why,
     );
@@ -65,10 +65,10 @@ pub(super) fn hand_over(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeR
 
 /// Takes a step, and repeats it if it was interrupted or failed. The same operation id has the same effect.
 pub(super) fn take_step(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
-    let most = builder.snapshot.policy.repair.tries;
+    let most = builder.snapshot.policy.repair.attempts;
     let (op, tries) = match case.step(kind) {
-        Some(step) if step.state == StepState::Intended => (step.op, step.tries),
-        Some(step) if step.state == StepState::Failed => (builder.ids.op(), step.tries.saturating_add(1)),
+        Some(step) if step.state == StepState::Intended => (step.op, step.attempts),
+        Some(step) if step.state == StepState::Failed => (builder.ids.op(), step.attempts.saturating_add(1)),
         // Done, but not visible: give the backend time, then repeat it. Saved evidence is never visible.
         Some(step)
             if step.state == StepState::Done
@@ -82,20 +82,20 @@ pub(super) fn take_step(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeR
     // Marks are retried for ever, with a growing delay of at least one cycle.
     let last = case.step(kind).filter(|step| step.state == StepState::Failed);
     if let Some(step) = last
-        && builder.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.tries.min(10), Span::hours(1))
-        && !(kind.destroys_evidence() && step.tries < most)
+        && builder.snapshot.at.since(step.at) < Span::minutes(1).doubled(step.attempts.min(10), Span::hours(1))
+        && !(kind.destroys_evidence() && step.attempts < most)
     {
         return;
     }
-    let text = format!("for case {}, repair step {}", case.id, case.rung);
+    let text = format!("for case {}, repair step {}", case.id, case.repair_step);
     builder.touched.insert(node);
     builder.push_action(
-        Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, tries },
+        Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op, attempts: tries },
         "case",
         text.clone(),
     );
     if matches!(kind, StepKind::Reset | StepKind::Reboot | StepKind::Replace) {
-        builder.apply_event(node, &NodeEvent::StepStarted { step: kind, tries }, Some(case.id), "case", text);
+        builder.apply_event(node, &NodeEvent::StepStarted { step: kind, attempts: tries }, Some(case.id), "case", text);
     }
 }
 
@@ -119,14 +119,14 @@ pub(super) fn propose(
 }
 
 pub(super) fn escalate(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
-    let Some(to) = case.rung.next() else {
+    let Some(to) = case.repair_step.next() else {
         hand_over(builder, node, record, case, why);
         return;
     };
     builder.touched.insert(node);
     builder.push_action(Action::Escalate { case: case.id, to }, "did-not-help", why);
     let event = match record.state {
-        NodeState::Proving { .. } => NodeEvent::RequalificationEnded,
+        NodeState::Requalifying { .. } => NodeEvent::RequalificationEnded,
         _ => NodeEvent::StepEnded,
     };
     builder.apply_event(node, &event, Some(case.id), "did-not-help", why);

@@ -10,7 +10,7 @@ use crate::{
 /// Returns the state of the node and its cause.
 pub(super) fn headline(view: &WhyView) -> String {
     let node = &view.row.node;
-    if view.row.used == OccupancyKind::Gone {
+    if view.row.occupancy == OccupancyKind::Gone {
         return format!("{node} is no longer listed by the cluster");
     }
     let worst = view.findings.first().map_or_else(String::new, |finding| format!(": {}", finding.text));
@@ -22,7 +22,7 @@ pub(super) fn headline(view: &WhyView) -> String {
         NodeState::Suspect => format!("{node} is suspect{worst}"),
         NodeState::Quarantined => format!("{node} is out of service{worst}"),
         NodeState::Repairing { step, tries } => format!("{node} is being repaired ({step}, try {tries}){worst}"),
-        NodeState::Proving { run } => format!("{node} is being requalified by run {run}"),
+        NodeState::Requalifying { run } => format!("{node} is being requalified by run {run}"),
         NodeState::Out => format!("{node} is out of service until an operator releases it{worst}"),
         NodeState::Held { by } => format!("{node} is held by {by}"),
     }
@@ -34,7 +34,7 @@ fn unverified_tests(view: &WhyView) -> Option<String> {
     let mut problems = Vec::new();
     for status in doubtful {
         let tests: Vec<&str> =
-            view.tests.iter().filter(|line| line.standing == status).map(|line| line.test.as_str()).collect();
+            view.tests.iter().filter(|line| line.status == status).map(|line| line.test.as_str()).collect();
         if !tests.is_empty() {
             problems.push(format!("{}: {}", status.label(), tests.join(", ")));
         }
@@ -49,7 +49,7 @@ fn unverified_tests(view: &WhyView) -> Option<String> {
 pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     let node = &view.row.node;
     let mut lines = Vec::new();
-    if view.row.used == OccupancyKind::Gone {
+    if view.row.occupancy == OccupancyKind::Gone {
         return vec!["nothing to do; if it was renamed, its history follows the hardware".to_owned()];
     }
     if let Some(hold) = &view.hold {
@@ -67,7 +67,7 @@ pub(super) fn next(view: &WhyView, breaker: &Breaker) -> Vec<String> {
     }
     let waiting = view.findings.iter().find(|finding| !finding.confirmed);
     if let Some(finding) = waiting {
-        let (check, times, confirm) = (&finding.check, finding.times, finding.confirm);
+        let (check, times, confirm) = (&finding.check, finding.sightings, finding.confirm);
         lines.push(format!("{check} failed {times} of {confirm} times needed to confirm it; retry scheduled"));
     }
     if let Some(active) = &view.row.run {
@@ -98,7 +98,7 @@ fn operator_lines(view: &WhyView) -> Vec<String> {
             _ => format!("{what} the node: {}", step.text),
         });
     }
-    if let Some(advice) = case.advice.filter(|_| case.waits_for_person) {
+    if let Some(advice) = case.advice.filter(|_| case.waits_for_operator) {
         let meaning = match advice {
             Advice::Return => "all tests passed: release the node",
             Advice::ReturnFlagged => "release the node if its open findings are acceptable",
@@ -108,7 +108,7 @@ fn operator_lines(view: &WhyView) -> Vec<String> {
         };
         lines.push(format!("the examination recommends {advice}: {meaning}"));
     }
-    if case.waits_for_person || view.state == NodeState::Out {
+    if case.waits_for_operator || view.state == NodeState::Out {
         lines.push(format!(
             "waiting for an operator: repair the node, then `doctor release {node} --why …` tests and returns it"
         ));
@@ -119,7 +119,7 @@ fn operator_lines(view: &WhyView) -> Vec<String> {
 fn idle_line(view: &WhyView) -> String {
     let node = &view.row.node;
     let due = view.tests.iter().any(|line| line.due == Due::Now);
-    match (&view.row.passed_over, due) {
+    match (&view.row.skipped, due) {
         (Some(passed), true) => {
             format!("due, but not chosen: {}; `doctor test {node}` tests it first", passed.text)
         }

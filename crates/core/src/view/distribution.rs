@@ -16,13 +16,13 @@ const MAD_TO_SIGMA: f64 = 1.4826;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Distribution {
     pub nodes: usize,
-    pub least: f64,
+    pub min: f64,
     pub p5: f64,
     pub p25: f64,
     pub median: f64,
     pub p75: f64,
     pub p95: f64,
-    pub most: f64,
+    pub max: f64,
     /// The median absolute deviation from the median, times 1.4826.
     pub deviation: f64,
     /// From `least` to `most` in equal steps; one bar if all values are equal.
@@ -68,13 +68,13 @@ impl Distribution {
         outliers.truncate(MAX_OUTLIERS);
         Some(Self {
             nodes: sorted.len(),
-            least,
+            min: least,
             p5: quantile(&sorted, 5),
             p25: quantile(&sorted, 25),
             median: middle,
             p75: quantile(&sorted, 75),
             p95: quantile(&sorted, 95),
-            most,
+            max: most,
             deviation,
             bars: bars(&sorted, least, most),
             outliers,
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(spread.outliers.len(), 1, "{spread:?}");
         assert_eq!(spread.outliers[0].node.as_str(), "n17");
         assert!(spread.outliers[0].deviations < -OUTLIER_DEVIATIONS);
-        assert_eq!((spread.least, spread.most, spread.median), (60.0, 106.0, 103.0));
+        assert_eq!((spread.min, spread.max, spread.median), (60.0, 106.0, 103.0));
         assert_eq!(spread.bars.iter().sum::<u32>(), 200);
         assert!(spread.p5 <= spread.p25 && spread.p25 <= spread.median && spread.p75 <= spread.p95);
     }

@@ -14,7 +14,7 @@ pub struct FindingRow {
     pub node: NodeName,
     /// Unknown for a node that is gone.
     pub pool: Option<PoolName>,
-    pub life: &'static str,
+    pub state: &'static str,
     pub case: Option<CaseId>,
     #[serde(flatten)]
     pub finding: FindingView,
@@ -27,7 +27,7 @@ pub fn findings(facts: &Facts, selects: impl Fn(&NodeRecord) -> bool) -> Vec<Fin
         rows.extend(record.findings.iter().map(|open| FindingRow {
             node: record.node.name.clone(),
             pool: listed.then(|| record.node.pool.clone()),
-            life: record.state.as_str(),
+            state: record.state.as_str(),
             case: record.case,
             finding: FindingView::of(open),
         }));

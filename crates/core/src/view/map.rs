@@ -27,8 +27,8 @@ pub struct FleetMap {
     pub racks: Vec<String>,
     pub skus: Vec<String>,
     pub health: Vec<&'static str>,
-    pub lives: Vec<&'static str>,
-    pub uses: Vec<&'static str>,
+    pub states: Vec<&'static str>,
+    pub occupancies: Vec<&'static str>,
     pub severities: Vec<&'static str>,
     pub nodes: Vec<MapRow>,
 }
@@ -50,7 +50,7 @@ pub struct MapRow {
 }
 
 /// The names of a row's columns, in order.
-const COLUMNS: [&str; 9] = ["node", "pool", "rack", "sku", "health", "life", "use", "validated", "severity"];
+const COLUMNS: [&str; 9] = ["node", "pool", "rack", "sku", "health", "state", "occupancy", "validated", "severity"];
 
 /// Serialised as a list: in an object, ten thousand repetitions of nine field names would be most of the data.
 impl Serialize for MapRow {
@@ -120,8 +120,8 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
         racks: racks.strings,
         skus: skus.strings,
         health: NodeHealth::ALL.iter().map(|status| status.code()).collect(),
-        lives: NODE_STATES.to_vec(),
-        uses: OccupancyKind::ALL.iter().map(|used| used.code()).collect(),
+        states: NODE_STATES.to_vec(),
+        occupancies: OccupancyKind::ALL.iter().map(|used| used.code()).collect(),
         severities: Severity::ALL.iter().map(|severity| severity.code()).collect(),
         nodes,
     }

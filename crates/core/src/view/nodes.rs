@@ -30,12 +30,12 @@ pub struct NodeRow {
     pub node: NodeName,
     /// Unknown for a node that is gone.
     pub pool: Option<PoolName>,
-    pub life: &'static str,
+    pub state: &'static str,
     /// `None`: since it has been known.
     pub since: Option<Timestamp>,
-    pub used: OccupancyKind,
+    pub occupancy: OccupancyKind,
     /// The user of the node, or why it is unknown.
-    pub used_text: Option<String>,
+    pub occupancy_text: Option<String>,
     pub tests: Vec<TestCell>,
     /// Number of open failing findings.
     pub findings: u32,
@@ -45,7 +45,7 @@ pub struct NodeRow {
     pub foreign_marks: Vec<String>,
     pub run: Option<ActiveView>,
     /// Why it is not being tested now.
-    pub passed_over: Option<SkipInfo>,
+    pub skipped: Option<SkipInfo>,
 }
 
 /// A reason as a code and as text.
@@ -60,7 +60,7 @@ pub struct SkipInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestCell {
     pub test: TestId,
-    pub standing: TestStatus,
+    pub status: TestStatus,
     /// Time of the newest result of any kind.
     pub at: Option<Timestamp>,
 }
@@ -77,7 +77,7 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     let (used, used_text) = occupancy_of(record, here);
     let tests = facts.tests_of(record).map(|(test, known)| TestCell {
         test: test.id.clone(),
-        standing: TestStatus::of(known, test, facts.now),
+        status: TestStatus::of(known, test, facts.now),
         at: known.attempt(),
     });
     let marks = &record.node.marks;
@@ -85,10 +85,10 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
     NodeRow {
         node: record.node.name.clone(),
         pool: here.then(|| record.node.pool.clone()),
-        life: record.state.as_str(),
+        state: record.state.as_str(),
         since: (record.since != Timestamp::MIN).then_some(record.since),
-        used,
-        used_text,
+        occupancy: used,
+        occupancy_text: used_text,
         tests: tests.collect(),
         findings: u32::try_from(record.findings.len()).unwrap_or(u32::MAX),
         worst: record.findings.iter().map(|open| open.finding.severity).max(),
@@ -96,7 +96,7 @@ pub fn node_row(facts: &Facts, record: &NodeRecord, here: bool) -> NodeRow {
         our_marks: marks.ours.iter().map(|mark| mark.kind.to_string()).collect(),
         foreign_marks: marks.foreign.iter().map(foreign).collect(),
         run: facts.run_on(&record.node.name).map(ActiveView::of),
-        passed_over: skip_info(facts, record, here),
+        skipped: skip_info(facts, record, here),
     }
 }
 

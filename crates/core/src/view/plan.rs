@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlanView {
     pub actions: Vec<ActionRow>,
-    pub passed_over: Vec<SkippedRow>,
+    pub skipped: Vec<SkippedRow>,
 }
 
 /// One action.
@@ -42,12 +42,12 @@ pub fn plan_view(plan: &Plan, selects: impl Fn(&NodeName) -> bool) -> PlanView {
         code: skip_code(reason),
         why: skip_text(reason),
     });
-    PlanView { actions: plan.actions.iter().map(action_row).collect(), passed_over: passed_over.collect() }
+    PlanView { actions: plan.actions.iter().map(action_row).collect(), skipped: passed_over.collect() }
 }
 
 /// Returns one action as a row.
 pub fn action_row(action: &WithReason<Action>) -> ActionRow {
-    let (name, nodes, what) = describe(&action.what);
+    let (name, nodes, what) = describe(&action.value);
     ActionRow { action: name, nodes, what, code: action.code.clone(), why: action.text.clone() }
 }
 
@@ -65,32 +65,34 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
             ("open case", Some(case.node.to_string()), format!("{} ({})", case.id, case.severity))
         }
         Action::Escalate { case, to } => ("escalate", None, format!("{case} to {to}")),
-        Action::Worsen { case, node } => ("worsen", Some(node.to_string()), case.to_string()),
+        Action::RaiseSeverity { case, node } => ("worsen", Some(node.to_string()), case.to_string()),
         Action::Advise { node, advice, .. } => ("advise", Some(node.to_string()), advice.to_string()),
-        Action::Step { node, step, tries, .. } => ("do", Some(node.to_string()), format!("{step}, try {tries}")),
+        Action::Step { node, step, attempts: tries, .. } => {
+            ("do", Some(node.to_string()), format!("{step}, try {tries}"))
+        }
         Action::Propose { node, step, .. } => ("propose", Some(node.to_string()), step.to_string()),
-        Action::Settle { case, done, .. } => {
+        Action::CompleteStep { case, done, .. } => {
             ("settle", None, format!("a step of {case} {}", if *done { "is done" } else { "failed" }))
         }
-        Action::Move { node, to, .. } => ("move", Some(node.to_string()), to.as_str().to_owned()),
+        Action::SetState { node, to, .. } => ("move", Some(node.to_string()), to.as_str().to_owned()),
         Action::CloseCase { case, node, how } => ("close case", Some(node.to_string()), format!("{case}: {how}")),
-        Action::Follow { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
+        Action::RebindCase { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
         Action::OpenBreaker => ("open breaker", None, "no further node is marked".to_owned()),
-        Action::Notice(Notice::AgentsSilent { silent, of }) => {
+        Action::Notice(Notice::AgentsSilent { silent, total: of }) => {
             ("notice", None, format!("{silent} of {of} agents are silent"))
         }
         Action::Notice(Notice::AgentsBack) => ("notice", None, "agents report again".to_owned()),
-        Action::Answer { request } => ("answer", None, format!("request {request}")),
-        Action::Identify { node, hardware } => ("identify", Some(node.to_string()), hardware.to_string()),
-        Action::Try { request, run } => ("try", None, format!("run {run} for request {request}")),
-        Action::Name { node, peer: None, test, .. } => {
+        Action::CompleteCommand { command: request } => ("answer", None, format!("request {request}")),
+        Action::HardwareIdentified { node, hardware } => ("identify", Some(node.to_string()), hardware.to_string()),
+        Action::StartTrial { command: request, run } => ("try", None, format!("run {run} for request {request}")),
+        Action::AttributeFault { node, peer: None, test, .. } => {
             ("name", Some(node.to_string()), format!("{test}: the node is at fault"))
         }
-        Action::Name { node, peer: Some(peer), test, .. } => {
+        Action::AttributeFault { node, peer: Some(peer), test, .. } => {
             ("name", Some(node.to_string()), format!("{test}: the path between the node and {peer} is at fault"))
         }
-        Action::Tidy { node, .. } => ("unmark", Some(node.to_string()), "maintenance".to_owned()),
-        Action::Rename { node, hardware } => ("rename", Some(node.to_string()), format!("{hardware} now")),
+        Action::RemoveMaintenanceMark { node, .. } => ("unmark", Some(node.to_string()), "maintenance".to_owned()),
+        Action::HardwareReplaced { node, hardware } => ("rename", Some(node.to_string()), format!("{hardware} now")),
     }
 }
 

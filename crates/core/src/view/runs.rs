@@ -38,7 +38,7 @@ pub struct OutcomeView {
     pub verdict: Verdict,
     pub reason: ReasonCode,
     pub at: Timestamp,
-    pub took: Span,
+    pub duration: Span,
 }
 
 /// Returns the view of one run.
@@ -54,9 +54,9 @@ pub fn run_view(facts: &RunFacts) -> RunView {
         tests: run.tests.to_vec(),
         state,
         end,
-        purpose: run.asked.what,
-        code: run.asked.code.clone(),
-        because: run.asked.text.clone(),
+        purpose: run.purpose.value,
+        code: run.purpose.code.clone(),
+        because: run.purpose.text.clone(),
         case: run.case,
         planned: run.planned,
         started: facts.started,
@@ -79,7 +79,7 @@ pub fn outcomes(facts: &RunFacts) -> Vec<OutcomeView> {
         verdict: outcome.verdict,
         reason: outcome.reason.clone(),
         at: outcome.at,
-        took: outcome.took,
+        duration: outcome.duration,
     })
     .collect()
 }

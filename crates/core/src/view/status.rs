@@ -31,19 +31,19 @@ pub struct StatusView {
     pub leader: LeaderView,
     pub last_cycle: Option<CycleView>,
     /// When the cluster was last observed.
-    pub seen: Option<Timestamp>,
+    pub observed_at: Option<Timestamp>,
     pub nodes: NodeCounts,
     pub running: RunCounts,
     pub breaker: BreakerView,
     pub pauses: Vec<Pause>,
     /// Operators' requests that are not completed.
-    pub requests: usize,
+    pub commands: usize,
     pub silent: SilentAgentsView,
     pub coverage: Vec<CoverageRow>,
     pub rejected: u64,
     pub spent_today_hours: f64,
     /// Problems that need attention, one line each with the remedy. Empty: none.
-    pub troubles: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -64,11 +64,11 @@ pub enum LeaderView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CycleView {
     pub at: Timestamp,
-    pub took: Option<Span>,
+    pub duration: Option<Span>,
     pub actions: u32,
     pub submitted: u32,
     /// What kept the cycle from observing or doing everything.
-    pub trouble: Option<String>,
+    pub problem: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -82,7 +82,7 @@ pub struct NodeCounts {
     /// Nodes with a due test.
     pub overdue: u32,
     /// By state; all states are present.
-    pub lives: Vec<(&'static str, u32)>,
+    pub states: Vec<(&'static str, u32)>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -130,19 +130,19 @@ pub fn status(facts: &Facts, stored: &StoredStatus) -> StatusView {
         mode: snapshot.policy.mode,
         leader: leader(facts, stored),
         last_cycle: stored.last_cycle.clone(),
-        seen: facts.observed_at,
+        observed_at: facts.observed_at,
         nodes: count_nodes(facts),
         running: count_runs(facts),
         breaker: breaker(facts),
         pauses: snapshot.pauses.clone(),
-        requests: snapshot.commands.len(),
+        commands: snapshot.commands.len(),
         silent: silent(facts),
         coverage: coverage(facts),
         rejected: stored.rejected,
         spent_today_hours: stored.spent_today.as_hours(),
-        troubles: Vec::new(),
+        problems: Vec::new(),
     };
-    view.troubles = problems(&view);
+    view.problems = problems(&view);
     view
 }
 
@@ -155,7 +155,7 @@ fn leader(facts: &Facts, stored: &StoredStatus) -> LeaderView {
 }
 
 fn count_nodes(facts: &Facts) -> NodeCounts {
-    let mut counts = NodeCounts { lives: NODE_STATES.map(|state| (state, 0)).to_vec(), ..NodeCounts::default() };
+    let mut counts = NodeCounts { states: NODE_STATES.map(|state| (state, 0)).to_vec(), ..NodeCounts::default() };
     for (record, listed) in facts.nodes() {
         match occupancy_of(record, listed).0 {
             OccupancyKind::Free => counts.free += 1,
@@ -168,7 +168,7 @@ fn count_nodes(facts: &Facts) -> NodeCounts {
         }
         counts.total += 1;
         counts.overdue += u32::from(is_overdue(facts, record));
-        if let Some(state) = counts.lives.iter_mut().find(|(state, _)| *state == record.state.as_str()) {
+        if let Some(state) = counts.states.iter_mut().find(|(state, _)| *state == record.state.as_str()) {
             state.1 += 1;
         }
     }
@@ -233,7 +233,7 @@ fn problems(view: &StatusView) -> Vec<String> {
         }
         LeaderView::NoLeader => lines.push("no controller leads; start `doctor serve`".to_owned()),
     }
-    if let Some(error) = view.last_cycle.as_ref().and_then(|cycle| cycle.trouble.as_ref()) {
+    if let Some(error) = view.last_cycle.as_ref().and_then(|cycle| cycle.problem.as_ref()) {
         lines.push(format!("problem in the last cycle: {error}"));
     }
     if view.breaker.state == BreakerState::Open {

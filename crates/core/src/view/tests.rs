@@ -37,12 +37,12 @@ fn tests() -> Vec<TestPolicy> {
         id: test_id(id),
         cutoff: Span::days(cutoff),
         limit: Span::minutes(20),
-        usual: Span::minutes(10),
+        typical_duration: Span::minutes(10),
         exclusive: true,
         routine: true,
         maintenance: false,
-        together: false,
-        at_once: None,
+        multi_node: false,
+        max_concurrent: None,
         shares: Vec::new(),
         pools,
     };
@@ -84,7 +84,7 @@ impl Facts {
                 marks: Marks::default(),
                 hardware: None,
                 sku: None,
-                apart: None,
+                overrides: None,
             },
             state: NodeState::InService,
             since: Timestamp::MIN,
@@ -138,7 +138,7 @@ fn finding(check: &str, severity: Severity, times: u32, confirm: u32) -> OpenFin
         run: None,
         first_seen: days(1),
         last_seen: NOW,
-        times,
+        sightings: times,
     }
 }
 
@@ -148,7 +148,7 @@ fn run_on(node: &str, planned: Timestamp, state: RunState) -> Run {
         nodes: NonEmpty::one(name(node)),
         tests: NonEmpty::one(test_id("storage")),
         state,
-        asked: WithReason::new(Purpose::Validation, "stale", "it was due"),
+        purpose: WithReason::new(Purpose::Validation, "stale", "it was due"),
         case: None,
         planned,
         limit: Span::minutes(20),
@@ -176,7 +176,7 @@ fn every_test_status_has_its_own_label() {
         }
         let row = node_rows(&facts, &[name("a")]).remove(0);
         let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
-        assert_eq!(cell.standing, status, "{results:?}");
+        assert_eq!(cell.status, status, "{results:?}");
     }
     let labels: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
     assert_eq!(labels.len(), 6);
@@ -260,20 +260,20 @@ fn why_explains_cause_and_next_step_for_every_state() {
         opened: days(1),
         severity: Severity::Isolate,
         findings: Vec::new(),
-        rung: RepairStep::Replace,
+        repair_step: RepairStep::Replace,
         steps: vec![Step {
             op: OpId::from_number(1),
             what: StepKind::Drain,
-            rung: RepairStep::Replace,
+            repair_step: RepairStep::Replace,
             state: StepState::Proposed,
             at: days(1),
-            tries: 1,
+            attempts: 1,
             text: "waiting for an operator: the controller may not drain the node".into(),
         }],
         state: CaseState::Open,
         boot_id: None,
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     };
     let suspect = |record: &mut NodeRecord| {
         record.state = NodeState::Suspect;
@@ -311,7 +311,7 @@ fn a_node_no_longer_listed_is_gone_and_not_free() {
     let mut facts = cluster().with("a");
     facts.gone = std::mem::take(&mut facts.snapshot.nodes);
     let row = node_rows(&facts, &[name("a")]).remove(0);
-    assert_eq!((row.used, row.pool), (OccupancyKind::Gone, None));
+    assert_eq!((row.occupancy, row.pool), (OccupancyKind::Gone, None));
     let counts = status(&facts, &StoredStatus::default()).nodes;
     assert_eq!((counts.total, counts.gone, counts.free), (0, 1, 0));
     assert!(
@@ -325,13 +325,13 @@ fn a_node_no_longer_listed_is_gone_and_not_free() {
 #[test]
 fn status_lists_only_problems_that_need_attention() {
     let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
-    assert_eq!(status(&cluster().with("a"), &leads).troubles, Vec::<String>::new());
+    assert_eq!(status(&cluster().with("a"), &leads).problems, Vec::<String>::new());
 
     let leaderless = status(&cluster(), &StoredStatus::default());
-    assert_eq!((leaderless.leader, leaderless.troubles.len()), (LeaderView::NoLeader, 1));
+    assert_eq!((leaderless.leader, leaderless.problems.len()), (LeaderView::NoLeader, 1));
 
     let lost = StoredStatus { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..StoredStatus::default() };
-    assert!(status(&cluster(), &lost).troubles[0].contains("the lease of ctl expired 1h ago"));
+    assert!(status(&cluster(), &lost).problems[0].contains("the lease of ctl expired 1h ago"));
 
     let mut facts = cluster().with("a").with("b").with("c");
     facts.snapshot.nodes[0].node.occupancy = Occupancy::Unknown { why: "no answer".into() };
@@ -343,7 +343,7 @@ fn status_lists_only_problems_that_need_attention() {
         vec![Pause { pool: None, by: "ann".into(), why: "upgrade".into(), since: days(1), until: None }];
     let view = status(&facts, &leads);
     for part in ["breaker is open", "paused everywhere by ann", "3 of 3 agents are silent", "1 node: occupancy"] {
-        assert!(view.troubles.iter().any(|line| line.contains(part)), "{part}: {:?}", view.troubles);
+        assert!(view.problems.iter().any(|line| line.contains(part)), "{part}: {:?}", view.problems);
     }
     assert_eq!((view.nodes.free, view.nodes.unknown, view.nodes.overdue), (2, 1, 3));
 }
@@ -363,7 +363,7 @@ fn one_silent_agent_of_many_is_no_incident() {
 fn a_run_on_a_node_takes_precedence_over_its_skip_reason() {
     let mut facts = cluster().with("a");
     facts.skip_reasons.insert(name("a"), SkippedSince { since: days(1), reason: SkipReason::WaitingForSlot });
-    assert_eq!(node_rows(&facts, &[name("a")])[0].passed_over.as_ref().unwrap().code, "waiting-for-slot");
+    assert_eq!(node_rows(&facts, &[name("a")])[0].skipped.as_ref().unwrap().code, "waiting-for-slot");
     let job = JobId("1".into());
     let run = run_on("a", days(0), RunState::Running { job: job.clone(), since: NOW });
     facts.snapshot.runs.push(ActiveRun {
@@ -374,7 +374,7 @@ fn a_run_on_a_node_takes_precedence_over_its_skip_reason() {
         absent_since: None,
     });
     let row = node_rows(&facts, &[name("a")]).remove(0);
-    assert_eq!((row.passed_over, row.run.unwrap().state), (None, "running"));
+    assert_eq!((row.skipped, row.run.unwrap().state), (None, "running"));
     assert_eq!(status(&facts, &StoredStatus::default()).running.running, 1);
 }
 
@@ -393,12 +393,12 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
         opened,
         severity: Severity::Isolate,
         findings: vec![finding("storage", Severity::Isolate, 1, 1).finding],
-        rung: RepairStep::Replace,
+        repair_step: RepairStep::Replace,
         steps: Vec::new(),
         state,
         boot_id: None,
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     };
     let result = |verdict, at| TestResult { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {
@@ -446,7 +446,7 @@ fn every_view_is_json() {
     let view = why(&facts, &name("a"), StoredNodeData::default()).unwrap();
     let text = serde_json::to_string(&view).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((&json["node"], &json["life"]), (&"a".into(), &"in-service".into()));
+    assert_eq!((&json["node"], &json["state"]), (&"a".into(), &"in-service".into()));
     for key in json.as_object().unwrap().keys() {
         assert_eq!(text.matches(&format!("\"{key}\":")).count(), 1 + nested(&json, key), "{key} is there twice");
     }

@@ -53,7 +53,7 @@ pub struct BootFacts {
     pub seen: Timestamp,
     pub boot: String,
     /// The uptime at that moment.
-    pub up: Option<Span>,
+    pub uptime: Option<Span>,
 }
 
 /// Returns the history, newest first. A boot appears once, where the boot id changes; `boots` may be in any order.
@@ -85,7 +85,7 @@ fn act(line: AuditLine) -> TimelineEntry {
 }
 
 fn started(boot: &BootFacts) -> TimelineEntry {
-    let (at, text) = match boot.up {
+    let (at, text) = match boot.uptime {
         Some(up) => (boot.seen.minus(up), "the machine booted".to_owned()),
         None => (boot.seen, "the machine had rebooted, at an unknown time before this".to_owned()),
     };
@@ -142,7 +142,7 @@ mod tests {
         let boot = |seen: i64, boot: &str, up: i64| BootFacts {
             seen: at(seen),
             boot: boot.to_owned(),
-            up: Some(Span::from_secs(up)),
+            uptime: Some(Span::from_secs(up)),
         };
         let line = AuditLine {
             at: at(150),

@@ -28,7 +28,7 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
     let (record, listed) = facts.node(name)?;
     let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
         test: test.id.clone(),
-        standing: TestStatus::of(known, test, facts.now),
+        status: TestStatus::of(known, test, facts.now),
         cutoff: test.cutoff,
         last: stored.latest.get(&test.id).cloned(),
         due,
@@ -45,7 +45,7 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
         case: stored.case.as_ref().map(CaseView::of),
         findings,
-        failed_work: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
+        job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
         tests: tests.collect(),
         audit: stored.audit,
         next: Vec::new(),

@@ -22,7 +22,7 @@ pub struct WhyView {
     pub at: Timestamp,
     /// One sentence: the state and its cause.
     pub headline: String,
-    #[serde(rename = "life_state")]
+    #[serde(rename = "state_detail")]
     pub state: NodeState,
     pub hardware: Option<HardwareId>,
     pub hold: Option<Hold>,
@@ -32,7 +32,7 @@ pub struct WhyView {
     #[serde(rename = "open_findings")]
     pub findings: Vec<FindingView>,
     /// User work that recently failed on the node, newest first. It is not evidence by itself.
-    pub failed_work: Vec<JobFailure>,
+    pub job_failures: Vec<JobFailure>,
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
@@ -45,13 +45,13 @@ pub struct CaseView {
     pub id: CaseId,
     pub opened: Timestamp,
     pub severity: Severity,
-    pub rung: RepairStep,
+    pub repair_step: RepairStep,
     pub open: bool,
-    pub waits_for_person: bool,
+    pub waits_for_operator: bool,
     /// The recommendation of the examination.
     pub advice: Option<Advice>,
     /// User work that had failed on the node when the case was opened.
-    pub failed_work: Vec<JobFailure>,
+    pub job_failures: Vec<JobFailure>,
     pub steps: Vec<StepView>,
 }
 
@@ -60,7 +60,7 @@ pub struct StepView {
     pub at: Timestamp,
     pub what: StepKind,
     pub state: StepState,
-    pub tries: u32,
+    pub attempts: u32,
     pub text: String,
 }
 
@@ -79,7 +79,7 @@ pub struct FindingView {
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
     /// Consecutive failing results; `confirm` of them are needed.
-    pub times: u32,
+    pub sightings: u32,
     pub confirm: u32,
     pub confirmed: bool,
 }
@@ -87,7 +87,7 @@ pub struct FindingView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestLine {
     pub test: TestId,
-    pub standing: TestStatus,
+    pub status: TestStatus,
     pub cutoff: Span,
     pub last: Option<LatestResult>,
     pub due: Due,
@@ -120,7 +120,7 @@ impl FindingView {
             run: open.run,
             first_seen: open.first_seen,
             last_seen: open.last_seen,
-            times: open.times,
+            sightings: open.sightings,
             confirm: finding.confirm,
             confirmed: open.is_confirmed(),
         }
@@ -133,18 +133,18 @@ impl CaseView {
             at: step.at,
             what: step.what,
             state: step.state,
-            tries: step.tries,
+            attempts: step.attempts,
             text: step.text.clone(),
         });
         Self {
             id: case.id,
             opened: case.opened,
             severity: case.severity,
-            rung: case.rung,
+            repair_step: case.repair_step,
             open: case.is_open(),
-            waits_for_person: case.waits_for_operator(),
+            waits_for_operator: case.waits_for_operator(),
             advice: case.advice,
-            failed_work: case.failed_work.clone(),
+            job_failures: case.job_failures.clone(),
             steps: steps.collect(),
         }
     }

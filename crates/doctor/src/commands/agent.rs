@@ -279,9 +279,9 @@ fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
 
 /// Returns the remark about an agent for the list of nodes, if there is one.
 pub(crate) fn remark(agent: &AgentView) -> Option<String> {
-    match (agent.state, agent.heard) {
+    match (agent.state, agent.last_contact) {
         (AgentState::Silent, Some(last_contact)) => Some(format!("no report since {} UTC", format_time(last_contact))),
-        (AgentState::NeverHeard, _) => Some("agent never reported".to_owned()),
+        (AgentState::NeverReported, _) => Some("agent never reported".to_owned()),
         (AgentState::Reports, _) if !agent.skew.is_empty() => Some(format!("agent: {}", agent.skew.join(", "))),
         _ => None,
     }
@@ -289,7 +289,7 @@ pub(crate) fn remark(agent: &AgentView) -> Option<String> {
 
 /// Describes an agent in one line.
 pub(crate) fn describe(agent: &AgentView, now: Timestamp) -> String {
-    let mut parts = vec![match (agent.state, agent.heard, agent.revoked) {
+    let mut parts = vec![match (agent.state, agent.last_contact, agent.revoked) {
         (AgentState::Revoked, _, Some(at)) => format!("revoked {}", ago(now, at)),
         (AgentState::Silent, Some(last_contact), _) => {
             format!("no report since {} UTC ({})", format_time(last_contact), ago(now, last_contact))
@@ -312,18 +312,18 @@ fn table(page: &mut Page, agents: &[AgentView], now: Timestamp) {
         let state = match agent.state {
             AgentState::Reports => cell("reporting").good(),
             AgentState::Silent => cell("silent").warn(),
-            AgentState::NeverHeard => cell("never reported").warn(),
+            AgentState::NeverReported => cell("never reported").warn(),
             AgentState::Revoked => cell("revoked").faint(),
         };
         let or_dash = |text: Option<String>| cell(text.unwrap_or_else(|| "-".to_owned()));
         table.row([
             cell(agent.node.as_str()),
             state,
-            cell(match agent.speaks_by {
+            cell(match agent.authenticated_by {
                 AgentAuth::Key => "key",
                 AgentAuth::Token => "token",
             }),
-            or_dash(agent.heard.map(|last_contact| ago(now, last_contact))),
+            or_dash(agent.last_contact.map(|last_contact| ago(now, last_contact))),
             or_dash(agent.program.clone()),
             or_dash(agent.schema.clone()),
             or_dash(agent.policy.map(|policy| policy.to_string())),
@@ -353,15 +353,15 @@ mod tests {
                 program: env!("CARGO_PKG_VERSION").to_owned(),
                 schema: Schema::CURRENT,
                 policy,
-                waiting: 0,
+                queued: 0,
             },
         };
         let row = AgentRow {
             node: NodeName::new("n1").unwrap(),
-            speaks_by: AgentAuth::Key,
+            auth: AgentAuth::Key,
             created: NOW.minus(Span::days(2)),
             revoked: None,
-            heard: heard_ago.map(contact),
+            last_contact: heard_ago.map(contact),
         };
         AgentView::from_row(row, NOW, Span::minutes(15), 1)
     }

@@ -57,7 +57,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 struct TestOutcome {
     receiver: String,
     arrived: bool,
-    trouble: Option<String>,
+    error: Option<String>,
 }
 
 fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
@@ -77,12 +77,12 @@ fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         .into_iter()
         .map(|(name, receiver)| {
             let sent = alert::send_test_message(settings, receiver, &by, SystemClock.now());
-            TestOutcome { receiver: name.clone(), arrived: sent.is_ok(), trouble: sent.err().map(|error| error.text) }
+            TestOutcome { receiver: name.clone(), arrived: sent.is_ok(), error: sent.err().map(|error| error.text) }
         })
         .collect();
     context.out.show(&outcomes, |page| {
         for outcome in &outcomes {
-            match &outcome.trouble {
+            match &outcome.error {
                 None => page.line(format!("{}: delivered", outcome.receiver)),
                 Some(error) => page.line(format!("{}: not delivered: {error}", outcome.receiver)),
             };
@@ -130,9 +130,9 @@ fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
     let state = match row.state {
         MessageState::Waiting => cell("pending").warn(),
         MessageState::Delivered => cell("delivered"),
-        MessageState::Lost => cell("lost").bad(),
+        MessageState::GivenUp => cell("lost").bad(),
     };
-    let moment = match (row.next, row.ended) {
+    let moment = match (row.next_attempt, row.ended) {
         (Some(next), _) if next > now => format!("in {}", next.since(now)),
         (Some(_), _) => "now".to_owned(),
         (None, Some(ended)) => ago(now, ended),
@@ -142,9 +142,9 @@ fn cells(row: &MessageRow, now: doctor_core::time::Timestamp) -> Vec<Cell> {
         cell(row.receiver.as_str()),
         state,
         cell(format_time(row.composed)),
-        cell(row.tries.to_string()),
+        cell(row.attempts.to_string()),
         cell(moment),
         cell(notes::headline(&row.notes)),
-        cell(row.trouble.clone().unwrap_or_default()),
+        cell(row.error.clone().unwrap_or_default()),
     ]
 }

@@ -100,12 +100,12 @@ fn collect_node_report(context: &Context, node: &NodeName) -> Result<NodeEvidenc
     let began = Instant::now();
     loop {
         match world.backend.collect_report(node, op) {
-            ReportProgress::Taken(report) => return Ok(Ok(*report)),
+            ReportProgress::Done(report) => return Ok(Ok(*report)),
             ReportProgress::Failed { text } => return Ok(Err(text)),
-            ReportProgress::UnderWay if began.elapsed() > REPORT_TIMEOUT => {
+            ReportProgress::InProgress if began.elapsed() > REPORT_TIMEOUT => {
                 return Ok(Err(format!("the node did not finish it within {} minutes", REPORT_TIMEOUT.as_secs() / 60)));
             }
-            ReportProgress::UnderWay => std::thread::sleep(POLL_INTERVAL),
+            ReportProgress::InProgress => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }

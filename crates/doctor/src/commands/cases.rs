@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<mute::MuteCommand>,
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
     /// Include closed cases.
@@ -71,7 +71,7 @@ fn row(case: &Case) -> Vec<Cell> {
         cell(case.node.as_str()),
         state,
         cell(case.severity.code()),
-        cell(case.rung.code()),
+        cell(case.repair_step.code()),
         cell(format_time(case.opened)),
         cell(worst.map_or("requested by an operator", |finding| finding.text.as_str())),
     ]

@@ -142,7 +142,7 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
             live::show(page, found);
         }
     })?;
-    let is_bad = view.live.iter().flatten().any(|found| found.standing == InspectionStatus::Bad);
+    let is_bad = view.live.iter().flatten().any(|found| found.status == InspectionStatus::Bad);
     Ok(if view.remarks.is_empty() && !is_bad { Exit::Ok } else { Exit::ProblemsFound })
 }
 

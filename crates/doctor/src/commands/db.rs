@@ -76,12 +76,12 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit> {
 
 fn show(context: &Context, verified: &VerifyReport) -> Result<Exit> {
     context.out.show(verified, |page| {
-        page.line(match verified.troubles.len() {
+        page.line(match verified.problems.len() {
             0 => "The store is consistent.".to_owned(),
             1 => "1 problem in the store.".to_owned(),
             n => format!("{n} problems in the store."),
         });
-        for problem in &verified.troubles {
+        for problem in &verified.problems {
             page.line(format!("  ! {problem}"));
         }
         page.line(format!("Checked: {}.", verified.checked.join(", ")));

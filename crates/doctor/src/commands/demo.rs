@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use doctor_api::api::{ApiDeps, ApiServer, WebConfig};
+use doctor_api::operator_api::{ApiDeps, ApiServer, WebConfig};
 use doctor_engine::{share::Share, snapshot_feed::SnapshotFeed, trigger::Trigger};
 
 use doctor_sim::harness::{

@@ -96,7 +96,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn simulated(policy: &Policy) -> Result<Settings> {
     let mut minimal = Policy { tests: BTreeMap::new(), suites: BTreeMap::new(), rules: Vec::new(), ..policy.clone() };
-    minimal.repair.proving.clear();
+    minimal.repair.requalification.clear();
     minimal.repair.examine.clear();
     let catalogue: Catalogue = doctor_sim::simulated_tests::catalogue();
     Settings::new(minimal, catalogue, doctor_sim::simulated_tests::profiles())
@@ -212,7 +212,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
             page.line(
                 "A suite's name can be used for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",
             );
-            page.line("and `repair.proving`; `[suites.NAME]` in the policy changes or adds one.");
+            page.line("and `repair.requalification`; `[suites.NAME]` in the policy changes or adds one.");
         }
         Explained::Contents { suites, checks, rules, reasons } => {
             page.line(format!("Suites: {}", comma_separated(suites)));
@@ -227,7 +227,7 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
 fn print_test_settings(page: &mut Page, test: &TestPolicy, params: &serde_json::Value) {
     page.line(format!(
         "  a result is valid for {}; a run over {} is cancelled; usually takes {}",
-        test.cutoff, test.limit, test.usual
+        test.cutoff, test.limit, test.typical_duration
     ));
     page.line(format!(
         "  {}",
@@ -236,7 +236,7 @@ fn print_test_settings(page: &mut Page, test: &TestPolicy, params: &serde_json::
     if !test.routine {
         page.line("  runs on request, or to requalify a repaired node");
     }
-    if let Some(at_once) = test.at_once {
+    if let Some(at_once) = test.max_concurrent {
         page.line(format!("  at most {at_once} at a time in the whole cluster"));
     }
     if !test.shares.is_empty() {

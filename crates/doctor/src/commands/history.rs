@@ -18,7 +18,7 @@ use crate::{
 /// List past results, newest first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
     /// Only results of this test.
@@ -77,7 +77,7 @@ fn table(rows: &[HistoryRow]) -> Table {
             verdict_cell(row.verdict),
             cell(row.reason.as_str()),
             cell(row.severity.map_or("-", doctor_core::finding::Severity::code)),
-            cell(crate::output::short_duration(row.took)),
+            cell(crate::output::short_duration(row.duration)),
             cell(run),
         ]);
     }

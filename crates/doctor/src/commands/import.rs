@@ -53,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let imported = store.import(&args.files, args.trust, at)?;
     change.changes = vec![
         format!("{} added", plural(usize::try_from(imported.added).unwrap_or(usize::MAX), "row")),
-        format!("{} known from an earlier import", imported.known),
+        format!("{} known from an earlier import", imported.already_imported),
         format!("{} not understood", imported.skipped),
     ];
     change.changes.extend(imported.skipped_examples.iter().map(|example| format!("not understood: {example}")));

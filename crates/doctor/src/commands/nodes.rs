@@ -21,7 +21,7 @@ use crate::{
 /// List nodes with their owner, their state and the latest result of each test.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
 }
@@ -71,8 +71,8 @@ fn text(page: &mut Page, rows: &[NodeWithAgent], tests: &[&str], now: Timestamp,
         let mut cells = vec![
             cell(row.node.as_str()),
             cell(row.pool.as_ref().map_or("-", |pool| pool.as_str())),
-            state_cell(row.life),
-            use_cell(row.used),
+            state_cell(row.state),
+            use_cell(row.occupancy),
         ];
         if columns {
             cells.extend(tests.iter().map(|test| {
@@ -94,7 +94,7 @@ fn text(page: &mut Page, rows: &[NodeWithAgent], tests: &[&str], now: Timestamp,
 pub(crate) fn state_cell(word: &str) -> Cell {
     match word {
         "in-service" => cell(word),
-        "suspect" | "held" | "proving" => cell(word).warn(),
+        "suspect" | "held" | "requalifying" => cell(word).warn(),
         _ => cell(word).bad(),
     }
 }
@@ -110,7 +110,7 @@ fn use_cell(used: OccupancyKind) -> Cell {
 /// Returns the status of a test and its age.
 fn test_cell(test: &TestCell, now: Timestamp) -> Cell {
     let age = test.at.map_or_else(String::new, |at| format!(" {}", short_duration(now.since(at))));
-    status_cell(test.standing, format!("{}{age}", test.standing.label()))
+    status_cell(test.status, format!("{}{age}", test.status.label()))
 }
 
 /// Colours a status. Only a pass is green.
@@ -125,7 +125,7 @@ pub(crate) fn status_cell(status: TestStatus, text: String) -> Cell {
 
 fn summary(tests: &[TestCell]) -> String {
     let counts = TestStatus::ALL.iter().filter_map(|status| {
-        let count = tests.iter().filter(|cell| cell.standing == *status).count();
+        let count = tests.iter().filter(|cell| cell.status == *status).count();
         (count > 0).then(|| format!("{count} {}", status.label()))
     });
     comma_separated(counts)
@@ -137,7 +137,7 @@ fn remarks(row: &NodeRow, agent: Option<&AgentView>) -> String {
         let worst = row.worst.map_or("", Severity::code);
         notes.push(format!("{} ({worst})", plural(row.findings as usize, "finding")));
     }
-    match (&row.run, &row.passed_over) {
+    match (&row.run, &row.skipped) {
         (Some(run), _) => notes.push(format!("{} {}", run.state, comma_separated(&run.tests))),
         (None, Some(passed)) if !matches!(passed.code, "fresh" | "busy" | "out-of-service") => {
             notes.push(passed.code.to_owned());

@@ -24,13 +24,13 @@ use crate::{
 /// until the faulty node or pair of nodes is identified. `doctor audit` shows the progress and the outcome.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. With `--nodes`: the test, by default
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. With `--nodes`: the test, by default
     /// `collective`.
-    #[arg(value_name = "NODE", required_unless_present = "together")]
-    named: Vec<String>,
+    #[arg(value_name = "NODE", required_unless_present = "multi_node")]
+    names: Vec<String>,
     /// Run one test over all these nodes together: A,B,… or node[01-08].
     #[arg(long = "nodes", value_name = "NODES")]
-    together: Vec<Selector>,
+    multi_node: Vec<Selector>,
     /// Tests or suites to run, such as `standard`. Default: all routine tests.
     #[arg(long, visible_alias = "suite", value_name = "TEST", value_delimiter = ',')]
     test: Vec<TestId>,
@@ -44,7 +44,7 @@ pub(crate) struct TestArgs {
 /// Exclude nodes from tests and repairs until they are released.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HoldArgs {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
     /// End of the hold: a duration such as "4h", or a time such as "2026-11-15T08:00:00Z".
@@ -60,7 +60,7 @@ pub(crate) struct HoldArgs {
 /// End a hold, and requalify nodes that were out of service before users get them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReleaseArgs {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
     /// Reason, recorded in the audit trail.
@@ -77,7 +77,7 @@ pub(crate) struct ReleaseArgs {
 /// tested. The operator decides. The circuit breaker does not block this command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct QuarantineArgs {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
     #[arg(value_name = "NODE", required = true)]
     nodes: Vec<Selector>,
     /// Evict user work if the cluster supports it; otherwise the work may finish.
@@ -91,19 +91,19 @@ pub(crate) struct QuarantineArgs {
 }
 
 pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
-    let order = if args.together.is_empty() {
-        let selectors: std::result::Result<Vec<Selector>, _> = args.named.iter().map(|text| text.parse()).collect();
+    let order = if args.multi_node.is_empty() {
+        let selectors: std::result::Result<Vec<Selector>, _> = args.names.iter().map(|text| text.parse()).collect();
         let nodes = selectors.map_err(|error| Failure::Usage(error.to_string()))?;
         OperatorCommand::Test { nodes, tests: args.test.clone() }
     } else {
-        let named = args.named.iter().map(String::as_str);
+        let named = args.names.iter().map(String::as_str);
         let names: Vec<&str> = named.chain(args.test.iter().map(TestId::as_str)).collect();
         let test = match names.as_slice() {
             [] => None,
             [one] => Some((*one).to_owned()),
             _ => return Err(Failure::Usage("a run over several nodes takes one test".to_owned())),
         };
-        OperatorCommand::MultiNodeTest { nodes: args.together.clone(), test }
+        OperatorCommand::MultiNodeTest { nodes: args.multi_node.clone(), test }
     };
     args.change_args.submit_command(context, &args.why, |_| Ok(order))
 }

@@ -23,7 +23,7 @@ use crate::{
 /// Queries the cluster and the store, changes neither, and does not take the lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only these nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`.
+    /// Only these nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
     /// List every skipped node instead of counting them.
@@ -65,7 +65,7 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
     page.line(format!(
         "The next cycle would take {} and skip {}.",
         plural(view.actions.len(), "action"),
-        plural(view.passed_over.len(), "node")
+        plural(view.skipped.len(), "node")
     ));
     if !view.actions.is_empty() {
         page.blank();
@@ -75,20 +75,20 @@ fn text(page: &mut Page, view: &PlanView, all: bool) {
         }
         page.table(&table);
     }
-    if view.passed_over.is_empty() {
+    if view.skipped.is_empty() {
         return;
     }
     page.heading("Skipped");
     if all {
         let mut table = Table::new(["NODE", "CODE", "WHY"]).indent(2);
-        for row in &view.passed_over {
+        for row in &view.skipped {
             table.row([cell(row.node.as_str()), cell(row.code), cell(row.why.clone())]);
         }
         page.table(&table);
         return;
     }
     let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
-    for row in &view.passed_over {
+    for row in &view.skipped {
         *counts.entry(row.code).or_default() += 1;
     }
     let mut table = Table::new(["NODES", "CODE", "MEANS"]).right_align(&[0]).indent(2);

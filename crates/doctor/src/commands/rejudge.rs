@@ -26,7 +26,7 @@ use crate::{
 /// Exit code 0 if nothing would differ, 1 if something would.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`. Default: all.
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
     #[arg(long = "node", value_name = "SELECTOR", value_delimiter = ' ')]
     nodes: Vec<Selector>,
     /// Results since then: a duration such as "30d", or a time such as "2026-11-15T08:00:00Z".
@@ -66,29 +66,29 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let rejudged = reclassify(&store, &settings, &scope)?;
     let shown = RejudgeView { since, policy_version: settings.policy.version, rejudged: &rejudged };
     context.out.show(&shown, |page| {
-        if !rejudged.differs.is_empty() {
-            let shown = || rejudged.differs.iter().take(args.limit);
+        if !rejudged.changed.is_empty() {
+            let shown = || rejudged.changed.iter().take(args.limit);
             page.table(&table(shown()));
             page.legend(shown().flat_map(|difference| [difference.old.severity, difference.new.severity]).flatten());
             page.blank();
         }
-        let remaining = rejudged.differs.len().saturating_sub(args.limit);
+        let remaining = rejudged.changed.len().saturating_sub(args.limit);
         if remaining > 0 {
             page.line(format!("and {remaining} more; --limit shows them"));
         }
         page.line(format!(
             "{} since {} reclassified with policy version {}: {} would differ, {} would not. Nothing was changed.",
-            plural(usize::try_from(rejudged.judged).unwrap_or(usize::MAX), "result"),
+            plural(usize::try_from(rejudged.reclassified).unwrap_or(usize::MAX), "result"),
             format_time(since),
             settings.policy.version,
-            rejudged.differs.len(),
-            rejudged.same,
+            rejudged.changed.len(),
+            rejudged.unchanged,
         ));
-        for (why, count) in &rejudged.passed_over {
+        for (why, count) in &rejudged.skipped {
             page.line(format!("{count} could not be reclassified: {why}"));
         }
     })?;
-    Ok(if rejudged.differs.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
+    Ok(if rejudged.changed.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn with_policy_file(settings: &Settings, path: &PathBuf) -> Result<Settings> {

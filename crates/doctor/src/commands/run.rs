@@ -41,7 +41,7 @@ struct RunView {
     results: usize,
     rejected: usize,
     actions: Vec<ActionRow>,
-    troubles: Vec<String>,
+    problems: Vec<String>,
 }
 
 impl RunView {
@@ -52,8 +52,8 @@ impl RunView {
         self.rejected += report.rejected;
         self.actions.extend(report.actions.iter().map(action_row));
         for problem in report.problems {
-            if !self.troubles.contains(&problem) {
-                self.troubles.push(problem);
+            if !self.problems.contains(&problem) {
+                self.problems.push(problem);
             }
         }
     }
@@ -73,7 +73,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     outcome?;
     stopped?;
     context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
+    Ok(if view.problems.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn run_cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
@@ -84,7 +84,7 @@ fn run_cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> R
             return Ok(());
         }
         if controller.clock.now() >= give_up {
-            view.troubles.push(format!("{} still running after {}", plural(view.running, "run"), args.timeout));
+            view.problems.push(format!("{} still running after {}", plural(view.running, "run"), args.timeout));
             return Ok(());
         }
         std::thread::sleep(CYCLE_PAUSE);
@@ -100,7 +100,7 @@ fn text(page: &mut Page, view: &RunView) {
         plural(view.results, "result"),
         view.running
     ));
-    for problem in &view.troubles {
+    for problem in &view.problems {
         page.line(format!("  ! {problem}"));
     }
     if !view.actions.is_empty() {

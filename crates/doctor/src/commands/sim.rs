@@ -64,7 +64,7 @@ struct ServeArgs {
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// World as TOML (seed, pools, assumptions, hostile, …). Default: 200 nodes.
+    /// World as TOML (seed, pools, assumptions, disruptions, …). Default: 200 nodes.
     #[arg(long, value_name = "FILE")]
     world: Option<PathBuf>,
     /// Number of nodes, if no world is given.

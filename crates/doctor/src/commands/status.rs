@@ -21,25 +21,25 @@ pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
     let facts = context.facts(&store)?;
     let view = view::status(&facts, &cluster_state::ledger(&store, facts.now)?);
     context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.troubles.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
+    Ok(if view.problems.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn text(page: &mut Page, view: &StatusView) {
     let nodes = &view.nodes;
     let out: u32 = view
         .nodes
-        .lives
+        .states
         .iter()
         .filter(|(state, _)| !matches!(*state, "in-service" | "suspect" | "held"))
         .map(|(_, n)| n)
         .sum();
-    let attention = match view.troubles.len() {
+    let attention = match view.problems.len() {
         0 => "no open problems".to_owned(),
         1 => "1 open problem".to_owned(),
         n => format!("{n} open problems"),
     };
     page.line(format!("{}, {out} out of service; {attention}.", plural(nodes.total as usize, "node")));
-    for problem in &view.troubles {
+    for problem in &view.problems {
         page.line(format!("  ! {problem}"));
     }
     page.blank();
@@ -47,7 +47,7 @@ fn text(page: &mut Page, view: &StatusView) {
     page.field("last cycle", cycle(view));
     page.field("mode", view.mode.code());
     page.field("nodes", counts(view));
-    let states = nodes.lives.iter().filter(|(_, count)| *count > 0).map(|(state, count)| format!("{count} {state}"));
+    let states = nodes.states.iter().filter(|(_, count)| *count > 0).map(|(state, count)| format!("{count} {state}"));
     page.field("states", comma_separated(states));
     let running = &view.running;
     let waiting = running.planned + running.pending;
@@ -58,7 +58,7 @@ fn text(page: &mut Page, view: &StatusView) {
             running.running,
             running.limit,
             format_hours(view.spent_today_hours),
-            view.requests
+            view.commands
         ),
     );
     page.field(
@@ -81,9 +81,9 @@ fn leader(view: &StatusView) -> String {
 
 fn cycle(view: &StatusView) -> String {
     let Some(cycle) = &view.last_cycle else { return "none yet".to_owned() };
-    let duration = cycle.took.map_or_else(|| "not finished".to_owned(), |duration| format!("took {duration}"));
+    let duration = cycle.duration.map_or_else(|| "not finished".to_owned(), |duration| format!("took {duration}"));
     let seen = view
-        .seen
+        .observed_at
         .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(view.at, seen)));
     format!("{} ({}), {duration}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
 }

@@ -65,7 +65,7 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
     if let Some(agent) = agent {
         page.line(format!("Its agent: {}", agent::describe(agent, now)));
     }
-    match &view.row.passed_over {
+    match &view.row.skipped {
         Some(passed) => {
             page.line(format!("Skipped since {} UTC ({}): {}", format_time(passed.since), passed.code, passed.text))
         }
@@ -89,15 +89,15 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
         page.heading("Open findings");
         findings(page, &view.findings, now);
     }
-    if !view.failed_work.is_empty() {
+    if !view.job_failures.is_empty() {
         page.heading("Recent failed user work");
-        page.table(&failed_work(&view.failed_work));
+        page.table(&failed_work(&view.job_failures));
     }
     page.heading("Tests");
     let (not_here, here): (Vec<_>, Vec<_>) = view
         .tests
         .iter()
-        .partition(|line| line.standing == TestStatus::NotApplicable && view.tests.len() > MAX_UNGROUPED_TESTS);
+        .partition(|line| line.status == TestStatus::NotApplicable && view.tests.len() > MAX_UNGROUPED_TESTS);
     page.table(&tests(&here, now));
     not_applicable(page, &not_here);
     if let Some(case) = &view.case {
@@ -112,15 +112,15 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
 fn state_line(view: &WhyView) -> String {
     let row = &view.row;
     let mut parts = vec![format!("pool {}", row.pool.as_ref().map_or("-", |pool| pool.as_str()))];
-    parts.push(match &row.used_text {
-        Some(text) => format!("{} ({text})", row.used),
-        None => row.used.to_string(),
+    parts.push(match &row.occupancy_text {
+        Some(text) => format!("{} ({text})", row.occupancy),
+        None => row.occupancy.to_string(),
     });
     let since = row.since.map_or_else(
         || "since it was first seen".to_owned(),
         |since| format!("since {} UTC ({})", format_time(since), ago(view.at, since)),
     );
-    parts.push(format!("{} {since}", row.life));
+    parts.push(format!("{} {since}", row.state));
     if !row.our_marks.is_empty() {
         parts.push(format!("our marks: {}", comma_separated(&row.our_marks)));
     }
@@ -146,7 +146,7 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
             finding.check,
             finding.rule,
             finding.reason,
-            finding.times,
+            finding.sightings,
             finding.confirm,
             ago(now, finding.first_seen),
             ago(now, finding.last_seen),
@@ -183,7 +183,7 @@ fn tests(lines: &[&TestLine], now: Timestamp) -> Table {
         let conclusive = last.and_then(|last| last.conclusive);
         table.row([
             cell(line.test.as_str()),
-            status_cell(line.standing, line.standing.label().to_owned()),
+            status_cell(line.status, line.status.label().to_owned()),
             cell(last.map_or_else(|| "-".to_owned(), |last| ago(now, last.at))),
             cell(last.map_or("-", |last| last.reason.as_str())),
             cell(conclusive.map_or_else(|| "never".to_owned(), |(verdict, at)| format!("{verdict} {}", ago(now, at)))),
@@ -210,7 +210,7 @@ fn print_case(page: &mut Page, case: &CaseView) {
         "Case {} ({state}, {severity}, since {} UTC, repair step {})",
         case.id,
         format_time(case.opened),
-        case.rung
+        case.repair_step
     ));
     let mut table = Table::new(["AT (UTC)", "STEP", "STATE", "TRIES", "WHY"]).right_align(&[3]).indent(2);
     for step in &case.steps {
@@ -218,14 +218,14 @@ fn print_case(page: &mut Page, case: &CaseView) {
             cell(format_time(step.at)),
             cell(step.what.code()),
             cell(step.state.code()),
-            cell(step.tries.to_string()),
+            cell(step.attempts.to_string()),
             cell(step.text.clone()),
         ]);
     }
     page.table(&table);
-    if !case.failed_work.is_empty() {
+    if !case.job_failures.is_empty() {
         page.line("  User work that had failed on the node when the case was opened:");
-        page.table(&failed_work(&case.failed_work));
+        page.table(&failed_work(&case.job_failures));
     }
 }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use doctor_api::{
-    api::{InvalidWebConfig, WebConfig},
     metrics::MetricsSettings,
+    operator_api::{InvalidWebConfig, WebConfig},
 };
 use doctor_backend::registration::ServiceSettings;
 use doctor_core::{

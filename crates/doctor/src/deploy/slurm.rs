@@ -116,7 +116,7 @@ impl SlurmSite {
             "# Settings of the hooks; only root may write this file. All settings: docs/guide/slurm-hooks.md.\n",
         );
         if self.standalone {
-            text.push_str("# There is no controller: the hook drains its node, within the limits of the policy's breaker.\nalone = true\n");
+            text.push_str("# There is no controller: the hook drains its node, within the limits of the policy's breaker.\nstandalone = true\n");
             if self.policy.is_some() {
                 let _infallible = writeln!(text, "policy = {POLICY:?}");
             }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(of(&alone, "/etc/systemd/system/doctor.service"), None);
         let hook = of(&alone, "/etc/cluster-doctor/hook.toml").unwrap();
         assert!(
-            hook.contains("alone = true\npolicy = \"/etc/cluster-doctor/policy.toml\"\nfresh = \"6m\"\n"),
+            hook.contains("standalone = true\npolicy = \"/etc/cluster-doctor/policy.toml\"\nfresh = \"6m\"\n"),
             "{hook}"
         );
         assert!(hook.ends_with(

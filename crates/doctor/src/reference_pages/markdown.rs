@@ -4,7 +4,7 @@ use clap::{Arg, Command};
 use doctor_api::metrics::FAMILIES;
 use doctor_checks::{
     Catalogue, Depth,
-    peer_coverage::{COVERAGE, Coverage},
+    coverage_of_other_tools::{COVERAGE, Coverage},
 };
 use doctor_core::{
     finding::Severity,
@@ -31,7 +31,7 @@ pub(crate) fn generate_all() -> Vec<ReferencePage> {
         ReferencePage { name: "config.md", text: config() },
         ReferencePage { name: "coverage.md", text: coverage() },
         ReferencePage { name: "deployment.md", text: deployment() },
-        ReferencePage { name: "openapi.json", text: doctor_api::api::openapi_text() },
+        ReferencePage { name: "openapi.json", text: doctor_api::operator_api::openapi_text() },
         ReferencePage { name: "exit-codes.md", text: exit_codes() },
         ReferencePage { name: "metrics.md", text: metrics() },
         ReferencePage { name: "reasons.md", text: reason_codes() },
@@ -124,7 +124,7 @@ fn checks() -> String {
             if spec.opt_in { "; planned only if a suite contains it or the policy sets `enabled = true`" } else { "" },
             spec.cutoff,
             spec.limit,
-            spec.usual
+            spec.typical_duration
         ));
         text.push_str("| rule | when | severity | reason | confirmed after |\n|---|---|---|---|--:|\n");
         for rule in rules.iter().filter(|rule| rule.check.as_str() == spec.id) {

@@ -34,7 +34,7 @@ before(async () => {
     [
       "node",
       `nodes/${broken.node}`,
-      [`nodes/${broken.node}`, `nodes/${broken.node}/timeline*`, `nodes/${broken.node}/figures`, "runs*"],
+      [`nodes/${broken.node}`, `nodes/${broken.node}/timeline*`, `nodes/${broken.node}/measurements`, "runs*"],
       "figure svg",
     ],
   ];
@@ -146,9 +146,9 @@ test("every page shows that the cluster has not been observed yet", async () => 
       node_hours_per_fault: null,
       days: [],
     },
-    "tests/nccl*": { test: "nccl", nodes: 0, read: 0, complete: true, coverage: null, figures: [] },
+    "tests/nccl*": { test: "nccl", nodes: 0, read: 0, complete: true, coverage: null, measurements: [] },
     "nodes/*/timeline*": [],
-    "nodes/*/figures": [],
+    "nodes/*/measurements": [],
   };
   const before_ = async (page) => {
     for (const [place, body] of Object.entries(empty)) await page.route(API + place, answer(body));
@@ -236,12 +236,12 @@ test("the keyboard alone goes from the fleet to a node, and the table shows the 
   });
 });
 
-test("a map is coloured by any figure of a test, and the choice is in the address", async () => {
-  await seen("?colour=figure%3Anccl%2Fnic_bandwidth", "canvas", {}, async (page) => {
-    await page.locator("select[name=figure]").waitFor(WAIT);
-    assert.equal(await page.locator("select[name=figure]").inputValue(), "nic_bandwidth");
+test("a map is coloured by any measurement of a test, and the choice is in the address", async () => {
+  await seen("?colour=metric%3Anccl%2Fnic_bandwidth", "canvas", {}, async (page) => {
+    await page.locator("select[name=metric]").waitFor(WAIT);
+    assert.equal(await page.locator("select[name=metric]").inputValue(), "nic_bandwidth");
     await page.locator(".legend", { hasText: "GB/s" }).waitFor(WAIT);
-    await page.locator("select[name=figure]").selectOption("allreduce_bandwidth");
+    await page.locator("select[name=metric]").selectOption("allreduce_bandwidth");
     await page.waitForURL(/allreduce_bandwidth/, WAIT);
   });
 });

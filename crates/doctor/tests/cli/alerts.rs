@@ -110,7 +110,7 @@ fn setup(port: u16, extra: &str) -> (Workdir, Store) {
     workdir.write("secret", "a shared secret\n");
     workdir.write("pager.url", &format!("http://127.0.0.1:{port}/hooks/not-to-be-told\n"));
     let alerts = format!(
-        "cycle = \"1s\"\n[alerts]\ngather = \"1s\"\nevery = \"1s\"\ntimeout = \"1s\"\nretry = \"1s\"\n{extra}\n\
+        "cycle = \"1s\"\n[alerts]\ngroup_wait = \"1s\"\ngroup_interval = \"1s\"\ntimeout = \"1s\"\nretry = \"1s\"\n{extra}\n\
          [alerts.receivers.pager]\nwebhook = {{ url = {{ file = \"pager.url\" }}, secret = {{ file = \"secret\" }} }}\n[backend"
     );
     let config = workdir.read("doctor.toml").replace("[backend", &alerts);
@@ -121,7 +121,7 @@ fn setup(port: u16, extra: &str) -> (Workdir, Store) {
 
 /// Queues a notification, as a cycle would.
 fn queue_alert(store: &Store, what: usize) {
-    let note = Notification { at: Timestamp::from_secs(1), subject: Subject::Trial { by: format!("number {what}") } };
+    let note = Notification { at: Timestamp::from_secs(1), subject: Subject::Test { by: format!("number {what}") } };
     let known = store.alert_conditions().unwrap();
     assert!(store.replace_conditions(&known, &known, &[RoutedNote { receiver: "pager".to_owned(), note }]).unwrap());
 }
@@ -205,7 +205,7 @@ fn an_opened_case_is_notified_with_its_reason_until_acknowledged() {
     let note = notes().into_iter().find(|note| note["about"] == "case").unwrap();
     assert_eq!((&note["node"], &note["changes"][0]["what"]), (&"here".into(), &"opened".into()), "{note}");
     assert!(note["changes"][0]["why"].as_str().unwrap().contains("it smells"), "{note}");
-    assert_eq!(note["look"], "doctor why here");
+    assert_eq!(note["command"], "doctor why here");
     workdir.expect(0, &["cases", "ack", note["case"].as_str().unwrap(), "--yes"]).stdout_contains("Acknowledged.");
     assert_eq!(store.mutes().unwrap().len(), 1);
     controller.stop();
@@ -334,7 +334,7 @@ fn grouping(hook: u16) -> String {
 fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its_resolution() {
     let (hook, (workdir, store)) = (Receiver::new(ReceiverMode::Accept), setup(1, ""));
     let Some((_alertmanager, port)) = alertmanager(&workdir, &grouping(hook.port)) else { return };
-    workdir.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n");
+    workdir.policy("mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nrequalification = [\"memory\"]\n");
     let cases = || -> Vec<serde_json::Value> {
         let alerts = get(port, "/api/v2/alerts?filter=alertname%3DClusterDoctorCase").unwrap_or_default();
         alerts.as_array().cloned().unwrap_or_default()
@@ -359,7 +359,7 @@ fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its
     );
     assert!(["monitor", "reset", "reboot", "isolate"].iter().any(|word| severity == word), "{first}");
     assert!(first["annotations"]["description"].as_str().unwrap().contains("it smells"), "{first}");
-    assert_eq!(first["annotations"]["look"], "doctor why here");
+    assert_eq!(first["annotations"]["command"], "doctor why here");
     let notice = notes("firing").remove(0);
     let group = serde_json::json!({ "alertname": "ClusterDoctorCase", "node": "here" });
     assert_eq!((&notice["groupLabels"], notice["alerts"].as_array().map(Vec::len)), (&group, Some(1)), "{notice}");

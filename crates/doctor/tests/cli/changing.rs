@@ -91,7 +91,7 @@ fn requests_wait_for_the_controller_and_are_counted() {
     workdir
         .expect(0, &with_store(&["quarantine", "node004", "--why", "smoke", "--yes"]))
         .stdout_contains("quarantine and examination of 1 node");
-    assert_eq!(workdir.json(&with_store(&["status"]))["requests"], 4);
+    assert_eq!(workdir.json(&with_store(&["status"]))["commands"], 4);
 }
 
 #[test]

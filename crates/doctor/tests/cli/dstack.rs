@@ -121,7 +121,7 @@ fn a_failing_instance_is_examined_and_requalified_over_ssh() {
     wait_until("the examination", || passed(&workdir) == ["bed-0"]);
     wait_until("the advice", || workdir.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
     workdir.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
-    wait_until("its return", || workdir.json(&["nodes"])[0]["life"] == "in-service");
+    wait_until("its return", || workdir.json(&["nodes"])[0]["state"] == "in-service");
     let all = rows(&workdir, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();
     assert!(

@@ -144,7 +144,7 @@ fn an_agent_authenticates_with_its_pod_token_and_its_finding_taints_the_node_unt
     let mut agent = fixture.agent("gpu-1");
     agent.wait_for_log("reporting as gpu-1 to http://127.0.0.1:");
     wait_until("a report of the agent", || fixture.listed("gpu-1")["state"] == "reports");
-    assert_eq!(fixture.listed("gpu-1")["speaks_by"], "token");
+    assert_eq!(fixture.listed("gpu-1")["authenticated_by"], "token");
     fixture.workdir.expect(0, &["agent", "list"]).stdout_contains("token");
 
     // The token of one node is not accepted for another.

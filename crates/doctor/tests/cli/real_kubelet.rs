@@ -371,7 +371,7 @@ fn agents(cluster: &Cluster) {
         found.cloned()
     };
     wait_until("a report of the agent", || reporting_agent().is_some());
-    assert_eq!(reporting_agent().unwrap()["speaks_by"], "token");
+    assert_eq!(reporting_agent().unwrap()["authenticated_by"], "token");
     let first = agent().unwrap();
     let sources =
         first["spec"]["volumes"].as_array().unwrap().iter().filter(|volume| volume.get("projected").is_some());
@@ -390,7 +390,7 @@ fn agents(cluster: &Cluster) {
     });
     // The report time is stored once a minute. Timestamps sort as text.
     wait_until("a report of the other agent", || {
-        reporting_agent().is_some_and(|agent| *agent["heard"].as_str().unwrap() > *began)
+        reporting_agent().is_some_and(|agent| *agent["last_contact"].as_str().unwrap() > *began)
     });
 }
 

@@ -28,8 +28,8 @@ fn with_the_original_rules_every_verdict_is_unchanged() {
     let output = workdir.expect(0, &["rejudge", "--since", "30d"]);
     output.stdout_contains("0 would differ").stdout_contains("Nothing was changed");
     let json = workdir.json(&["rejudge"]);
-    assert!(json["judged"].as_u64().unwrap() > 50, "{json}");
-    assert_eq!(json["judged"], json["same"]);
+    assert!(json["reclassified"].as_u64().unwrap() > 50, "{json}");
+    assert_eq!(json["reclassified"], json["unchanged"]);
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn a_peer_rule_shows_the_differences_and_changes_nothing() {
         .stdout_contains("slower-than-peers")
         .stdout_contains("policy version 7");
     let json = workdir.json(&["rejudge", "--policy", "stricter.toml"]);
-    let differs = json["differs"].as_array().unwrap();
+    let differs = json["changed"].as_array().unwrap();
     // Each result is compared with the median of its peers: about half are below, and results without peers are not
     // compared.
-    let (found, judged) = (differs.len() as u64, json["judged"].as_u64().unwrap());
+    let (found, judged) = (differs.len() as u64, json["reclassified"].as_u64().unwrap());
     assert!(found > 5 && found < judged / 2, "{found} of {judged}");
     for difference in differs {
         assert_eq!(difference["test"], "nccl", "{difference}");
@@ -54,8 +54,8 @@ fn a_peer_rule_shows_the_differences_and_changes_nothing() {
     }
     let one = differs[0]["node"].as_str().unwrap();
     let of_one = workdir.json(&["rejudge", "--policy", "stricter.toml", "--node", one]);
-    assert!(of_one["differs"].as_array().unwrap().iter().all(|difference| difference["node"] == one));
-    assert!(of_one["judged"].as_u64().unwrap() < judged);
+    assert!(of_one["changed"].as_array().unwrap().iter().all(|difference| difference["node"] == one));
+    assert!(of_one["reclassified"].as_u64().unwrap() < judged);
     assert_eq!(workdir.expect(0, &["history", "--json"]).out, before);
 
     workdir.write("wrong.toml", "[[rules]]\nid = \"x\"\n");

@@ -47,12 +47,12 @@ fn with_a_case() -> (Workdir, String) {
         opened: now,
         severity: Severity::Isolate,
         findings: vec![finding],
-        rung: RepairStep::Quarantine,
+        repair_step: RepairStep::Quarantine,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     };
     let actions = [WithReason::new(Action::OpenCase(case.clone()), "confirmed", "off the bus")];
     let policy = Policy::built_in();

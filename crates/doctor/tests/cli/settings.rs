@@ -52,12 +52,12 @@ fn a_policy_with_unknown_names_is_rejected() {
         ("[suites.memory]\ntests = [\"dl\"]\n", "there is a test `memory`"),
         ("[tests.dl-hot]\nof = \"deal\"\n", "`tests.dl-hot` as a form of `deal`"),
         ("[tests.dl-hot]\nof = \"dl-long\"\n", "`tests.dl-hot` as a form of `dl-long`"),
-        ("[repair]\nproving = [\"every\"]\n", "`repair.proving` names `every`"),
+        ("[repair]\nrequalification = [\"every\"]\n", "`repair.requalification` names `every`"),
     ] {
         workdir.write("policy.toml", policy);
         workdir.expect(4, &["config", "check"]).stderr_contains(expected);
     }
-    workdir.write("policy.toml", "[repair]\nproving = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
+    workdir.write("policy.toml", "[repair]\nrequalification = [\"quarantine\"]\n[suites.standard]\nevery = \"7d\"\n");
     workdir.expect(0, &["explain", "suites"]).stdout_contains("Suite standard: ").stdout_contains("older than 7d");
     workdir
         .expect(0, &["explain", "dl-long"])

@@ -365,7 +365,7 @@ fn stopped_daemons_make_nodes_unknown_and_nothing_runs_twice() {
     let used = |node: &str| {
         let nodes = workdir.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == node).cloned());
-        row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+        row.map(|row| row["occupancy"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     };
     assert_eq!(used("node1"), "free");
 

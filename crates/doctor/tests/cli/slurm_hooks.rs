@@ -131,7 +131,7 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
 
 fn is_accepted(generation: Generation) {
     let workdir = Workdir::new();
-    workdir.write("policy.toml", "[agents]\nlook_every = \"2m\"\n[tests.time-sync]\nenabled = false\n");
+    workdir.write("policy.toml", "[agents]\ncheck_every = \"2m\"\n[tests.time-sync]\nenabled = false\n");
     workdir.write("doctor.toml", "data = \"data\"\npolicy = \"policy.toml\"\n");
     machine(&workdir, "node/machine", "");
     // The scripts look for settings in system paths; the tests' settings are here.
@@ -142,8 +142,16 @@ fn is_accepted(generation: Generation) {
         &format!("#!/bin/sh\nexec {} \"$@\" --config {}\n", doctor_node().display(), config.display()),
     );
     let (scripts, program) = (workdir.path("scripts"), program.to_str().unwrap().to_owned());
-    let args =
-        ["deploy", "slurm", "--alone", "--block", "--scripts", scripts.to_str().unwrap(), "--doctor-node", &program];
+    let args = [
+        "deploy",
+        "slurm",
+        "--standalone",
+        "--block",
+        "--scripts",
+        scripts.to_str().unwrap(),
+        "--doctor-node",
+        &program,
+    ];
     let printed = workdir.json(&args);
     let file = |path: &str| {
         let files = printed["files"].as_array().unwrap().iter();

@@ -68,7 +68,7 @@ impl SshFixture {
     fn used(&self, host: &str) -> String {
         let nodes = self.workdir.json(&["nodes"]);
         let row = nodes.as_array().and_then(|all| all.iter().find(|row| row["node"] == host).cloned());
-        row.map(|row| row["used"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+        row.map(|row| row["occupancy"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
     }
 
     /// Returns the active run of a host, from the files there.
@@ -202,7 +202,7 @@ fn a_user_gets_a_host_within_a_minute_and_a_lock_prevents_tests() {
 #[test]
 fn an_unreachable_host_keeps_its_marks_across_a_restart() {
     let Some(mut site) = SshFixture::start("marks of silent SSH hosts", 2) else { return };
-    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nproving = [\"memory\"]\n";
+    let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\n[repair]\nrequalification = [\"memory\"]\n";
     site.workdir.policy_for(&["memory"], acting);
     put(&site.fleet.path("foreign.json"), "[{\"by\": \"alice\", \"text\": \"fan noise\", \"blocks\": false}]");
     let service = Service::start(&site.workdir);
@@ -235,7 +235,7 @@ fn a_failed_reboot_is_reported_at_its_deadline_and_a_rebooted_host_is_requalifie
     let reboot_log = site.fleet.hosts()[0].home().join("told");
     put(&site.fleet.hosts()[0].home().join("reboot"), "#!/bin/sh\necho once >>/root/told\n");
     let acting = "mode = \"act\"\n[allow]\nmark = true\ndrain = true\nreboot = true\n\
-        [repair]\nreboot_deadline = \"5s\"\ntries = 2\nproving = [\"memory\"]\n";
+        [repair]\nreboot_deadline = \"5s\"\nattempts = 2\nrequalification = [\"memory\"]\n";
     site.workdir.policy_for(&["memory"], &format!("version = 1\n{acting}"));
     let mut service = Service::start(&site.workdir);
     wait_until("all hosts to pass", || rows(&site.workdir, "memory").len() == 3);
@@ -252,7 +252,7 @@ fn a_failed_reboot_is_reported_at_its_deadline_and_a_rebooted_host_is_requalifie
     wait_until("the second try", || times() == 2);
     site.workdir.policy_for(&["memory"], &format!("version = 3\n{acting}"));
     site.fleet.host("host1").unwrap().boot().unwrap();
-    let life = || site.workdir.json(&["why", "host1"])["life"].as_str().unwrap_or_default().to_owned();
+    let life = || site.workdir.json(&["why", "host1"])["state"].as_str().unwrap_or_default().to_owned();
     wait_until("the host to be back", || life() == "in-service");
     assert_eq!(times(), 2);
     let (code, log) = service.stop();

@@ -89,7 +89,7 @@ fn an_operator_command_has_priority_and_is_answered() {
     workdir.expect(0, &["run", "--wait", "--timeout", "1m"]).stdout_contains("requested by ann: curious");
     let history = workdir.json(&["history", "--test", "memory"]);
     assert_eq!(history.as_array().unwrap().len(), 2);
-    assert_eq!(workdir.json(&["status"])["requests"], 0);
+    assert_eq!(workdir.json(&["status"])["commands"], 0);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use doctor_core::{
     time::Timestamp,
 };
 use doctor_engine::{
-    ingest::{self, ClassifyContext},
+    result_validation::{self, ClassifyContext},
     settings::Settings,
     share::Share,
 };
@@ -90,7 +90,9 @@ pub(crate) fn compare(
         unclassified: unjudged,
         marked: count(|what| matches!(what, EffectKind::Marked { .. })),
         disturbed: count(|what| matches!(what, EffectKind::Disturbed { .. })),
-        repeated: count(|what| matches!(what, EffectKind::AskedAgain { .. } | EffectKind::SubmittedAgain { .. })),
+        repeated: count(|what| {
+            matches!(what, EffectKind::RepeatedOperation { .. } | EffectKind::SubmittedAgain { .. })
+        }),
         open_cases: cases.iter().filter(|case| case.is_open()).count(),
         cases: cases.len(),
     };
@@ -231,7 +233,7 @@ fn expected_verdicts(
     let by = ClassifyContext { settings, sku: Some(&sku), acknowledged: &[] };
     let judged = document.tests.iter().map(|evidence| {
         let past = Baselines::at(evidence.ended);
-        (evidence.test.clone(), ingest::classify_evidence(by, evidence, &past, None).verdict)
+        (evidence.test.clone(), result_validation::classify_evidence(by, evidence, &past, None).verdict)
     });
     judged.collect()
 }

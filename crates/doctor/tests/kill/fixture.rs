@@ -115,7 +115,7 @@ impl Fixture {
         let world = WorldConfig {
             pools: vec![pool("left", "l"), pool("right", "r")],
             assumptions,
-            hostile,
+            disruptions: hostile,
             share: Some(self.share()),
             // Results come only through the share, as from real nodes.
             carry_documents: false,

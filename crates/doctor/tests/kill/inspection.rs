@@ -30,7 +30,7 @@ impl Inspections {
     /// Inspects the store. Opening it performs the recovery that the next controller would otherwise perform.
     pub(crate) fn inspect(&mut self, store: &Store, effects: &[Effect]) {
         let verified = store.verify().unwrap();
-        assert!(verified.is_consistent(), "after a kill: {:#?}", verified.troubles);
+        assert!(verified.is_consistent(), "after a kill: {:#?}", verified.problems);
         let (mut runs, mut ops) = (BTreeSet::<RunId>::new(), BTreeSet::<OpId>::new());
         for effect in effects {
             match &effect.what {

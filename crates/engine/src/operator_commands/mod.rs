@@ -376,7 +376,7 @@ mod tests {
             occupancy: Occupancy::Free,
             marks: Marks::default(),
             sku: None,
-            heard: None,
+            last_report: None,
         };
         let cluster =
             ObservedCluster { nodes: vec![row("held"), row("here")], ..ObservedCluster::unobserved(settings) };

@@ -40,7 +40,7 @@ impl<'a> SelectedNodes<'a> {
     fn select(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, CommandError> {
         if selectors.is_empty() {
             return Err(CommandError::Usage(
-                "no nodes given; accepted: node[01-64], pool=NAME, life=STATE, or a name with `*`".to_owned(),
+                "no nodes given; accepted: node[01-64], pool=NAME, state=STATE, or a name with `*`".to_owned(),
             ));
         }
         let nodes = select_nodes(facts, selectors)?;
@@ -106,7 +106,7 @@ pub(super) fn test(
     let selected = SelectedNodes::select(facts, selectors)?;
     let known = &facts.snapshot.tests;
     let expanded = catalogue.expand(tests);
-    if let Some(multi_node) = known.iter().find(|test| test.together && tests.contains(&test.id)) {
+    if let Some(multi_node) = known.iter().find(|test| test.multi_node && tests.contains(&test.id)) {
         let text =
             format!("{} runs on several nodes at once: doctor test --nodes A,B,… {}", multi_node.id, multi_node.id);
         return Err(CommandError::Usage(text));
@@ -150,7 +150,7 @@ pub(super) fn multi_node_test(
 ) -> Result<PreparedCommand, CommandError> {
     let selected = SelectedNodes::select(facts, selectors)?;
     let candidates: Vec<&TestId> =
-        facts.snapshot.tests.iter().filter(|test| test.together).map(|test| &test.id).collect();
+        facts.snapshot.tests.iter().filter(|test| test.multi_node).map(|test| &test.id).collect();
     let name = name.unwrap_or("collective");
     let is_match =
         |id: &TestId| id.as_str() == name || catalogue.base_test(id).is_some_and(|base| base.as_str() == name);
@@ -182,7 +182,11 @@ pub(super) fn multi_node_test(
         changes,
         done: format!("Requested one run of {test} over {}.", selected.count_text()),
         next: "`doctor audit` shows each trial and its result".to_owned(),
-        writes: vec![StoreWrite::Request(CommandKind::Together { nodes, test: (*test).clone(), trials: Vec::new() })],
+        writes: vec![StoreWrite::Request(CommandKind::MultiNodeTest {
+            nodes,
+            test: (*test).clone(),
+            trials: Vec::new(),
+        })],
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
     })
@@ -236,7 +240,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
             NodeState::InService | NodeState::Suspect if end.is_some() => "the hold ends",
             NodeState::InService | NodeState::Suspect if has_event_findings(record) => "its events are acknowledged",
             NodeState::InService | NodeState::Suspect => "nothing changes",
-            NodeState::Proving { .. } => "requalification is already running",
+            NodeState::Requalifying { .. } => "requalification is already running",
             NodeState::Held { .. } => "the hold ends; requalified first if a case is open",
             NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Out => {
                 "requalified, then returned to service"
@@ -275,7 +279,7 @@ pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> 
             (None, NodeState::Held { .. }) => format!("{state}; after the hold: {then}"),
             (
                 None,
-                NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Proving { .. } | NodeState::Out,
+                NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Requalifying { .. } | NodeState::Out,
             ) => {
                 return NodeOutcome::unchanged(format!("{state}: already out of service; nothing changes"));
             }

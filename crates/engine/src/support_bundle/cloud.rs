@@ -41,7 +41,7 @@ const CATEGORIES: [(&str, &str); 26] = [
 /// Builds the fields. `cloud_instance` is the cloud instance as reported by the machine.
 pub(super) fn provider_fields(case: &Case, machine: Option<&HardwareRecord>, cloud_instance: Option<&Value>) -> Value {
     let worst = case.findings.iter().max_by_key(|finding| finding.severity);
-    let described = machine.map(|machine| &machine.described);
+    let described = machine.map(|machine| &machine.hardware);
     let physical_host = described.and_then(|hardware| hardware.physical_host.clone());
     let description = worst.map_or_else(|| "taken out by an operator".to_owned(), |finding| finding.text.clone());
     let instance = |cloud: &str| {

@@ -110,7 +110,7 @@ mod tests {
             started: at,
             ended: at,
             tests: vec![evidence],
-            up: Some(Span::minutes(1)),
+            uptime: Some(Span::minutes(1)),
         }
     }
 
@@ -122,7 +122,7 @@ mod tests {
                 ("vbios_version".to_owned(), FieldValue::Text(vbios.to_owned())),
                 ("inforom.image".to_owned(), FieldValue::NotSupported),
             ];
-            let driver = Driver { version: "570.124.06".to_owned(), cuda: None, asked: "nvml".to_owned() };
+            let driver = Driver { version: "570.124.06".to_owned(), cuda: None, source: "nvml".to_owned() };
             let gpus = vec![Gpu { index: 0, bus: "0000:18:00.0".to_owned(), fields }];
             ProbeOutput::Gpus(GpuQueryResult { on_pci: Vec::new(), driver: Ok(driver), gpus })
         };

@@ -70,8 +70,8 @@ pub struct HardwareRecord {
     pub first_seen: Timestamp,
     pub last_seen: Timestamp,
     /// Whether it is the machine of the case.
-    pub of_the_case: bool,
-    pub described: Hardware,
+    pub belongs_to_case: bool,
+    pub hardware: Hardware,
 }
 
 /// The report taken on the node itself, or why there is none.
@@ -148,7 +148,7 @@ fn bundle_files(
         .into_iter()
         .map(|(id, first_seen, last_seen, described)| {
             let of_the_case = id == case.hardware;
-            HardwareRecord { id, first_seen, last_seen, of_the_case, described }
+            HardwareRecord { id, first_seen, last_seen, belongs_to_case: of_the_case, hardware: described }
         })
         .collect();
     let since = Some(case.opened.minus(LOOKBACK));
@@ -170,7 +170,7 @@ fn bundle_files(
     let versions = firmware::read(documents.iter());
     let machine_report = from_node.as_ref().ok().map(|report| &report.machine);
     let summary = summary(case, &machines, from_node, &versions);
-    let of_the_case = machines.iter().find(|machine| machine.of_the_case);
+    let of_the_case = machines.iter().find(|machine| machine.belongs_to_case);
     let mut parts = vec![
         BundleFile { name: "summary.md".to_owned(), bytes: redact(&summary).into_owned().into_bytes() },
         json_file("case.json", case)?,
@@ -250,8 +250,8 @@ fn summary(case: &Case, machines: &[HardwareRecord], from_node: &NodeEvidence, s
     let severity = if case.is_open() { case.severity.described() } else { case.severity.to_string() };
     lines.push(format!("Opened {}, {state}. Severity {severity}.", case.opened));
     lines.push("\n## The machine\n".to_owned());
-    for machine in machines.iter().filter(|machine| machine.of_the_case) {
-        let Hardware { gpu_uuids, board_serial, physical_host, boot_id } = &machine.described;
+    for machine in machines.iter().filter(|machine| machine.belongs_to_case) {
+        let Hardware { gpu_uuids, board_serial, physical_host, boot_id } = &machine.hardware;
         let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "not known".to_owned());
         lines.push(format!("- id: {}", machine.id));
         lines.push(format!("- board serial: {}", known(board_serial)));

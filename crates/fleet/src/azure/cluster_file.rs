@@ -57,12 +57,12 @@ pub struct Limits {
     /// The time limit of the call that creates the machines.
     pub create: Span,
     /// The number of machines that scripts run on in parallel.
-    pub at_once: usize,
+    pub max_concurrent: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { call: Span::minutes(10), create: Span::minutes(45), at_once: 8 }
+        Self { call: Span::minutes(10), create: Span::minutes(45), max_concurrent: 8 }
     }
 }
 

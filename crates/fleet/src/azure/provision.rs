@@ -151,7 +151,7 @@ pub fn provision(
 }
 
 fn open_steps(plan: &Plan) -> String {
-    let open = plan.steps.iter().filter(|step| step.need != AzureStepState::There).map(|step| step.part.label());
+    let open = plan.steps.iter().filter(|step| step.need != AzureStepState::Present).map(|step| step.part.label());
     open.collect::<Vec<_>>().join(", ")
 }
 
@@ -180,7 +180,7 @@ impl Provisioner<'_> {
     fn round(&mut self, plan: &Plan, seen: &Inventory) -> Result<bool, AzureError> {
         // The caller waits for machines by inspecting again; all later steps wait for them.
         let now = plan.steps.iter().take_while(|step| {
-            step.need != AzureStepState::Later && !(step.part == AzureStepKind::Machines && step.need.is_open())
+            step.need != AzureStepState::AfterMachines && !(step.part == AzureStepKind::Machines && step.need.is_open())
         });
         let open: Vec<&Step> = now.filter(|step| step.need.is_open()).collect();
         for (index, step) in open.iter().enumerate() {
@@ -247,7 +247,7 @@ impl Provisioner<'_> {
                 keys.push(key.map(|key| nodes::known(node, key)));
             }
         };
-        let at_once = self.cluster.limits.at_once.min(seen.nodes.len());
+        let at_once = self.cluster.limits.max_concurrent.min(seen.nodes.len());
         std::thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
         let keys = keys.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut all = keys.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -45,11 +45,11 @@ impl RankError {
     fn into_failure(self) -> RankFailure {
         let text = self.to_string();
         match self {
-            Self::Cuda(error) if error.is_hardware() => RankFailure::Gpu(text),
-            Self::Nccl(error) if error.is_remote_error() => RankFailure::Lost(text),
+            Self::Cuda(error) if error.is_hardware() => RankFailure::GpuLost(text),
+            Self::Nccl(error) if error.is_remote_error() => RankFailure::PeerLost(text),
             Self::Cuda(_) | Self::Nccl(_) => RankFailure::Failed(text),
             Self::Hung { .. } => RankFailure::Hung(text),
-            Self::ControlFailed(_) => RankFailure::Blind(text),
+            Self::ControlFailed(_) => RankFailure::ControlFailed(text),
             Self::Stopped => RankFailure::Stopped,
         }
     }
@@ -57,22 +57,22 @@ impl RankError {
 
 pub(super) fn run(cuda: &Cuda, nccl: &Nccl, index: usize, bus: &str, task: &Task, steps: &RankBarrier<'_>) {
     let number = task.first_rank + index as u32;
-    let mut report = GpuReport { rank: number, gpu: bus.to_owned(), sizes: Vec::new(), exchange: None, broken: None };
+    let mut report = GpuReport { rank: number, gpu: bus.to_owned(), sizes: Vec::new(), exchange: None, failure: None };
     let gpu = match cuda.gpu(index) {
         Ok(gpu) => gpu,
         Err(error) => {
-            report.broken = Some(RankError::from(error).into_failure());
+            report.failure = Some(RankError::from(error).into_failure());
             return (steps.report)(report);
         }
     };
     let rank = match Rank::join(&gpu, nccl, number, task, steps) {
         Ok(rank) => rank,
         Err(failure) => {
-            report.broken = Some(failure.into_failure());
+            report.failure = Some(failure.into_failure());
             return (steps.report)(report);
         }
     };
-    report.broken = rank.work(&mut report).err().map(RankError::into_failure);
+    report.failure = rank.work(&mut report).err().map(RankError::into_failure);
     // Reported before the rank is released, because ending a communicator that hangs may hang.
     (steps.report)(report);
 }
@@ -145,8 +145,8 @@ impl<'a> Rank<'a> {
         }
         let (wrong, listed) = self.values.check(message(before), &self.sum, count)?;
         // The message is no sum, so no rank's share can be missing from it.
-        let listed = listed.into_iter().map(|element| WrongElement { lost: None, ..element }).collect();
-        Ok(SizeReport { bytes, seconds, wrong, listed })
+        let listed = listed.into_iter().map(|element| WrongElement { missing_rank: None, ..element }).collect();
+        Ok(SizeReport { bytes, seconds, wrong, wrong_elements: listed })
     }
 
     /// Compares the sums before and after the timed pass, with different numbers: data left from the first pass is
@@ -155,7 +155,7 @@ impl<'a> Rank<'a> {
         let (first, mut listed, _) = self.sum(2 * number, bytes, 1)?;
         let (second, more, seconds) = self.sum(2 * number + 1, bytes, CollectiveParams::repeats(bytes))?;
         listed.extend(more);
-        Ok(SizeReport { bytes, seconds, wrong: first + second, listed })
+        Ok(SizeReport { bytes, seconds, wrong: first + second, wrong_elements: listed })
     }
 
     fn sum(&self, seed: u32, bytes: u64, repeats: u32) -> Result<(u64, Vec<WrongElement>, f64), RankError> {

@@ -70,10 +70,10 @@ impl<'g> ValueKernels<'g> {
         let element = |word: &[u32]| {
             let index = u64::from(word[0]) | u64::from(word[1]) << 32;
             let missing_rank = numbers.missing_rank(index, f32::from_bits(word[3]));
-            WrongElement { place: index, expected: word[2], got: word[3], lost: missing_rank }
+            WrongElement { index, expected: word[2], got: word[3], missing_rank }
         };
         let mut wrong_elements: Vec<_> = encoded.chunks_exact(WRONG_WORDS).map(element).collect();
-        wrong_elements.sort_by_key(|element| element.place);
+        wrong_elements.sort_by_key(|element| element.index);
         Ok((wrong_count, wrong_elements))
     }
 
@@ -89,7 +89,7 @@ impl<'g> ValueKernels<'g> {
         if wrong_count > 0 {
             return Ok(Some(format!(
                 "{wrong_count} correct sums were reported as wrong, such as index {}",
-                wrong_elements[0].place
+                wrong_elements[0].index
             )));
         }
         let sum = |index: u64| sums[index as usize];
@@ -107,9 +107,9 @@ impl<'g> ValueKernels<'g> {
             self.module.function("plant_number")?.launch(Launch::new(1, 1), &arguments)?;
         }
         let (wrong_count, wrong_elements) = self.check(numbers, &buffer, COUNT)?;
-        let found_indices: Vec<u64> = wrong_elements.iter().map(|element| element.place).collect();
+        let found_indices: Vec<u64> = wrong_elements.iter().map(|element| element.index).collect();
         let indices = injected.map(|(index, ..)| index);
-        let missing_rank = wrong_elements.last().and_then(|element| element.lost);
+        let missing_rank = wrong_elements.last().and_then(|element| element.missing_rank);
         Ok((wrong_count != indices.len() as u64 || found_indices != indices || missing_rank != Some(ranks - 1))
             .then(|| format!("errors were planted at {indices:?}, and {wrong_count} were found, at {found_indices:?}")))
     }

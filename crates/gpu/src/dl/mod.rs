@@ -103,10 +103,10 @@ pub fn run(options: &Options, progress: &ProgressSink<'_>) -> Result<Measurement
             Ok(part) => {
                 all.metrics.extend(part.metrics);
                 all.events.extend(part.events);
-                all.unread.extend(part.unread);
+                all.failures.extend(part.failures);
             }
             Err(_) => {
-                all.unread.push(ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: the test panicked")))
+                all.failures.push(ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: the test panicked")))
             }
         }
     }
@@ -168,7 +168,7 @@ fn peer_copies(cuda: &Cuda, count: usize, all: &mut Measurements, progress: &Pro
             if error.is_hardware() {
                 all.events.push(Event::seen("gpu-failed", Entity::new(EntityKind::Gpu, pair.0.to_string()), text));
             } else {
-                all.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+                all.failures.push(ProbeFailure::new(FailureKind::Failed, text));
             }
         }
     }

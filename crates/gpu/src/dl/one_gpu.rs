@@ -58,7 +58,7 @@ pub(super) fn test(
         Ok(gpu) => gpu,
         Err(error) => {
             let unread = vec![ProbeFailure::new(FailureKind::Failed, format!("GPU {index}: {error}"))];
-            return Measurements { unread, ..Measurements::default() };
+            return Measurements { failures: unread, ..Measurements::default() };
         }
     };
     let entity = Entity::new(EntityKind::Gpu, gpu_bus_id(&gpu));
@@ -81,7 +81,7 @@ fn run_tests(
         let text = format!("{}: compute capability {}.{}", reporter.entity, capability / 10, capability % 10);
         reporter
             .measurements
-            .unread
+            .failures
             .push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
         return Ok(());
     }
@@ -240,7 +240,7 @@ impl GpuReporter<'_> {
             self.progress_line(&format!("aborted: {error}"));
             let failure = error.failure();
             self.measurements
-                .unread
+                .failures
                 .push(ProbeFailure::new(failure.kind, format!("{}: {}", self.entity, failure.text)));
         }
     }
@@ -256,7 +256,7 @@ impl GpuReporter<'_> {
             "{}: the test does not detect planted errors: {caught} of {injected} found, {false_alarms} false alarms",
             self.entity
         );
-        self.measurements.unread.push(ProbeFailure::new(FailureKind::Failed, text));
+        self.measurements.failures.push(ProbeFailure::new(FailureKind::Failed, text));
     }
 
     fn memory(&mut self, report: &MemoryReport) {

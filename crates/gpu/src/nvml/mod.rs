@@ -108,7 +108,7 @@ impl Nvml {
         let driver = Driver {
             version: self.driver_version().unwrap_or_default(),
             cuda: self.cuda_version(),
-            asked: "nvml".to_owned(),
+            source: "nvml".to_owned(),
         };
         let mut count: c_uint = 0;
         if let Err(reading) = ask!(self, nvmlDeviceGetCount_v2(&mut count)) {

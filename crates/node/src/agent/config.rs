@@ -159,7 +159,7 @@ impl Config {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             schema: Schema::CURRENT,
             policy: policy.version,
-            waiting: 0,
+            queued: 0,
         };
         let defaults = SpoolLimits::default();
         Ok(Self {
@@ -210,8 +210,8 @@ impl Config {
                 let check = self.catalogue.get(&test.id)?;
                 let quick = check.spec.depth == Depth::Quick && !check.spec.exclusive;
                 let every = match check.spec.is_fast() {
-                    true => self.policy.agents.look_every,
-                    false => check.spec.every.max(self.policy.agents.look_every),
+                    true => self.policy.agents.check_every,
+                    false => check.spec.every.max(self.policy.agents.check_every),
                 };
                 quick.then_some((test.id, every))
             })

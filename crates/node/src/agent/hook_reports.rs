@@ -45,7 +45,7 @@ pub(super) fn lock_state(state: &Path) -> Result<File, AgentError> {
 #[serde(deny_unknown_fields)]
 pub struct HookReport {
     pub hardware: Hardware,
-    pub up: Option<Span>,
+    pub uptime: Option<Span>,
     pub checks: Vec<TestEvidence>,
 }
 
@@ -89,9 +89,9 @@ pub(super) fn report(hook_report: HookReport, config: &Config, number: u64) -> A
     AgentReport {
         node: config.route.node.clone(),
         hardware: hook_report.hardware,
-        number,
+        sequence: number,
         at: now(),
-        up: hook_report.up,
+        uptime: hook_report.uptime,
         checks: hook_report.checks,
         versions: config.route.versions.clone(),
         dropped: None,
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn hook_report() -> HookReport {
-        HookReport { hardware: Hardware::default(), up: None, checks: Vec::new() }
+        HookReport { hardware: Hardware::default(), uptime: None, checks: Vec::new() }
     }
 
     #[test]

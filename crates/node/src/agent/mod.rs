@@ -266,9 +266,9 @@ impl<'a> Agent<'a> {
         let error = self.outbox.add(|number| AgentReport {
             node: route.node.clone(),
             hardware,
-            number,
+            sequence: number,
             at: now(),
-            up,
+            uptime: up,
             checks,
             versions: route.versions.clone(),
             dropped: None,

@@ -50,7 +50,7 @@ fn result_digest(observation: &Observation, judgement: &Classification) -> u64 {
     for finding in &judgement.findings {
         (finding.entity.to_string(), finding.rule.as_str(), finding.severity.code()).hash(&mut hasher);
     }
-    if let Observation::Measured { events, unread, .. } = observation {
+    if let Observation::Measured { events, failures: unread, .. } = observation {
         for event in events {
             (event.code.as_str(), event.entity.to_string(), &event.key).hash(&mut hasher);
         }

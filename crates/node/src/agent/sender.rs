@@ -172,7 +172,7 @@ impl Sender<'_> {
             None => empty_report(&route, inside.spool.number()),
         };
         let behind = inside.spool.len() - usize::from(matches!(next, Some(NextMessage::Report(_))));
-        report.versions.waiting = u32::try_from(behind).unwrap_or(u32::MAX);
+        report.versions.queued = u32::try_from(behind).unwrap_or(u32::MAX);
         drop(inside);
         let tried = attempt(&route, report, limit);
         let was_large = next.is_some();
@@ -251,10 +251,10 @@ impl NextMessage {
 
 fn empty_report(route: &Route, number: u64) -> AgentReport {
     AgentReport {
-        up: None,
+        uptime: None,
         node: route.node.clone(),
         hardware: Hardware::default(),
-        number,
+        sequence: number,
         at: now(),
         checks: Vec::new(),
         versions: route.versions.clone(),
@@ -291,7 +291,7 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
     match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
         Ok(reply) => {
             let (outcome, log_message) = classify_reply(route, &reply);
-            let open = |text: &String| DrainPermit::open(text, &route.node, report.number, &key);
+            let open = |text: &String| DrainPermit::open(text, &route.node, report.sequence, &key);
             Attempt { outcome, log_message, permit: reply.permit.as_ref().and_then(open), sent_at }
         }
         Err(error) => failed(SendOutcome::Retry(Duration::ZERO), format!("{} does not answer: {error}", route.address)),

@@ -69,7 +69,7 @@ struct Lost {
     through: u64,
     /// An older number that was not dropped, because it was being sent.
     #[serde(default)]
-    spared: Option<u64>,
+    in_flight: Option<u64>,
     dropped: DroppedReports,
 }
 
@@ -108,7 +108,7 @@ impl Spool {
             fs::read(directory.join(LOST)).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let lost = lost.filter(|lost| lost.through <= MOST_NUMBER);
         let counted = lost.as_ref().map_or(0, |lost| lost.through);
-        let spared = lost.as_ref().and_then(|lost| lost.spared);
+        let spared = lost.as_ref().and_then(|lost| lost.in_flight);
         let mut spool = Self { directory: directory.to_owned(), limits, lost, ..Self::empty() };
         for (number, bytes) in numbers {
             if number <= counted && Some(number) != spared {
@@ -153,14 +153,14 @@ impl Spool {
     /// Stores a report until the controller accepts it.
     pub fn add(&mut self, report: &AgentReport) {
         let Ok(body) = serde_json::to_vec(report) else {
-            self.count_lost(report.number, &counts(report));
+            self.count_lost(report.sequence, &counts(report));
             return;
         };
         let bytes = body.len() as u64;
-        let written = write_atomically(&self.path(report.number), &body);
+        let written = write_atomically(&self.path(report.sequence), &body);
         let body = written.is_err().then_some(body);
         self.note(written);
-        self.queue.push_back(SpooledReport { number: report.number, bytes, body });
+        self.queue.push_back(SpooledReport { number: report.sequence, bytes, body });
         self.make_room();
     }
 
@@ -188,7 +188,7 @@ impl Spool {
     pub fn mark_accepted(&mut self, next: &NextMessage) {
         self.in_flight = None;
         match next {
-            NextMessage::Report(report) => self.remove(report.number),
+            NextMessage::Report(report) => self.remove(report.sequence),
             NextMessage::Lost { dropped, .. } => self.subtract_reported(dropped),
         }
     }
@@ -203,8 +203,8 @@ impl Spool {
         self.in_flight = None;
         match next {
             NextMessage::Report(report) => {
-                self.count_lost(report.number, &counts(report));
-                self.remove(report.number);
+                self.count_lost(report.sequence, &counts(report));
+                self.remove(report.sequence);
             }
             NextMessage::Lost { dropped, .. } => self.subtract_reported(dropped),
         }
@@ -238,7 +238,7 @@ impl Spool {
             Some(body) => serde_json::from_slice(body).ok()?,
             None => serde_json::from_slice(&fs::read(self.path(number)).ok()?).ok()?,
         };
-        (report.number == number).then_some(report)
+        (report.sequence == number).then_some(report)
     }
 
     fn make_room(&mut self) {
@@ -272,10 +272,10 @@ impl Spool {
             Some(mut lost) => {
                 lost.through = lost.through.max(number);
                 lost.dropped.add(dropped);
-                lost.spared = self.in_flight.or(lost.spared);
+                lost.in_flight = self.in_flight.or(lost.in_flight);
                 lost
             }
-            None => Lost { through: number, spared: self.in_flight, dropped: dropped.clone() },
+            None => Lost { through: number, in_flight: self.in_flight, dropped: dropped.clone() },
         };
         self.lost = Some(lost);
         self.write_lost();

@@ -114,7 +114,8 @@ fn wrapped(items: &[&str]) -> Vec<String> {
 /// Returns one line with the counts per verdict and the total time.
 pub fn summary(results: &[CheckResult]) -> String {
     let count = |verdict: Verdict| results.iter().filter(|result| result.verdict == verdict).count();
-    let elapsed = results.iter().fold(Span::ZERO, |sum, result| Span::from_millis(sum.millis() + result.took.millis()));
+    let elapsed =
+        results.iter().fold(Span::ZERO, |sum, result| Span::from_millis(sum.millis() + result.duration.millis()));
     format!(
         "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable; {elapsed}\n",
         results.len(),

@@ -108,7 +108,7 @@ pub(super) fn run_checks(
         known.mark_all_checked(at);
     }
     let (hardware, up) = (hardware::collect(&runner), check::uptime(&runner));
-    Ok(CheckRun { checks, report: HookReport { hardware, up, checks: reported } })
+    Ok(CheckRun { checks, report: HookReport { hardware, uptime: up, checks: reported } })
 }
 
 /// Whether the result has changed, or is a failure that needs confirmation.
@@ -116,7 +116,7 @@ fn should_report(before: Option<&StoredResult>, after: Option<&StoredResult>, re
     let keys = |stored: &StoredResult| {
         stored.findings.iter().map(|one| (one.rule.clone(), one.entity.clone())).collect::<Vec<_>>()
     };
-    let times = |stored: &StoredResult| stored.findings.iter().map(|one| one.times).min().unwrap_or(0);
+    let times = |stored: &StoredResult| stored.findings.iter().map(|one| one.sightings).min().unwrap_or(0);
     match (before, after) {
         (Some(before), Some(after)) if before.verdict == after.verdict && keys(before) == keys(after) => {
             result.verdict == Verdict::Fail && times(after) <= MAX_FAILURE_REPORTS

@@ -106,7 +106,7 @@ pub(super) fn work(kind: HookKind, settings: &Settings, slurm_env: &SlurmEnv, st
 }
 
 fn report_target(settings: &Settings) -> ReportTarget {
-    if settings.alone {
+    if settings.standalone {
         return ReportTarget::Slurm;
     }
     match reporting::agent_config(&settings.agent) {

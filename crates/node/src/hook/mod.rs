@@ -91,7 +91,7 @@ impl HookKind {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HookArgs {
-    moment: HookKind,
+    kind: HookKind,
     settings: Settings,
 }
 
@@ -113,9 +113,9 @@ fn run_hook(kind: HookKind, config: Option<&Path>, standalone: bool) -> u8 {
             return exit::CONTINUE;
         }
     };
-    settings.alone |= standalone;
+    settings.standalone |= standalone;
     let state = settings.state.clone();
-    let (code, message) = supervised(&HookArgs { moment: kind, settings });
+    let (code, message) = supervised(&HookArgs { kind, settings });
     line::log_line(&state, kind, &message);
     code
 }
@@ -123,11 +123,11 @@ fn run_hook(kind: HookKind, config: Option<&Path>, standalone: bool) -> u8 {
 /// Starts the worker and returns its result within the time limit.
 fn supervised(args: &HookArgs) -> (u8, String) {
     let abandoned = HungProbes::in_directory(&args.settings.state);
-    let what = format!("hook {}", args.moment.as_str());
+    let what = format!("hook {}", args.kind.as_str());
     if let Some(pid) = abandoned.hanging(&what) {
         return (exit::CONTINUE, format!("inconclusive: an earlier check still hangs in the kernel (process {pid})"));
     }
-    let limit = args.settings.limit(args.moment).to_std();
+    let limit = args.settings.limit(args.kind).to_std();
     let text = match serde_json::to_string(args) {
         Ok(text) => text,
         Err(error) => return (exit::CONTINUE, format!("inconclusive: cannot serialise the settings: {error}")),
@@ -149,7 +149,7 @@ fn supervised(args: &HookArgs) -> (u8, String) {
             (exit::CONTINUE, format!("inconclusive: the check hangs in the kernel (process {pid}) and was left behind"))
         }
         Ok(ChildOutcome::TimedOut | ChildOutcome::Stopped(_)) => {
-            (exit::CONTINUE, format!("inconclusive: the check took longer than {}", args.settings.limit(args.moment)))
+            (exit::CONTINUE, format!("inconclusive: the check took longer than {}", args.settings.limit(args.kind)))
         }
         Ok(ChildOutcome::TooLong) => (exit::CONTINUE, "inconclusive: the check printed too much output".to_owned()),
         Err(error) => (exit::CONTINUE, format!("inconclusive: cannot start the check: {error}")),
@@ -159,7 +159,7 @@ fn supervised(args: &HookArgs) -> (u8, String) {
 /// The worker: does the work, prints its line on standard error, and exits with the hook's code.
 pub fn worker(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let hook_args = args.next().and_then(|text| serde_json::from_str::<HookArgs>(text.to_str()?).ok());
-    let Some(HookArgs { moment, settings }) = hook_args else {
+    let Some(HookArgs { kind: moment, settings }) = hook_args else {
         line::print_stderr(&format!("{HOOK_ARGUMENT} is internal to doctor-node"));
         return ExitCode::FAILURE;
     };

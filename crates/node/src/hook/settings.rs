@@ -1,7 +1,7 @@
 //! The hooks' settings file: Slurm passes hooks no arguments.
 //!
 //! Every setting has a default: a site with a controller and agents needs no file, and one without a controller writes
-//! `alone = true`.
+//! `standalone = true`.
 
 use std::{
     fs, io,
@@ -26,17 +26,17 @@ pub const DEFAULT_FILE: &str = "/etc/cluster-doctor/hook.toml";
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// There is no controller: the hook drains its node itself.
-    pub alone: bool,
-    /// With `alone`: end a hook's own drain when its finding is gone.
+    pub standalone: bool,
+    /// With `standalone`: end a hook's own drain when its finding is gone.
     pub release: bool,
-    /// Slurm's name of this node. Default: slurmd's SLURMD_NODENAME, then the agent's node name or, with `alone`, the
+    /// Slurm's name of this node. Default: slurmd's SLURMD_NODENAME, then the agent's node name or, with `standalone`, the
     /// host name.
     pub node: Option<NodeName>,
     /// The agent's settings file: names the controller and the directory of the agent's verdict.
     pub agent: PathBuf,
     /// The hook's state directory.
     pub state: PathBuf,
-    /// With `alone`: the site's policy, the hardware profile, the root of the file system, and NVML. With a controller
+    /// With `standalone`: the site's policy, the hardware profile, the root of the file system, and NVML. With a controller
     /// these come from the agent's settings.
     pub policy: Option<PathBuf>,
     pub profile: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            alone: false,
+            standalone: false,
             release: false,
             node: None,
             agent: agent::config::DEFAULT_FILE.into(),
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn a_site_overrides_only_its_settings_and_no_hook_blocks_or_drains_by_default() {
-        let settings = load("alone = true\n[prolog]\nblock = true\n", 0o644).unwrap();
+        let settings = load("standalone = true\n[prolog]\nblock = true\n", 0o644).unwrap();
         let prolog = Prolog { block: true, ..Prolog::default() };
-        assert_eq!(settings, Settings { alone: true, prolog, ..Settings::default() });
+        assert_eq!(settings, Settings { standalone: true, prolog, ..Settings::default() });
         let defaults = Settings::default();
-        assert!(!defaults.alone && !defaults.release && !defaults.prolog.block);
+        assert!(!defaults.standalone && !defaults.release && !defaults.prolog.block);
     }
 
     #[test]

@@ -43,9 +43,9 @@ pub fn serve_request(state: &Path) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the request is incomplete"));
     }
     let request: RequestFrame = serde_json::from_slice(&line).map_err(io::Error::other)?;
-    let response =
-        handle_request(state, &request.ask).unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
-    serde_json::to_writer(&mut output, &ResponseFrame { number: request.number, said: response })
+    let response = handle_request(state, &request.request)
+        .unwrap_or_else(|error| HostResponse::Failed { text: error.to_string() });
+    serde_json::to_writer(&mut output, &ResponseFrame { number: request.number, response })
         .map_err(io::Error::other)?;
     writeln!(output)?;
     output.flush()
@@ -58,8 +58,8 @@ fn handle_request(state: &Path, ask: &HostRequest) -> io::Result<HostResponse> {
     let state = &state.canonicalize()?;
     let jobs = state_files::runs(state)?;
     match ask {
-        HostRequest::Look(query) => {
-            status::collect_status(state, &jobs, query).map(|host_status| HostResponse::Looked(Box::new(host_status)))
+        HostRequest::Status(query) => {
+            status::collect_status(state, &jobs, query).map(|host_status| HostResponse::Status(Box::new(host_status)))
         }
         HostRequest::Start(request) => start::start(state, &jobs, request),
         HostRequest::Cancel { run, grace } => {

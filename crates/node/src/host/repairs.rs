@@ -49,14 +49,14 @@ pub(super) fn repair(state: &Path, runs: &Jobs, request: &RepairRequest) -> io::
     let intent_file = repairs.run_directory(id).join("asked.json");
     let boot = process::boot_id();
     let intent = files::read::<RepairIntent>(&intent_file)?;
-    if request.what == RepairKind::Reboot && intent.as_ref().is_some_and(|intent| intent.boot != boot) {
+    if request.kind == RepairKind::Reboot && intent.as_ref().is_some_and(|intent| intent.boot != boot) {
         return Ok(RepairProgress::Done);
     }
     let observed = repairs.state(id, now())?;
     if observed != ObservedJobState::Absent {
-        return repair_progress(request.what, &observed, &repairs.run_directory(id));
+        return repair_progress(request.kind, &observed, &repairs.run_directory(id));
     }
-    let users = StatusQuery { runs: Vec::new(), ..request.users.clone() };
+    let users = StatusQuery { runs: Vec::new(), ..request.status_query.clone() };
     if let Some(by) = in_use(status::collect_status(state, runs, &users)?, request) {
         return Ok(RepairProgress::InUse { by });
     }
@@ -66,24 +66,24 @@ pub(super) fn repair(state: &Path, runs: &Jobs, request: &RepairRequest) -> io::
         files::create(&intent_file, &RepairIntent { boot: boot.clone() })?;
     }
     repairs.start(id, command(&repairs, id, request, &boot)?, now())?;
-    Ok(RepairProgress::UnderWay { text: format!("{} started", request.what.as_str()) })
+    Ok(RepairProgress::InProgress { text: format!("{} started", request.kind.as_str()) })
 }
 
 /// Returns who would lose work.
 fn in_use(mut status: HostStatus, request: &RepairRequest) -> Option<String> {
-    if let Some(run) = status.under_way.first() {
+    if let Some(run) = status.active_runs.first() {
         return Some(format!("run {run} is active"));
     }
     // A reboot is the remedy for our own unkillable process.
-    if request.what == RepairKind::Reboot {
-        status.abandoned = None;
+    if request.kind == RepairKind::Reboot {
+        status.unkillable_pid = None;
     }
     blocked_reason(&status, request.max_load_per_core)
 }
 
 fn command(repairs: &Jobs, id: RunId, request: &RepairRequest, boot: &str) -> io::Result<Command> {
-    let mut args: Vec<OsString> = vec![std::env::current_exe()?.into(), "repair".into(), request.what.as_str().into()];
-    if request.what == RepairKind::Reboot {
+    let mut args: Vec<OsString> = vec![std::env::current_exe()?.into(), "repair".into(), request.kind.as_str().into()];
+    if request.kind == RepairKind::Reboot {
         args.extend(["--boot".into(), boot.into()]);
     }
     args.extend(["--limit".into(), request.limit.to_string().into()]);
@@ -98,7 +98,7 @@ fn command(repairs: &Jobs, id: RunId, request: &RepairRequest, boot: &str) -> io
 /// Derives the stage of a repair from its job. For a reboot only a failed command counts: the next boot shows whether
 /// it happened, and a shutdown may end the job abnormally.
 fn repair_progress(what: RepairKind, observed: &ObservedJobState, directory: &Path) -> io::Result<RepairProgress> {
-    let under_way = |text: &str| RepairProgress::UnderWay { text: text.to_owned() };
+    let under_way = |text: &str| RepairProgress::InProgress { text: text.to_owned() };
     let how = match observed {
         ObservedJobState::Ended { how, .. } => *how,
         ObservedJobState::Unknown { why: reason } => return Ok(under_way(reason)),
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(progress(RepairKind::Reboot, JobEnd::Failed), RepairProgress::Failed { text });
         assert!(matches!(progress(RepairKind::Reset, JobEnd::Lost), RepairProgress::Failed { .. }));
         for how in [JobEnd::Exited, JobEnd::Lost, JobEnd::Killed] {
-            assert!(matches!(progress(RepairKind::Reboot, how), RepairProgress::UnderWay { .. }), "{how}");
+            assert!(matches!(progress(RepairKind::Reboot, how), RepairProgress::InProgress { .. }), "{how}");
         }
     }
 }

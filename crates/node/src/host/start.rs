@@ -28,7 +28,7 @@ const WAIT_FOR_CLAIM: Duration = Duration::from_secs(2);
 /// Starts a run, unless the host is in use: users may have come since the controller's last query.
 pub(super) fn start(state: &Path, jobs: &Jobs, request: &StartRun) -> io::Result<HostResponse> {
     if jobs.state(request.run, now())? == ObservedJobState::Absent {
-        let host_status = status::collect_status(state, jobs, &request.users)?;
+        let host_status = status::collect_status(state, jobs, &request.status_query)?;
         if let Some(by) = blocked_reason(&host_status, request.max_load_per_core) {
             return Ok(HostResponse::InUse { by });
         }
@@ -40,7 +40,7 @@ fn begin(state: &Path, jobs: &Jobs, request: &StartRun) -> io::Result<ObservedJo
     jobs.prune(now())?;
     let directory = jobs.run_directory(request.run);
     fs::create_dir_all(&directory)?;
-    if let Some(together) = &request.together {
+    if let Some(together) = &request.multi_node {
         files::create::<Vec<NodeName>>(&directory.join(NODES), &together.nodes.to_vec())?;
     }
     jobs.start(request.run, command(state, jobs, request)?, now())?;
@@ -83,7 +83,7 @@ fn command(state: &Path, jobs: &Jobs, request: &StartRun) -> io::Result<Command>
     let mut command = systemd_scope::command(&args, request.run);
     // In the environment, because every user can read arguments. The login's directory is left.
     command.env(KEY_VARIABLE, &request.key).current_dir("/");
-    if let Some(together) = &request.together {
+    if let Some(together) = &request.multi_node {
         let rank = together.nodes.iter().position(|node| *node == request.node);
         let rank = rank.ok_or_else(|| io::Error::other(format!("{} is not a host of this run", request.node)))?;
         let names = together.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(",");

@@ -48,12 +48,12 @@ pub(super) fn collect_status(state: &Path, jobs: &Jobs, query: &StatusQuery) -> 
         boot_id: process::boot_id(),
         cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         load,
-        gpus: foreign_processes::gpu_users(&own_pids, &query.bystanders),
-        terminals: foreign_processes::terminal_users(&own_pids),
+        gpu_users: foreign_processes::gpu_users(&own_pids, &query.ignored_programs),
+        terminal_users: foreign_processes::terminal_users(&own_pids),
         locks: query.locks.iter().filter(|path| !matches!(path.try_exists(), Ok(false))).cloned().collect(),
-        abandoned: jobs.unkillable_job()?.map(|process| process.pid),
+        unkillable_pid: jobs.unkillable_job()?.map(|process| process.pid),
         marks: MarkFiles::new(state).read()?,
-        under_way: jobs.active_runs(now())?,
+        active_runs: jobs.active_runs(now())?,
         runs,
     })
 }
@@ -72,7 +72,7 @@ fn run_status(jobs: &Jobs, run: RunId, limits: &mut ReplyLimits) -> RunStatus {
     match document(&directory.join(DOCUMENT), limits.documents) {
         Ok(document) => {
             limits.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
-            RunStatus { run, seen: observed, document, log, nodes }
+            RunStatus { run, job: observed, document, log, nodes }
         }
         // It has ended and left a document: without that the run must not be reported as complete.
         Err(reason) => RunStatus { nodes, ..RunStatus::without_result(run, ObservedJobState::Unknown { why: reason }) },

@@ -132,7 +132,7 @@ fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
     let up = check::uptime(&quiet);
     let (tests, stop_reason) = run_tests(job, stop, &driver, &log);
     let (run, node, ended) = (job.run, job.node.clone(), now());
-    let document = Document { run, node, hardware, started, ended, tests, up };
+    let document = Document { run, node, hardware, started, ended, tests, uptime: up };
     let bytes = document.sign(&job.key).map_err(JobError::Sign)?;
     let (code, text) = match stop_reason {
         None => (exit::DONE, "done"),
@@ -256,7 +256,7 @@ fn log_observation(observation: &Observation, log_line: &dyn Fn(&str)) {
             }
         }
         Observation::NotApplicable(reason) => log_line(&format!("not applicable: {}", reason.text)),
-        Observation::CouldNot(failure) => log_line(&format!("no measurement: {}: {}", failure.kind, failure.text)),
+        Observation::Failed(failure) => log_line(&format!("no measurement: {}: {}", failure.kind, failure.text)),
     }
 }
 

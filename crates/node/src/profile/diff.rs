@@ -17,8 +17,8 @@ pub struct Difference {
     pub entity: Entity,
     pub expected: f64,
     /// `None`: not measured, so unknown.
-    pub seen: Option<f64>,
-    pub compared: Comparison,
+    pub measured: Option<f64>,
+    pub comparison: Comparison,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,11 +63,17 @@ pub fn compare(profile: &Profile, observations: &[CheckObservation]) -> Vec<Diff
                 Comparison::More
             };
             let (entity, seen) = (metric.entity.clone(), Some(metric.value));
-            Difference { metric: name.clone(), entity, expected, seen, compared }
+            Difference { metric: name.clone(), entity, expected, measured: seen, comparison: compared }
         }));
         if rows.len() == before {
             let compared = Comparison::NotMeasured;
-            rows.push(Difference { metric: name.clone(), entity: Entity::node(), expected, seen: None, compared });
+            rows.push(Difference {
+                metric: name.clone(),
+                entity: Entity::node(),
+                expected,
+                measured: None,
+                comparison: compared,
+            });
         }
     }
     rows
@@ -78,8 +84,8 @@ pub fn differences_table(rows: &[Difference]) -> String {
     let width = rows.iter().map(|row| row.metric.len()).max().unwrap_or(0).max("METRIC".len());
     let mut out = format!("{:width$}  {:14}  {:>18}  {:>18}  COMPARED\n", "METRIC", "PART", "EXPECTED", "SEEN");
     for row in rows {
-        let seen = row.seen.map_or_else(|| "-".to_owned(), |value| value.to_string());
-        let (metric, entity, expected, comparison) = (&row.metric, &row.entity, row.expected, row.compared.as_str());
+        let seen = row.measured.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        let (metric, entity, expected, comparison) = (&row.metric, &row.entity, row.expected, row.comparison.as_str());
         let _infallible = writeln!(out, "{metric:width$}  {entity:14}  {expected:>18}  {seen:>18}  {comparison}");
     }
     out
@@ -107,9 +113,9 @@ mod tests {
             Metric::count("mem", Entity::node(), 996.0),
         ];
         let observation = Observation::measured(metrics, Vec::new());
-        let observations = [CheckObservation { check: CheckId::new("a").unwrap(), observation, took: Span::ZERO }];
+        let observations = [CheckObservation { check: CheckId::new("a").unwrap(), observation, duration: Span::ZERO }];
         let rows = compare(&profile, &observations);
-        let compared: Vec<_> = rows.iter().map(|row| row.compared).collect();
+        let compared: Vec<_> = rows.iter().map(|row| row.comparison).collect();
         use Comparison::{Less, More, NotMeasured, Same};
         assert_eq!(compared, [Less, Same, More, Same, NotMeasured]);
         assert!(differences_table(&rows).contains("gpu:1"));

@@ -31,7 +31,7 @@ pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner
     let dmi = |name: &str| line(&format!("{DMI}/{name}"));
     let mut machine = MachineFacts {
         instance_type: None,
-        told: args.label.clone(),
+        declared_sku: args.label.clone(),
         vendor: dmi("sys_vendor"),
         product: dmi("product_name"),
         asset_tag: dmi("chassis_asset_tag"),

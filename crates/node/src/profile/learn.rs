@@ -49,7 +49,7 @@ pub fn learn(
                 missing.push(format!("{name}: {} does not apply here: {}", rule.check, reason.text));
                 continue;
             }
-            Observation::CouldNot(failure) => {
+            Observation::Failed(failure) => {
                 missing.push(format!("{name}: {} could not measure: {}", rule.check, failure.text));
                 continue;
             }
@@ -121,7 +121,7 @@ mod tests {
 
     fn seen(check: &str, metrics: Vec<Metric>) -> CheckObservation {
         let observation = Observation::measured(metrics, Vec::new());
-        CheckObservation { check: CheckId::new(check).unwrap(), observation, took: Span::ZERO }
+        CheckObservation { check: CheckId::new(check).unwrap(), observation, duration: Span::ZERO }
     }
 
     fn rule(check: &str, metric: &str, how: &str) -> Rule {

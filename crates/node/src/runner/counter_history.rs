@@ -123,12 +123,12 @@ fn load(directory: &Path) -> Option<StoredSamples> {
 /// Whether the newest sample is redundant: nothing changed at it or now, the machine did not reboot, and there is
 /// another sample shortly before.
 fn is_redundant(samples: &[Sample], now: &Sample) -> bool {
-    let is_quiet = |sample: &Sample| sample.files.is_empty() && sample.gone.is_empty();
+    let is_quiet = |sample: &Sample| sample.files.is_empty() && sample.removed.is_empty();
     let [.., before, newest] = samples else { return false };
     is_quiet(newest)
         && is_quiet(now)
-        && before.up <= newest.up
-        && newest.up <= now.up
+        && before.uptime <= newest.uptime
+        && newest.uptime <= now.uptime
         && now.at.since(before.at) < MIN_SPACING
 }
 
@@ -139,7 +139,7 @@ fn contents_after(samples: &[Sample]) -> State<'_> {
     let mut state = State::new();
     for sample in samples {
         state.extend(sample.files.iter().map(|file| (file.path.as_str(), &file.text)));
-        for path in &sample.gone {
+        for path in &sample.removed {
             state.remove(path.as_str());
         }
     }
@@ -150,7 +150,7 @@ fn difference(before: &State<'_>, (at, up): (Timestamp, Span), files: Vec<FileTe
     let removed = before.keys().filter(|path| !files.iter().any(|file| file.path == **path));
     let removed = removed.map(|path| (*path).to_owned()).collect();
     let files = files.into_iter().filter(|file| before.get(file.path.as_str()) != Some(&&file.text)).collect();
-    Sample { at, up, files, gone: removed }
+    Sample { at, uptime: up, files, removed }
 }
 
 /// Merges samples that are older than `keep` or exceed the limit into one.
@@ -166,8 +166,8 @@ fn merge_oldest(samples: &mut Vec<Sample>) {
     let files = contents_after(&samples[..2])
         .into_iter()
         .map(|(path, text)| FileText { path: path.to_owned(), text: text.clone() });
-    let (at, up) = (samples[1].at, samples[1].up);
-    let first = Sample { at, up, files: files.collect(), gone: Vec::new() };
+    let (at, up) = (samples[1].at, samples[1].uptime);
+    let first = Sample { at, uptime: up, files: files.collect(), removed: Vec::new() };
     samples.splice(..2, [first]);
 }
 
@@ -193,7 +193,7 @@ mod tests {
         let samples = run_pass(folder.path(), 360, &[("/sys/a/count", "2")]);
         assert_eq!(samples.len(), 2);
         assert_eq!(samples[1].files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["/sys/a/count"]);
-        assert_eq!(samples[1].gone, ["/sys/b/count"]);
+        assert_eq!(samples[1].removed, ["/sys/b/count"]);
         let samples = run_pass(folder.path(), 2400, &[("/sys/a/count", "2")]);
         assert_eq!(samples.len(), 1, "older than half an hour");
         assert_eq!(samples[0].files.len(), 1, "the first sample is complete");

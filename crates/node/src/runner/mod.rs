@@ -13,13 +13,13 @@
 pub(crate) mod child;
 mod clock_discipline;
 mod counter_history;
-mod driver;
 #[doc(hidden)]
 pub mod fuzz_targets;
 mod glob;
 mod gpus;
 pub(crate) mod hung_probes;
 pub(crate) mod mounts;
+mod nvml_helper;
 mod processes;
 mod reader;
 mod recorded;
@@ -53,15 +53,15 @@ use crate::{
 };
 use child::ChildOutcome;
 use counter_history::CounterHistory;
-use driver::DriverRequest;
 use hung_probes::HungProbes;
 use mounts::Mounts;
+use nvml_helper::DriverRequest;
 use reader::Reader;
 use watchdog::NoAnswer;
 
 pub use clock_discipline::CLOCK_FILE;
-pub use driver::{DRIVER_ARGUMENT, DriverHelper, serve_driver_queries};
 pub(crate) use hung_probes::boot_id;
+pub use nvml_helper::{DRIVER_ARGUMENT, DriverHelper, serve_driver_queries};
 pub use reader::serve_one_probe;
 pub use recorded::FixtureRunner;
 pub use words::describe;
@@ -312,7 +312,7 @@ impl<'a> LocalRunner<'a> {
             Probe::DcgmHealth { .. }
             | Probe::Sampled { .. }
             | Probe::Exec { .. }
-            | Probe::ExecWhere { .. }
+            | Probe::ExecIfExists { .. }
             | Probe::Builtin { .. } => false,
         }
     }
@@ -413,7 +413,7 @@ impl ProbeRunner for LocalRunner<'_> {
         }
         match probe {
             Probe::Exec { program, args, timeout } => self.exec(program, args, *timeout),
-            Probe::ExecWhere { path, program, args, timeout } => {
+            Probe::ExecIfExists { path, program, args, timeout } => {
                 match reader::path_on_machine(&self.root, path).try_exists() {
                     Ok(true) => self.exec(program, args, *timeout),
                     Ok(false) => failed(FailureKind::Missing, format!("{path} does not exist")),
@@ -440,7 +440,7 @@ impl ProbeRunner for LocalRunner<'_> {
 /// Returns the file-system part of a probe.
 fn read_for(probe: &Probe) -> Option<Probe> {
     match probe {
-        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
+        Probe::Exec { .. } | Probe::ExecIfExists { .. } | Probe::Builtin { .. } | Probe::Gpu { .. } => None,
         Probe::Sampled { pattern, .. } => Some(Probe::glob(pattern)),
         other => Some(other.clone()),
     }

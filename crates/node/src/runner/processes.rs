@@ -43,7 +43,7 @@ fn one(folder: &Path, pid: u32, up: f64) -> Option<Process> {
         name: ProcStat::name(&line)?.to_owned(),
         state: stat.state,
         age: Span::from_secs((up - started).max(0.0) as i64),
-        waits_in: (stat.state == 'D').then(wait_channel).flatten().filter(|text| !text.is_empty() && text != "0"),
+        wchan: (stat.state == 'D').then(wait_channel).flatten().filter(|text| !text.is_empty() && text != "0"),
     })
 }
 
@@ -56,7 +56,7 @@ mod tests {
         let all = list_processes(Path::new("/")).unwrap();
         let this = all.iter().find(|process| process.pid == std::process::id()).unwrap();
         assert_eq!(this.user, rustix::process::getuid().as_raw());
-        assert!(this.age < Span::hours(1) && this.waits_in.is_none(), "{this:?}");
+        assert!(this.age < Span::hours(1) && this.wchan.is_none(), "{this:?}");
         assert!(all.iter().any(|process| process.pid == 1));
     }
 
@@ -72,6 +72,6 @@ mod tests {
         fs::write(folder.join("wchan"), "os_acquire_rwlock_write").unwrap();
         let all = list_processes(root.path()).unwrap();
         assert_eq!((all[0].name.as_str(), all[0].state, all[0].age), ("nv (x) smi", 'D', Span::from_secs(100)));
-        assert_eq!(all[0].waits_in.as_deref(), Some("os_acquire_rwlock_write"));
+        assert_eq!(all[0].wchan.as_deref(), Some("os_acquire_rwlock_write"));
     }
 }

@@ -62,7 +62,7 @@ impl Reader {
             Probe::DcgmHealth { address } => {
                 return dcgm::health(&self.library, address).map_or_else(ProbeOutput::Failed, ProbeOutput::Text);
             }
-            Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
+            Probe::Exec { .. } | Probe::ExecIfExists { .. } | Probe::Builtin { .. } | Probe::Sampled { .. } => {
                 return failed(FailureKind::Failed, "not a reading probe");
             }
         };

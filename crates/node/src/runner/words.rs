@@ -2,7 +2,7 @@
 
 use doctor_checks::probe::Probe;
 
-use super::driver::QUERY_LABEL;
+use super::nvml_helper::QUERY_LABEL;
 
 /// Describes a probe; equal probes have equal descriptions.
 pub fn describe(probe: &Probe) -> String {
@@ -19,7 +19,7 @@ pub fn describe(probe: &Probe) -> String {
         // Independent of the fields: a driver that hangs for one query hangs for all.
         Probe::Gpu { .. } => QUERY_LABEL.to_owned(),
         Probe::DcgmHealth { address } => format!("query DCGM at {address}"),
-        Probe::Exec { program, args, .. } | Probe::ExecWhere { program, args, .. } => command_line(program, args),
+        Probe::Exec { program, args, .. } | Probe::ExecIfExists { program, args, .. } => command_line(program, args),
         Probe::Builtin { test, .. } => format!("test {test}"),
     }
 }

@@ -37,7 +37,7 @@ fn alert_from_note(note: &Notification, now: Timestamp) -> Vec<Value> {
     let annotations = json!({
         "summary": alert::line(note),
         "description": alert::paragraphs(std::slice::from_ref(note)).join("\n"),
-        "look": alert::command(note),
+        "command": alert::command(note),
     });
     let make_alert = |labels: Value, since: Timestamp, active: bool| {
         // A simulated cluster may be ahead of this machine's clock; an alert that ends before it starts would be
@@ -58,7 +58,7 @@ fn alert_from_note(note: &Notification, now: Timestamp) -> Vec<Value> {
                 json!({ "alertname": "ClusterDoctorService", "condition": service.condition, "severity": "service" });
             vec![make_alert(labels, service.since, service.raised)]
         }
-        Subject::Trial { by } => {
+        Subject::Test { by } => {
             vec![make_alert(json!({ "alertname": "ClusterDoctorTrial", "by": by }), note.at, false)]
         }
     }

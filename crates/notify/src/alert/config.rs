@@ -18,9 +18,9 @@ use super::secret::{SecretSource, UrlSource};
 #[serde(deny_unknown_fields, default)]
 pub struct AlertSettings {
     /// How long a message waits for further notes, so that related ones are sent together.
-    pub gather: Span,
+    pub group_wait: Span,
     /// Minimum interval between messages to a receiver.
-    pub every: Span,
+    pub group_interval: Span,
     /// Timeout of one attempt.
     pub timeout: Span,
     /// Delay before the first retry; later delays grow.
@@ -28,7 +28,7 @@ pub struct AlertSettings {
     /// A message that is not delivered after this is given up and reported as lost.
     pub give_up: Span,
     /// Alert when the cluster has not been observed for this long.
-    pub cycle_old: Span,
+    pub stale_after: Span,
     /// Alert when more results than this are rejected within ten minutes.
     pub rejected: u64,
     /// PEM file of CA certificates trusted in addition to the system's.
@@ -40,12 +40,12 @@ pub struct AlertSettings {
 impl Default for AlertSettings {
     fn default() -> Self {
         Self {
-            gather: Span::from_secs(5),
-            every: Span::minutes(1),
+            group_wait: Span::from_secs(5),
+            group_interval: Span::minutes(1),
             timeout: Span::from_secs(10),
             retry: Span::from_secs(5),
             give_up: Span::days(1),
-            cycle_old: Span::minutes(10),
+            stale_after: Span::minutes(10),
             rejected: 10,
             ca: None,
             receivers: BTreeMap::new(),
@@ -58,7 +58,7 @@ impl Default for AlertSettings {
 #[serde(try_from = "RawReceiver")]
 pub struct Receiver {
     pub route: Route,
-    pub way: Channel,
+    pub channel: Channel,
 }
 
 /// The channel of a receiver.
@@ -176,7 +176,7 @@ impl TryFrom<RawReceiver> for Receiver {
         };
         channel.check()?;
         let route = Route { severity: raw.severity, changes: raw.changes, service: raw.service };
-        Ok(Self { route, way: channel })
+        Ok(Self { route, channel })
     }
 }
 
@@ -248,7 +248,7 @@ impl AlertSettings {
     /// Resolves paths relative to the file that contains them.
     pub fn resolve(&mut self, base: &Path) {
         self.ca = self.ca.take().map(|path| base.join(path));
-        self.receivers.values_mut().for_each(|receiver| receiver.way.resolve(base));
+        self.receivers.values_mut().for_each(|receiver| receiver.channel.resolve(base));
     }
 
     /// Checks the settings as a whole.
@@ -257,9 +257,12 @@ impl AlertSettings {
     /// If a setting is invalid, with what would be accepted.
     pub fn check(&self) -> Result<(), BadReceiver> {
         let second = Span::from_secs(1);
-        for (name, value) in
-            [("every", self.every), ("timeout", self.timeout), ("retry", self.retry), ("cycle_old", self.cycle_old)]
-        {
+        for (name, value) in [
+            ("group_interval", self.group_interval),
+            ("timeout", self.timeout),
+            ("retry", self.retry),
+            ("stale_after", self.stale_after),
+        ] {
             if value < second {
                 return Err(BadReceiver(format!("`alerts.{name}` is {value}, expected 1s or more")));
             }
@@ -328,7 +331,7 @@ mod tests {
     #[test]
     fn settings_outside_their_range_are_rejected() {
         for (text, part) in [
-            ("every = \"0s\"", "1s or more"),
+            ("group_interval = \"0s\"", "1s or more"),
             ("timeout = \"10m\"", "5m or less"),
             ("give_up = \"2s\"", "at least `timeout`"),
             ("[receivers.\"a b\"]\nslack = { url = \"http://x\" }", "cannot name a receiver"),

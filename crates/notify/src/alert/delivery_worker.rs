@@ -52,8 +52,8 @@ impl DeliveryWorker {
 
     /// Delivers what waits, without waiting for further notes.
     pub(super) fn deliver_now(&mut self) {
-        self.settings.gather = Span::ZERO;
-        self.settings.every = Span::ZERO;
+        self.settings.group_wait = Span::ZERO;
+        self.settings.group_interval = Span::ZERO;
         while self.poll().is_zero() {}
     }
 
@@ -62,9 +62,9 @@ impl DeliveryWorker {
         let mut waiting = self.store.pending_alerts()?.remove(&self.name).unwrap_or_default();
         if waiting.notes > 0 && waiting.messages == 0 {
             let gathered = self.gathering_since.get_or_insert_with(Instant::now).elapsed();
-            let more = self.settings.gather.to_std().saturating_sub(gathered);
-            let since = waiting.composed.map_or(self.settings.every, |composed| now.since(composed));
-            let rest = self.settings.every.to_std().saturating_sub(since.to_std());
+            let more = self.settings.group_wait.to_std().saturating_sub(gathered);
+            let since = waiting.composed.map_or(self.settings.group_interval, |composed| now.since(composed));
+            let rest = self.settings.group_interval.to_std().saturating_sub(since.to_std());
             if !more.max(rest).is_zero() {
                 return Ok(more.max(rest));
             }
@@ -101,7 +101,7 @@ impl DeliveryWorker {
     }
 
     fn send(&self, message: &Message<'_>) -> Result<(), DeliveryError> {
-        send(&self.receiver.way, message, self.settings.timeout, self.settings.ca.as_deref())
+        send(&self.receiver.channel, message, self.settings.timeout, self.settings.ca.as_deref())
     }
 
     fn handle_failure(&mut self, message: &ClaimedMessage, error: &DeliveryError) -> DeliveryOutcome {
@@ -111,12 +111,12 @@ impl DeliveryWorker {
         {
             Some(next) => {
                 self.log_once(&error.text);
-                DeliveryOutcome::Retry { next, trouble: error.text.clone() }
+                DeliveryOutcome::Retry { next, error: error.text.clone() }
             }
             None => {
                 let (receiver, tries, what) = (&self.name, message.attempts, alert::summary(&message.notes));
                 tracing::error!(receiver, tries, what, %error, "message lost");
-                DeliveryOutcome::GivenUp { trouble: format!("given up after attempt {tries}: {}", error.text) }
+                DeliveryOutcome::GivenUp { error: format!("given up after attempt {tries}: {}", error.text) }
             }
         }
     }
@@ -131,7 +131,7 @@ impl DeliveryWorker {
     /// Sends all open alerts to an Alertmanager, including those sent before. A failure is ignored, because the next
     /// refresh follows soon; notes that must arrive go through the outbox.
     fn refresh(&mut self, now: Timestamp) -> Result<(), StoreError> {
-        if !matches!(self.receiver.way, Channel::Alertmanager { .. })
+        if !matches!(self.receiver.channel, Channel::Alertmanager { .. })
             || self.refreshed.is_some_and(|at| at.elapsed() < REFRESH)
         {
             return Ok(());

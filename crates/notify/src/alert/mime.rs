@@ -77,7 +77,7 @@ mod tests {
 
     fn composed_mail(by: &str) -> String {
         let now = Timestamp::from_secs(1_794_795_000);
-        let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
+        let notes = [Notification { at: now, subject: Subject::Test { by: by.to_owned() } }];
         let email = Email {
             server: "mail:25".to_owned(),
             from: "doctor@example.org".to_owned(),

@@ -108,10 +108,10 @@ pub fn send_test_message(
     by: &str,
     now: Timestamp,
 ) -> Result<(), DeliveryError> {
-    let notes = [Notification { at: now, subject: Subject::Trial { by: by.to_owned() } }];
+    let notes = [Notification { at: now, subject: Subject::Test { by: by.to_owned() } }];
     let key = format!("trial-{}", now.millis());
     let message = Message { key: &key, composed: now, notes: &notes, lost_before: 0, now };
-    send(&receiver.way, &message, settings.timeout, settings.ca.as_deref())
+    send(&receiver.channel, &message, settings.timeout, settings.ca.as_deref())
 }
 
 /// The delivery threads, and the one that watches the service itself. After a drop they end with their current task.

@@ -83,7 +83,7 @@ impl ServiceAlerts {
             breaker: self.store.breaker()?,
             agents_silent: self.store.agent_silence_reported()?,
             unseen_for: Span::from_millis(unobserved_ms),
-            cycle_old_after: self.settings.cycle_old,
+            cycle_old_after: self.settings.stale_after,
             rejected,
             max_rejected: self.settings.rejected,
             undelivered: self.store.alerts_given_up_since(SystemClock.now().minus(Span::days(1)))?,

@@ -33,7 +33,7 @@ struct RenderedNote<'a> {
     #[serde(flatten)]
     note: &'a Notification,
     text: String,
-    look: String,
+    command: String,
 }
 
 pub(super) fn send(
@@ -52,7 +52,7 @@ pub(super) fn send(
         notes: message
             .notes
             .iter()
-            .map(|note| RenderedNote { note, text: alert::line(note), look: alert::command(note) })
+            .map(|note| RenderedNote { note, text: alert::line(note), command: alert::command(note) })
             .collect(),
     };
     let body = json(&document)?;

@@ -11,35 +11,35 @@ pub(super) fn describe(action: &Action) -> Option<String> {
     Some(match action {
         Action::Submit(run) => {
             let tests: Vec<_> = run.tests.iter().map(TestId::as_str).collect();
-            format!("submit {} on {}: {} ({})", run.id, hostlist::fold(&run.nodes), tests.join(" "), run.asked.what)
+            format!("submit {} on {}: {} ({})", run.id, hostlist::fold(&run.nodes), tests.join(" "), run.purpose.value)
         }
         Action::Resubmit { run } => format!("submit {run} again"),
         Action::Cancel { run, .. } => format!("cancel {run}"),
         Action::Conclude { run, end: Conclusion::Incomplete(_) } => format!("conclude {run}: incomplete"),
         Action::Conclude { run, end: Conclusion::NotStarted(_) } => format!("conclude {run}: not started, no row"),
         Action::OpenCase(case) => {
-            format!("open {} on {}: {} at repair step {}", case.id, case.node, case.severity, case.rung)
+            format!("open {} on {}: {} at repair step {}", case.id, case.node, case.severity, case.repair_step)
         }
         Action::Escalate { case, to } => format!("{case} escalates to {to}"),
-        Action::Worsen { case, .. } => format!("{case}: severity raised"),
+        Action::RaiseSeverity { case, .. } => format!("{case}: severity raised"),
         Action::Advise { advice, .. } => format!("advice: {advice}"),
-        Action::Step { node, step, tries: 1, .. } => format!("{step} {node}"),
-        Action::Step { node, step, tries, .. } => format!("{step} {node}, try {tries}"),
+        Action::Step { node, step, attempts: 1, .. } => format!("{step} {node}"),
+        Action::Step { node, step, attempts: tries, .. } => format!("{step} {node}, try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
-        Action::Settle { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
-        Action::Move { node, to, .. } => format!("{node} is {}", to.as_str()),
+        Action::CompleteStep { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
+        Action::SetState { node, to, .. } => format!("{node} is {}", to.as_str()),
         Action::CloseCase { case, how, .. } => format!("close {case}: {how}"),
-        Action::Follow { case, node } => format!("{case} follows its machine to {node}"),
+        Action::RebindCase { case, node } => format!("{case} follows its machine to {node}"),
         Action::OpenBreaker => "the breaker opens".to_owned(),
         Action::Notice(_) => "notice".to_owned(),
-        Action::Answer { .. } => "command completed".to_owned(),
-        Action::Name { node, peer: None, .. } => format!("fault attributed to {node}"),
-        Action::Name { node, peer: Some(peer), .. } => format!("fault attributed to {node} and {peer}"),
+        Action::CompleteCommand { .. } => "command completed".to_owned(),
+        Action::AttributeFault { node, peer: None, .. } => format!("fault attributed to {node}"),
+        Action::AttributeFault { node, peer: Some(peer), .. } => format!("fault attributed to {node} and {peer}"),
         // Its run is printed separately.
-        Action::Try { .. } => return None,
-        Action::Tidy { node, .. } => format!("maintenance of {node} is over"),
-        Action::Rename { node, hardware } => format!("{node} has other hardware now, {hardware}"),
+        Action::StartTrial { .. } => return None,
+        Action::RemoveMaintenanceMark { node, .. } => format!("maintenance of {node} is over"),
+        Action::HardwareReplaced { node, hardware } => format!("{node} has other hardware now, {hardware}"),
         // Every node is identified once at the start.
-        Action::Identify { .. } => return None,
+        Action::HardwareIdentified { .. } => return None,
     })
 }

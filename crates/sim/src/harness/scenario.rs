@@ -215,7 +215,7 @@ impl ScenarioRunner {
             lines.push(format!("results rejected: {}", report.rejected));
         }
         lines.extend(report.actions.iter().filter_map(|action| {
-            let line = describe(&action.what)?;
+            let line = describe(&action.value)?;
             Some(format!("{line} [{}] {}", action.code, action.text))
         }));
         // An outage is printed once, not every minute.
@@ -328,7 +328,7 @@ impl ScenarioRunner {
             }
             ["together", nodes, test] => {
                 let Some(nodes) = NonEmpty::new(list(nodes)?) else { return invalid("together needs nodes") };
-                ask(CommandKind::Together { nodes, test: name(test)?, trials: Vec::new() })?;
+                ask(CommandKind::MultiNodeTest { nodes, test: name(test)?, trials: Vec::new() })?;
             }
             ["pause", rest @ ..] => {
                 let (pool, until) = match rest {
@@ -409,7 +409,7 @@ impl ScenarioRunner {
                         case.id,
                         case.node,
                         case.severity,
-                        case.rung,
+                        case.repair_step,
                         steps.join(", ")
                     ));
                 }
@@ -428,7 +428,7 @@ impl ScenarioRunner {
                 let counters = store.counters()?;
                 lines.push(format!(
                     "kept {}, duplicate {}, rejected {}",
-                    counters.results_kept, counters.results_duplicate, counters.documents_rejected
+                    counters.results_stored, counters.results_duplicate, counters.documents_rejected
                 ));
             }
             _ => {

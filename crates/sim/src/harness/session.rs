@@ -177,7 +177,7 @@ impl Session {
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::one(test.clone()),
             state: RunState::Planned,
-            asked: WithReason::new(RunPurpose::Validation, "recorded", "recorded by the script"),
+            purpose: WithReason::new(RunPurpose::Validation, "recorded", "recorded by the script"),
             case: None,
             planned: at,
             limit: Span::minutes(30),
@@ -202,7 +202,7 @@ impl Session {
             verdict,
             reason: ReasonCode::fixed("recorded"),
             at,
-            took: Span::minutes(5),
+            duration: Span::minutes(5),
             findings: Vec::new(),
         };
         store.accept(
@@ -268,7 +268,7 @@ impl Session {
     pub fn cycle(&mut self) -> Result<CycleReport, SessionError> {
         self.store_operator_requests()?;
         let report = self.engine.cycle()?;
-        let opens = report.actions.iter().any(|action| matches!(action.what, Action::OpenBreaker));
+        let opens = report.actions.iter().any(|action| matches!(action.value, Action::OpenBreaker));
         if opens && self.config.world.repairs {
             self.breaker_opened = report.at;
         }
@@ -306,7 +306,10 @@ impl Session {
             world.advance_to(next);
             let fresh = &world.effects().entries()[self.looked_at..];
             self.looked_at += fresh.len();
-            if fresh.iter().any(|effect| matches!(effect.what, EffectKind::Wanted { .. } | EffectKind::Report { .. })) {
+            if fresh
+                .iter()
+                .any(|effect| matches!(effect.what, EffectKind::UserWaiting { .. } | EffectKind::Report { .. }))
+            {
                 return;
             }
         }

@@ -57,17 +57,17 @@ impl World {
         self.slot_mut(slot).reports += 1;
         let checks = vec![self.passive_evidence(slot)];
         let report = AgentReport {
-            up: None,
+            uptime: None,
             node: self.name(slot),
             hardware: self.machines[machine as usize].inside(),
-            number: self.slot(slot).reports,
+            sequence: self.slot(slot).reports,
             at: self.slot(slot).clock(self.now),
             checks,
             versions: Versions {
                 program: env!("CARGO_PKG_VERSION").to_owned(),
                 schema: Schema::CURRENT,
                 policy: 0,
-                waiting: 0,
+                queued: 0,
             },
             dropped: None,
         };

@@ -31,7 +31,7 @@ impl World {
             return Err(BackendError { operation: APPLY, text, effect: After::NotAppliedPermanent });
         }
         if self.done.contains_key(&change.op) {
-            self.log(EffectKind::AskedAgain { op: change.op, node: node.clone() });
+            self.log(EffectKind::RepeatedOperation { op: change.op, node: node.clone() });
             return Ok(());
         }
         let slot = self.find(APPLY, node)?;
@@ -100,7 +100,7 @@ impl World {
     fn disturb(&mut self, slot: u32, op: OpId, how: Disturbance) {
         let (user, under_way) = (self.slot(slot).user.is_some(), self.slot(slot).down.is_some_and(|down| down.ours));
         let node = self.name(slot);
-        self.log(EffectKind::Disturbed { op, node, how, user, under_way });
+        self.log(EffectKind::Disturbed { op, node, how, user, in_progress: under_way });
         self.take_down(slot, how, true);
     }
 
@@ -119,7 +119,7 @@ impl World {
             Disturbance::Replace => self.put_new_machine(slot),
         }
         let node = self.name(slot);
-        self.log(EffectKind::Back { node });
+        self.log(EffectKind::Recovered { node });
         self.update_slot(slot);
         self.queue.push(self.now, Event::AgentReports(slot));
     }

@@ -72,9 +72,9 @@ impl World {
             return Some(scripted);
         }
         let chances = match call {
-            Call::Submit => self.config.hostile.submits,
-            Call::Cancel => self.config.hostile.cancels,
-            Call::Change => self.config.hostile.changes,
+            Call::Submit => self.config.disruptions.submits,
+            Call::Cancel => self.config.disruptions.cancels,
+            Call::Change => self.config.disruptions.changes,
         };
         let draw = self.disruptions.stream.unit();
         if draw < chances.refused {
@@ -91,7 +91,7 @@ impl World {
             return Some(scripted);
         }
         let mut draw = self.disruptions.stream.unit();
-        for (fault, chance) in &self.config.hostile.jobs {
+        for (fault, chance) in &self.config.disruptions.jobs {
             draw -= chance;
             if draw < 0.0 {
                 return Some(*fault);
@@ -101,7 +101,7 @@ impl World {
     }
 
     pub(super) fn schedule_outage(&mut self) {
-        let a_day = self.config.hostile.outages_per_day;
+        let a_day = self.config.disruptions.outages_per_day;
         if a_day > 0.0 {
             let gap = scaled(Span::days(1), self.disruptions.stream.exponential() / a_day);
             self.queue.push(self.now.plus(gap), Event::OutageBegins);
@@ -109,7 +109,7 @@ impl World {
     }
 
     pub(super) fn begin_outage(&mut self) {
-        self.inject(&Incident::Outage { length: self.config.hostile.outage });
+        self.inject(&Incident::Outage { length: self.config.disruptions.outage });
         self.schedule_outage();
     }
 

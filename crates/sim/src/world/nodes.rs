@@ -98,7 +98,7 @@ impl Slot {
             marks: Marks::default(),
             hardware: Some(machine.outside().into()),
             sku: Some(pool.sku.clone()),
-            apart: None,
+            overrides: None,
         };
         Self {
             seen: ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() },

@@ -123,7 +123,7 @@ impl World {
             started: tests.first().map_or(slot.clock(self.now), |test| test.started),
             ended: slot.clock(self.now),
             tests,
-            up: None,
+            uptime: None,
         };
         let key = match job_fault {
             Some(JobFault::WronglySigned) => RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes()),

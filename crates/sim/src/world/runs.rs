@@ -172,11 +172,11 @@ impl World {
         let failure = self.check_refused(CANCEL, Call::Cancel)?;
         match self.runs[number as usize].phase {
             Phase::Pending => {
-                self.log(EffectKind::CancelAsked { run });
+                self.log(EffectKind::CancelRequested { run });
                 self.end_run(number, JobEnd::Killed);
             }
             Phase::Running { since } => {
-                self.log(EffectKind::CancelAsked { run });
+                self.log(EffectKind::CancelRequested { run });
                 self.runs[number as usize].phase = Phase::Dying { since };
                 self.queue.push(self.now.plus(self.config.assumptions.cancel_takes), Event::RunKilled(number));
             }

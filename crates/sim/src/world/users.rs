@@ -240,7 +240,7 @@ impl World {
             for run in self.slot(node).runs.clone() {
                 if self.runs[run as usize].is_running() {
                     let (run, node) = (self.runs[run as usize].request.run, self.name(node));
-                    self.log(EffectKind::Wanted { run, node });
+                    self.log(EffectKind::UserWaiting { run, node });
                 }
             }
         }
@@ -269,7 +269,7 @@ impl World {
             self.counters.waited_for_us = self.counters.waited_for_us + after;
             self.counters.jobs_disturbed += u64::from(after > self.config.assumptions.disturbed_after);
             let node = self.name(first);
-            self.log(EffectKind::WantedGot { node, after });
+            self.log(EffectKind::UserStarted { node, after });
         }
         self.counters.jobs_started += 1;
         let now = self.now;

@@ -46,7 +46,7 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     confirmed(&bed, "close-breaker", json!({ "why": "seen" }));
 
     let commands: Vec<CommandKind> =
-        bed.store.open_commands().unwrap().into_iter().map(|request| request.what).collect();
+        bed.store.open_commands().unwrap().into_iter().map(|request| request.kind).collect();
     assert!(
         commands.iter().any(|command| matches!(command, CommandKind::Quarantine { evict: true, .. })),
         "{commands:?}"
@@ -69,7 +69,7 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
 fn an_outdated_plan_is_returned_again_and_nothing_changes() {
     let (bed, mut session) = live(4, 1);
     bed.with_tokens();
-    let mut body = json!({ "nodes": ["life=in-service"], "why": "x" });
+    let mut body = json!({ "nodes": ["state=in-service"], "why": "x" });
     let planned = bed.act(OPERATOR, "hold", &body).json();
     let first: Vec<&str> = planned["nodes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     let hold = json!({ "nodes": [first[0]], "why": "other" });

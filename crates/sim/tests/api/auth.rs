@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use doctor_api::api::openapi;
+use doctor_api::operator_api::openapi;
 
 use serde_json::json;
 

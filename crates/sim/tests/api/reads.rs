@@ -7,7 +7,7 @@ use std::{
     net::TcpStream,
 };
 
-use doctor_api::api::openapi;
+use doctor_api::operator_api::openapi;
 use doctor_core::{
     node::Hold,
     time::{Span, Timestamp},
@@ -168,7 +168,7 @@ fn the_map_agrees_with_the_list_for_each_node() {
     for (row, item) in rows.iter().zip(items) {
         assert_eq!(row[0], item["node"]);
         let word = |list: &str, column: usize| map[list][row[column].as_u64().unwrap() as usize].clone();
-        assert_eq!([word("lives", 5), word("uses", 6)], [item["life"].clone(), item["used"].clone()]);
+        assert_eq!([word("states", 5), word("occupancies", 6)], [item["state"].clone(), item["occupancy"].clone()]);
     }
     let failing = bed.get("/nodes?health=fail&limit=500").json()["items"].as_array().unwrap().len();
     let fail = map["health"].as_array().unwrap().iter().position(|word| word == "fail").unwrap() as u64;
@@ -255,11 +255,11 @@ fn a_hung_engine_is_not_reported_as_leader_and_its_data_expires() {
     let (bed, session) = live(3, 24);
     let status = bed.get("/status").json();
     assert_eq!(status["leader"]["is"], "leads", "{status}");
-    let before = bed.get("/coverage").headers["x-doctor-picture"].clone();
+    let before = bed.get("/coverage").headers["x-doctor-state-time"].clone();
     session.clock().sleep_until(session.now().plus(Span::days(60)));
     until("the loss of the leader is shown", || bed.get("/status").json()["leader"]["is"] == "lost");
     let later = bed.get("/coverage");
-    assert!(later.headers["x-doctor-picture"] > before, "{:?}", later.headers);
+    assert!(later.headers["x-doctor-state-time"] > before, "{:?}", later.headers);
     let rows = later.json();
     assert!(rows.as_array().unwrap().iter().all(|row| row["pass"] == 0), "no data two months later: {rows}");
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_api::api::{ApiDeps, ApiServer, WebConfig};
+use doctor_api::operator_api::{ApiDeps, ApiServer, WebConfig};
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{
     ids::NodeName,

@@ -6,7 +6,7 @@ use super::*;
 fn the_same_seed_and_the_same_calls_make_the_same_world() {
     let story = |seed| {
         let mut config = WorldConfig::of(60).with_seed(seed);
-        config.hostile = doctor_sim::Disruptions::typical();
+        config.disruptions = doctor_sim::Disruptions::typical();
         let sim = drive(config, 10);
         let world = sim.world();
         (world.effects().digest(), serde_json::to_string(&world.truth()).unwrap())

@@ -40,7 +40,7 @@ fn a_node_taken_by_a_user_is_busy_until_our_job_leaves() {
     assert!(matches!(bench.seen(run), ObservedJobState::Ended { how: JobEnd::Killed, .. }));
     let world = bench.sim.world();
     let waited = world.effects().entries().iter().find_map(|effect| match effect.what {
-        EffectKind::WantedGot { after, .. } => Some(after),
+        EffectKind::UserStarted { after, .. } => Some(after),
         _ => None,
     });
     assert_eq!(waited, Some(Span::from_secs(65)));

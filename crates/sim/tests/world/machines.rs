@@ -49,7 +49,7 @@ fn an_agent_reports_hard_faults_within_its_poll_interval_and_their_end_after_the
     let reports = bench.sim.drain_agent_reports();
     let opened = AgentReport::open(&reports[0].bytes, &bench.sim.agent_key(&node("node001"))).unwrap();
     assert!(!format!("{:?}", opened.checks).contains("xid-48"));
-    assert_eq!(opened.number, 2);
+    assert_eq!(opened.sequence, 2);
     assert!(bench.sim.drain_agent_reports().is_empty());
 }
 

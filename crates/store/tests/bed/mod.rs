@@ -109,7 +109,7 @@ impl StoreTestbed {
     ) -> Result<CycleId, doctor_store::StoreError> {
         let mut keys = BTreeMap::new();
         for action in actions {
-            if let Action::Submit(run) = &action.what {
+            if let Action::Submit(run) = &action.value {
                 self.keys = self.keys.wrapping_add(1);
                 keys.insert(run.id, RunKey::new([self.keys; 32]));
             }
@@ -134,7 +134,7 @@ impl StoreTestbed {
             nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
             tests: NonEmpty::new(tests.iter().map(|name| test(name)).collect()).unwrap(),
             state: RunState::Planned,
-            asked: WithReason::new(Purpose::Validation, "due", "never tested"),
+            purpose: WithReason::new(Purpose::Validation, "due", "never tested"),
             case: None,
             planned: self.now,
             limit: Span::minutes(30),
@@ -193,7 +193,7 @@ impl StoreTestbed {
             verdict,
             reason: ReasonCode::fixed(reason),
             at: self.now,
-            took: Span::from_secs(90),
+            duration: Span::from_secs(90),
             findings,
         }
     }
@@ -201,7 +201,7 @@ impl StoreTestbed {
     /// Asserts that the store is consistent.
     pub(crate) fn assert_sound(&self) {
         let verified = self.store.verify().unwrap();
-        assert!(verified.is_consistent(), "{:#?}", verified.troubles);
+        assert!(verified.is_consistent(), "{:#?}", verified.problems);
     }
 }
 

@@ -32,7 +32,7 @@ fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
     report.number = 2;
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     let stored = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
-    assert_eq!((stored.findings[0].times, stored.findings[0].run), (2, None));
+    assert_eq!((stored.findings[0].sightings, stored.findings[0].run), (2, None));
     assert_eq!(stored.hardware, hardware("n1").id());
     assert_eq!(bed.store.audit(10, None).unwrap().len(), 1, "only a change is written to the audit trail");
     // The agent was reinstalled and restarts its numbering.
@@ -49,7 +49,7 @@ fn an_agent_key_is_valid_until_it_is_revoked(bed: &mut StoreTestbed) {
     assert!(!bed.store.revoke_agent(&n1, "ann", "lost", bed.now).unwrap());
     let operators = bed.store.operator_changes().unwrap();
     let key_now = |bed: &StoreTestbed| match bed.store.agent_key(&node("n1")).unwrap() {
-        AgentKey::Enrolled { key, heard: None, .. } => key,
+        AgentKey::Enrolled { key, last_contact: None, .. } => key,
         other => panic!("{other:?}"),
     };
     bed.store.enroll_agent(&n1, &first, "ann", "new node", bed.now).unwrap();
@@ -75,8 +75,8 @@ fn an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked(bed: &mut StoreTe
         bed.store.register_agents(&[(n1.clone(), bed.now), (n2.clone(), bed.now)]).unwrap();
     }
     assert!(matches!(bed.store.agent_key(&n1).unwrap(), AgentKey::Enrolled { key: known, .. } if known == key));
-    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::ClusterToken { heard: None });
-    let auth: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.speaks_by).collect();
+    assert_eq!(bed.store.agent_key(&n2).unwrap(), AgentKey::ClusterToken { last_contact: None });
+    let auth: Vec<AgentAuth> = bed.store.agents().unwrap().iter().map(|agent| agent.auth).collect();
     assert_eq!(auth, [AgentAuth::Key, AgentAuth::Token]);
     assert_eq!(bed.store.operator_changes().unwrap(), operators, "no operator was involved");
     let actions: Vec<String> = bed.store.audit(10, None).unwrap().into_iter().map(|line| line.what).collect();
@@ -92,7 +92,7 @@ fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTest
         at,
         number,
         sent: at,
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 7, waiting: 0 },
+        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 7, queued: 0 },
     };
     for name in ["n1", "n2", "n3"] {
         bed.store.enroll_agent(&node(name), &RunKey::new([1; 32]), "ann", "x", bed.now).unwrap();
@@ -101,7 +101,7 @@ fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTest
     let at = bed.wait(Span::minutes(1));
     let all: Vec<_> = ["n1", "n2", "n9"].map(|name| (node(name), contact(5, at))).into();
     bed.store.record_agent_contacts(&bed.lease, &all).unwrap();
-    let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.heard).collect();
+    let known: Vec<_> = bed.store.agents().unwrap().into_iter().map(|agent| agent.last_contact).collect();
     assert_eq!(known, [Some(contact(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
     let dropped = DroppedReports { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };

@@ -32,12 +32,12 @@ pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
         opened: bed.now,
         severity: Severity::Reset,
         findings: vec![finding("gpu", "gpu-hot", 3)],
-        rung: RepairStep::Reset,
+        repair_step: RepairStep::Reset,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     }
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn open_case(bed: &mut StoreTestbed, name: &str) -> Case {
     let to = NodeState::Quarantined;
     bed.commit(&[
         WithReason::new(Action::OpenCase(case.clone()), "confirmed", "hot"),
-        WithReason::new(Action::Move { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
+        WithReason::new(Action::SetState { node: node(name), to, case: Some(case.id) }, "confirmed", "hot"),
     ]);
     case
 }
@@ -58,7 +58,7 @@ fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTe
     assert_eq!((stored.state, stored.case, stored.state_since), (NodeState::Quarantined, Some(case.id), bed.now));
 
     let (mark, reset) = (bed.ids.op(), bed.ids.op());
-    let step = |step, op| Action::Step { case: case.id, node: node("n1"), step, op, tries: 1 };
+    let step = |step, op| Action::Step { case: case.id, node: node("n1"), step, op, attempts: 1 };
     bed.commit(&[WithReason::new(step(StepKind::Mark, mark), "confirmed", "hot")]);
     bed.store.record_step(&bed.lease, case.id, mark, Ok(()), bed.now).unwrap();
     bed.commit(&[WithReason::new(step(StepKind::Reset, reset), "next", "try")]);
@@ -67,12 +67,16 @@ fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTe
     let proposed = bed.ids.op();
     let propose = Action::Propose { case: case.id, node: node("n1"), step: StepKind::Reboot, op: proposed };
     bed.commit(&[WithReason::new(propose, "not-allowed", "ask")]);
-    bed.commit(&[WithReason::new(Action::Settle { case: case.id, op: proposed, done: true }, "seen", "rebooted")]);
+    bed.commit(&[WithReason::new(
+        Action::CompleteStep { case: case.id, op: proposed, done: true },
+        "seen",
+        "rebooted",
+    )]);
     let (prove, drain) = (bed.ids.op(), bed.ids.op());
     bed.commit(&[WithReason::new(step(StepKind::Requalify, prove), "proof", "prove it")]);
     bed.commit(&[WithReason::new(step(StepKind::Drain, drain), "case", "drain it")]);
     let stored = bed.store.case(case.id).unwrap().unwrap();
-    let steps: Vec<_> = stored.steps.iter().map(|step| (step.what, step.state, step.rung)).collect();
+    let steps: Vec<_> = stored.steps.iter().map(|step| (step.what, step.state, step.repair_step)).collect();
     assert_eq!(
         steps,
         [
@@ -90,7 +94,7 @@ fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTe
 
     bed.wait(Span::hours(1));
     bed.run_test("n1", "disk", Verdict::Fail);
-    bed.commit(&[WithReason::new(Action::Worsen { case: case.id, node: node("n1") }, "worse", "disk too")]);
+    bed.commit(&[WithReason::new(Action::RaiseSeverity { case: case.id, node: node("n1") }, "worse", "disk too")]);
     assert_eq!(bed.store.case(case.id).unwrap().unwrap().findings.len(), 2);
     bed.assert_sound();
 
@@ -107,7 +111,11 @@ fn a_case_is_stored_step_by_step_and_closing_it_frees_the_node(bed: &mut StoreTe
 
 fn a_case_is_rebound_when_its_hardware_moves_to_another_name(bed: &mut StoreTestbed) {
     let case = open_case(bed, "n1");
-    bed.commit(&[WithReason::new(Action::Follow { case: case.id, node: node("n9") }, "machine-followed", "renamed")]);
+    bed.commit(&[WithReason::new(
+        Action::RebindCase { case: case.id, node: node("n9") },
+        "machine-followed",
+        "renamed",
+    )]);
     let nodes = bed.store.load_nodes().unwrap();
     assert_eq!((nodes[&node("n1")].case, nodes[&node("n9")].case), (None, Some(case.id)));
     assert_eq!(bed.store.case(case.id).unwrap().unwrap().node, node("n9"));
@@ -130,23 +138,23 @@ fn the_breaker_counts_our_quarantines_and_not_those_of_operators(bed: &mut Store
         let id = case.id;
         actions.push(WithReason::new(Action::OpenCase(case), "x", "x"));
         actions.push(WithReason::new(
-            Action::Step { case: id, node: node(name), step: StepKind::Mark, op, tries: 1 },
+            Action::Step { case: id, node: node(name), step: StepKind::Mark, op, attempts: 1 },
             "x",
             "x",
         ));
         actions.push(WithReason::new(
-            Action::Move { node: node(name), to: NodeState::Quarantined, case: Some(id) },
+            Action::SetState { node: node(name), to: NodeState::Quarantined, case: Some(id) },
             "x",
             "x",
         ));
     }
     // A mark that was found, not made.
     actions.push(WithReason::new(
-        Action::Move { node: node("n3"), to: NodeState::Quarantined, case: None },
+        Action::SetState { node: node("n3"), to: NodeState::Quarantined, case: None },
         "mark-adopted",
         "x",
     ));
-    actions.push(WithReason::new(Action::Answer { request }, "operator", "asked"));
+    actions.push(WithReason::new(Action::CompleteCommand { command: request }, "operator", "asked"));
     bed.commit(&actions);
     assert_eq!(bed.store.nodes_taken_out_since(since).unwrap(), [(node("n1"), bed.now)]);
     assert!(bed.store.nodes_taken_out_since(bed.now.plus(Span::from_millis(1))).unwrap().is_empty());
@@ -183,7 +191,7 @@ fn operator_commands_are_read_back_and_audited(bed: &mut StoreTestbed) {
     assert_eq!(store.breaker().unwrap(), Breaker::Closed { since: Some(now) });
 
     assert!(!store.agent_silence_reported().unwrap());
-    bed.commit(&[WithReason::new(Action::Notice(Notice::AgentsSilent { silent: 5, of: 9 }), "agents-silent", "x")]);
+    bed.commit(&[WithReason::new(Action::Notice(Notice::AgentsSilent { silent: 5, total: 9 }), "agents-silent", "x")]);
     assert!(store.agent_silence_reported().unwrap());
     bed.commit(&[WithReason::new(Action::Notice(Notice::AgentsBack), "agents-back", "x")]);
     assert!(!store.agent_silence_reported().unwrap());

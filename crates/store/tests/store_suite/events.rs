@@ -12,7 +12,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_engine::{
-    ingest::{self, ClassifyContext},
+    result_validation::{self, ClassifyContext},
     settings::Settings,
 };
 use doctor_store::records::Accepted;
@@ -65,18 +65,18 @@ fn report_events(bed: &mut StoreTestbed, boot: &str, records: &[(u64, &str)]) ->
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
     let report = AgentReport {
-        up: None,
+        uptime: None,
         node: node("n1"),
         hardware: hardware(boot),
-        number: u64::try_from(bed.now.millis()).unwrap(),
+        sequence: u64::try_from(bed.now.millis()).unwrap(),
         at: bed.now,
         checks: vec![evidence(&settings, boot, records, bed)],
-        versions: Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, waiting: 0 },
+        versions: Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, queued: 0 },
         dropped: None,
     };
     let acknowledged = acknowledged(bed);
     let by = ClassifyContext { settings: &settings, sku: None, acknowledged: &acknowledged };
-    let findings = ingest::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
+    let findings = result_validation::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
     assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Stored);
     open(bed)
 }
@@ -90,14 +90,14 @@ fn open(bed: &StoreTestbed) -> Vec<String> {
 fn requalify(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str, records: &[(u64, &str)]) -> Verdict {
     let settings = settings();
     let mut run = bed.run_on(&["n1"], &["kernel-log"]);
-    run.asked = WithReason::new(Purpose::Requalification, "proof", "prove it");
+    run.purpose = WithReason::new(Purpose::Requalification, "proof", "prove it");
     run.case = Some(case);
     let id = run.id;
     bed.commit(&[WithReason::new(Action::Submit(run), "proof", "prove it")]);
     bed.wait(Span::minutes(2));
     let stored = bed.store.active_runs().unwrap().remove(0);
     let document = Document {
-        up: None,
+        uptime: None,
         run: id,
         node: node("n1"),
         hardware: hardware(boot),
@@ -107,14 +107,14 @@ fn requalify(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str,
     };
     let bytes = document.sign(&stored.key).unwrap();
     let known = acknowledged(bed);
-    let result = ingest::open_document(
+    let result = result_validation::open_document(
         &settings,
         &stored,
         None,
         bytes,
         bed.now,
         |_| known.clone(),
-        &mut ingest::without_baselines,
+        &mut result_validation::without_baselines,
     )
     .unwrap();
     let verdict = result.outcomes[0].verdict;
@@ -158,7 +158,7 @@ fn an_operator_who_releases_a_node_ends_its_old_events(bed: &mut StoreTestbed) {
     assert_eq!((stored.state, stored.case), (NodeState::InService, None), "no case was opened");
     let request =
         bed.store.add_command(&CommandKind::Release { node: node("n1") }, "ann", "repaired", bed.now).unwrap();
-    bed.commit(&[WithReason::new(Action::Answer { request }, "operator", "requested by ann")]);
+    bed.commit(&[WithReason::new(Action::CompleteCommand { command: request }, "operator", "requested by ann")]);
     assert_eq!(open(bed), Vec::<String>::new());
     assert_eq!(report_events(bed, BOOT, &[(500, MACHINE_CHECK)]), Vec::<String>::new());
     assert_eq!(report_events(bed, BOOT, &[(501, MACHINE_CHECK)]), ["machine-check"]);

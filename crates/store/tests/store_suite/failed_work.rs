@@ -28,7 +28,7 @@ fn a_job_failure_is_stored_once_with_its_latest_report(bed: &mut StoreTestbed) {
     let begin = bed.now;
     let first = failed(bed, "7", "n1", JobFailureKind::Exit { code: 1 });
     bed.store
-        .add_job_failures(&bed.lease, &[first.clone(), failed(bed, "7", "n2", JobFailureKind::Untold)], bed.now)
+        .add_job_failures(&bed.lease, &[first.clone(), failed(bed, "7", "n2", JobFailureKind::Unknown)], bed.now)
         .unwrap();
     bed.store.add_job_failures(&bed.lease, &[first], bed.now).unwrap();
     assert_eq!(bed.store.job_failures_since(begin).unwrap().len(), 2);
@@ -42,12 +42,13 @@ fn a_job_failure_is_stored_once_with_its_latest_report(bed: &mut StoreTestbed) {
 
 fn job_failures_are_deleted_with_the_hardware_and_by_retention(bed: &mut StoreTestbed) {
     let begin = bed.now;
-    let reported = [failed(bed, "7", "n1", JobFailureKind::Untold), failed(bed, "8", "n2", JobFailureKind::NodeFailed)];
+    let reported =
+        [failed(bed, "7", "n1", JobFailureKind::Unknown), failed(bed, "8", "n2", JobFailureKind::NodeFailed)];
     bed.store.add_job_failures(&bed.lease, &reported, bed.now).unwrap();
     bed.wait(Span::minutes(5));
     let hardware = HardwareId::new("board-another").unwrap();
-    let what = Action::Rename { node: node("n1"), hardware };
-    bed.commit(&[WithReason { what, code: ReasonCode::fixed("another-machine"), text: String::new() }]);
+    let what = Action::HardwareReplaced { node: node("n1"), hardware };
+    bed.commit(&[WithReason { value: what, code: ReasonCode::fixed("another-machine"), text: String::new() }]);
     let left = bed.store.job_failures_since(begin).unwrap();
     assert_eq!(left, [reported[1].clone()]);
     bed.wait(Span::days(40));

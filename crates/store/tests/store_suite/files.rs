@@ -150,10 +150,10 @@ fn an_import_is_untrusted_history_and_is_added_once(bed: &mut StoreTestbed) {
     .unwrap();
     let files = [runs, storage];
     let imported = bed.store.import(&files, false, bed.now).unwrap();
-    assert_eq!((imported.added, imported.known, imported.skipped), (4, 0, 4));
+    assert_eq!((imported.added, imported.already_imported, imported.skipped), (4, 0, 4));
     assert_eq!(imported.skipped_examples.len(), 4);
     let again = bed.store.import(&files, false, bed.now).unwrap();
-    assert_eq!((again.added, again.known), (0, 4));
+    assert_eq!((again.added, again.already_imported), (0, 4));
 
     let history = bed.store.history(&HistoryFilter::default()).unwrap();
     assert_eq!(history.len(), 4);
@@ -181,7 +181,7 @@ fn a_trusted_import_makes_tests_fresh_even_if_imported_untrusted_before(bed: &mu
     bed.run_test("n2", "disk", Verdict::Fail);
     bed.store.import(&file, false, bed.now).unwrap();
     let trusted = bed.store.import(&file, true, bed.now).unwrap();
-    assert_eq!((trusted.added, trusted.known, trusted.trusted), (0, 3, 3));
+    assert_eq!((trusted.added, trusted.already_imported, trusted.trusted), (0, 3, 3));
     let latest = bed.store.latest_all().unwrap();
     let rows: Vec<_> = latest.iter().map(|row| (row.node.to_string(), row.verdict, row.run.is_some())).collect();
     // Our own later result remains the newest.
@@ -266,12 +266,12 @@ fn case_of(bed: &mut StoreTestbed, name: &str) -> Case {
         opened: bed.now,
         severity: Severity::Reset,
         findings: vec![finding("gpu", "gpu-hot", 3)],
-        rung: RepairStep::Reset,
+        repair_step: RepairStep::Reset,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: None,
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     }
 }
 
@@ -333,7 +333,7 @@ fn retention_keeps_an_open_cases_evidence_and_logs(bed: &mut StoreTestbed) {
     let mut proof = bed.run_on(&["n1"], &["gpu"]);
     proof.case = Some(case.id);
     let proof_run = proof.id;
-    bed.commit(&[WithReason::new(Action::Submit(proof), "prove", "x")]);
+    bed.commit(&[WithReason::new(Action::Submit(proof), "requalify", "x")]);
     bed.accept(&[bed.result(proof_run, "n1", vec![bed.outcome("n1", "gpu", Verdict::Pass)])]);
 
     bed.wait(Span::days(100));
@@ -475,6 +475,6 @@ fn verification_finds_inconsistencies() {
         let StoreUrl::Sqlite(path) = bed.url.clone().unwrap() else { panic!() };
         Connection::open(path).unwrap().execute_batch(damage).unwrap();
         let verified = bed.store.verify().unwrap();
-        assert!(verified.troubles.iter().any(|problem| problem.contains(finds)), "{damage}: {verified:?}");
+        assert!(verified.problems.iter().any(|problem| problem.contains(finds)), "{damage}: {verified:?}");
     }
 }

@@ -66,7 +66,7 @@ fn a_result_is_readable_as_soon_as_it_is_stored(bed: &mut StoreTestbed) {
     for (index, (name, run)) in runs.iter().enumerate() {
         assert_eq!(group.submit(passed(bed, name, *run)).unwrap(), Accepted::Stored);
         assert_eq!(bed.store.latest_of(&node(name)).unwrap()[0].run, Some(*run));
-        assert_eq!(bed.store.counters().unwrap().results_kept, index as u64 + 1);
+        assert_eq!(bed.store.counters().unwrap().results_stored, index as u64 + 1);
         assert_eq!(group.submit(passed(bed, name, *run)).unwrap(), Accepted::Duplicate);
     }
     bed.assert_sound();
@@ -119,7 +119,7 @@ fn results_applied_by_another_process_are_not_applied_again(bed: &mut StoreTestb
     }
     assert_eq!(results_seen(&Store::open(&url).unwrap()), 50);
     assert_eq!(results_seen(&bed.store), 50);
-    assert_eq!(bed.store.counters().unwrap().results_kept, 50);
+    assert_eq!(bed.store.counters().unwrap().results_stored, 50);
     bed.assert_sound();
 }
 
@@ -230,7 +230,7 @@ fn acknowledged_results_survive_a_kill_at_any_instant() {
         }
         let lost: Vec<_> = expected.iter().filter(|(run, name)| seen.get(run) != Some(name)).collect();
         assert!(lost.is_empty(), "acknowledged but missing: {lost:?}");
-        assert_eq!(bed.store.counters().unwrap().results_kept, seen.len() as u64);
+        assert_eq!(bed.store.counters().unwrap().results_stored, seen.len() as u64);
         bed.assert_sound();
     }
     assert!(left_in_queue > 0, "no process died between storing and entering: the test proves nothing");

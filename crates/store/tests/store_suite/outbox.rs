@@ -32,7 +32,7 @@ suite!(
 );
 
 fn trial(receiver: &str, by: &str) -> RoutedNote {
-    let about = Subject::Trial { by: by.to_owned() };
+    let about = Subject::Test { by: by.to_owned() };
     RoutedNote { receiver: receiver.to_owned(), note: Notification { at: Timestamp::from_secs(1), subject: about } }
 }
 
@@ -46,7 +46,7 @@ fn by(notes: &[Notification]) -> Vec<&str> {
     notes
         .iter()
         .map(|note| match &note.subject {
-            Subject::Trial { by } => by.as_str(),
+            Subject::Test { by } => by.as_str(),
             _ => panic!("only trials are notified here"),
         })
         .collect()
@@ -84,18 +84,18 @@ fn a_message_is_claimed_by_one_worker_and_keeps_its_key(bed: &mut StoreTestbed) 
     let again = store.claim_alert("chat", until, until.plus(MINUTE)).unwrap().unwrap();
     assert_eq!((again.key.as_str(), again.attempts), (first.key.as_str(), 2));
     let next = until.plus(Span::from_secs(5));
-    store.record_delivery(again.id, &DeliveryOutcome::Retry { next, trouble: "500".to_owned() }, until).unwrap();
+    store.record_delivery(again.id, &DeliveryOutcome::Retry { next, error: "500".to_owned() }, until).unwrap();
     assert_eq!(store.claim_alert("chat", until, next).unwrap(), None, "its next attempt is later");
     let rows = store.alert_messages(10, false).unwrap();
-    assert_eq!((rows.len(), rows[0].state, rows[0].next), (1, MessageState::Waiting, Some(next)));
-    assert_eq!(rows[0].trouble.as_deref(), Some("500"));
+    assert_eq!((rows.len(), rows[0].state, rows[0].next_attempt), (1, MessageState::Waiting, Some(next)));
+    assert_eq!(rows[0].error.as_deref(), Some("500"));
     store.record_delivery(again.id, &DeliveryOutcome::Delivered, next).unwrap();
     // The late first claimant cannot change a completed message.
-    store.record_delivery(first.id, &DeliveryOutcome::GivenUp { trouble: "late".to_owned() }, next).unwrap();
+    store.record_delivery(first.id, &DeliveryOutcome::GivenUp { error: "late".to_owned() }, next).unwrap();
     assert_eq!(store.alert_messages(10, true).unwrap()[0].state, MessageState::Delivered);
     assert_eq!(store.alert_messages(10, false).unwrap(), []);
     let counters = store.counters().unwrap();
-    assert_eq!((counters.alerts_delivered, counters.alerts_lost), (1, 0));
+    assert_eq!((counters.alerts_delivered, counters.alerts_given_up), (1, 0));
 }
 
 fn lost_messages_are_counted_and_reported_with_the_next_message(bed: &mut StoreTestbed) {
@@ -104,7 +104,7 @@ fn lost_messages_are_counted_and_reported_with_the_next_message(bed: &mut StoreT
         queue(bed, &[trial("chat", lost)]);
         store.compose_alert("chat", now, now).unwrap();
         let message = store.claim_alert("chat", now, now).unwrap().unwrap();
-        store.record_delivery(message.id, &DeliveryOutcome::GivenUp { trouble: "gone".to_owned() }, now).unwrap();
+        store.record_delivery(message.id, &DeliveryOutcome::GivenUp { error: "gone".to_owned() }, now).unwrap();
     }
     assert_eq!(store.alerts_given_up_since(now).unwrap(), 2);
     assert_eq!(store.alerts_given_up_since(now.plus(MINUTE)).unwrap(), 0);
@@ -124,7 +124,7 @@ fn messages_to_a_removed_receiver_are_recorded_as_lost(bed: &mut StoreTestbed) {
     assert_eq!(store.give_up_removed_receivers(&["chat"], now).unwrap(), 2);
     assert_eq!(store.give_up_removed_receivers(&["chat"], now).unwrap(), 0);
     let rows = store.alert_messages(10, false).unwrap();
-    assert!(rows.iter().all(|row| row.state == MessageState::Lost && row.receiver == "old"), "{rows:?}");
+    assert!(rows.iter().all(|row| row.state == MessageState::GivenUp && row.receiver == "old"), "{rows:?}");
     assert_eq!(store.pending_alerts().unwrap()["chat"].notes, 1);
 }
 

@@ -107,7 +107,7 @@ fn apply_op(bed: &mut StoreTestbed, active: &mut Active, op: &StoreOp) {
         }
         StoreOp::Rename { node: of, machine } => {
             let hardware = HardwareId::new(&format!("board-{machine}")).unwrap();
-            let action = Action::Rename { node: node(&format!("n{of}")), hardware };
+            let action = Action::HardwareReplaced { node: node(&format!("n{of}")), hardware };
             bed.commit(&[WithReason::new(action, "machine-exchanged", "x")]);
         }
         StoreOp::Wait { minutes } => {

@@ -48,7 +48,7 @@ fn a_case_is_notified_at_each_change_of_state_and_in_no_other_cycle() {
         }
     }
     assert_eq!(all, ["a opened", "a escalated", "a escalated", "a escalated"]);
-    assert_eq!(cluster.snapshot.cases[0].rung, RepairStep::Replace);
+    assert_eq!(cluster.snapshot.cases[0].repair_step, RepairStep::Replace);
 }
 
 #[test]

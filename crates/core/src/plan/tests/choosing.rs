@@ -39,9 +39,9 @@ fn a_chosen_node_gets_a_planned_run_with_its_reason() {
     let [action] = &plan.actions[..] else { panic!("{plan:?}") };
     assert_eq!(action.code.as_str(), "stale");
     assert_eq!(action.text, "last result 8d ago");
-    let super::super::Action::Submit(run) = &action.what else { panic!("{action:?}") };
+    let super::super::Action::Submit(run) = &action.value else { panic!("{action:?}") };
     assert_eq!((run.state.clone(), run.planned, run.limit), (RunState::Planned, NOW, 20.minutes()));
-    assert_eq!(run.asked.what, Purpose::Validation);
+    assert_eq!(run.purpose.value, Purpose::Validation);
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn a_fresh_node_is_retested_only_after_job_failures_of_several_owners() {
 fn a_case_keeps_the_user_work_that_had_failed() {
     let node = free("a").fresh().found(bad("dl", Severity::Isolate)).user_work_failed(2, 1.hours());
     let plan = acting().node(node).plan();
-    let opened = plan.actions.iter().find_map(|action| match &action.what {
-        super::super::Action::OpenCase(case) => Some(case.failed_work.len()),
+    let opened = plan.actions.iter().find_map(|action| match &action.value {
+        super::super::Action::OpenCase(case) => Some(case.job_failures.len()),
         _ => None,
     });
     assert_eq!(opened, Some(2), "{plan:?}");

@@ -68,12 +68,12 @@ pub(super) fn test(id: &str) -> TestPolicy {
         id: test_id(id),
         cutoff: 7.days(),
         limit: 20.minutes(),
-        usual: 10.minutes(),
+        typical_duration: 10.minutes(),
         exclusive: true,
         routine: true,
         maintenance: false,
-        together: false,
-        at_once: None,
+        multi_node: false,
+        max_concurrent: None,
         shares: Vec::new(),
         pools: None,
     }
@@ -97,7 +97,7 @@ pub(super) fn bad(check: &str, severity: Severity) -> OpenFinding {
         run: None,
         first_seen: NOW.minus(1.minutes()),
         last_seen: NOW.minus(1.minutes()),
-        times: 1,
+        sightings: 1,
     }
 }
 
@@ -125,7 +125,7 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
         marks: Marks::default(),
         hardware: None,
         sku: None,
-        apart: None,
+        overrides: None,
     };
     let record = NodeRecord {
         node,
@@ -219,7 +219,7 @@ impl NodeFixture {
     }
 
     pub(super) fn apart(mut self, apart: NodeOverrides) -> Self {
-        self.record.node.apart = Some(apart.into());
+        self.record.node.overrides = Some(apart.into());
         self
     }
 
@@ -238,7 +238,7 @@ impl NodeFixture {
     }
 
     pub(super) fn backing_off(mut self, wait: Span) -> Self {
-        self.record.backoff = Some(Backoff { until: NOW.plus(wait), times: 1 });
+        self.record.backoff = Some(Backoff { until: NOW.plus(wait), sightings: 1 });
         self
     }
 
@@ -334,12 +334,12 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, repair_step: Repa
         opened: NOW.minus(1.hours()),
         severity,
         findings: record.findings.iter().map(|open| open.finding.clone()).collect(),
-        rung: repair_step,
+        repair_step,
         steps: Vec::new(),
         state: CaseState::Open,
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
-        failed_work: Vec::new(),
+        job_failures: Vec::new(),
     }
 }
 
@@ -353,7 +353,7 @@ pub(super) fn returned(serial: &str, repair_step: RepairStep, did: StepKind, ago
 
 pub(super) fn step(what: StepKind, repair_step: RepairStep, state: StepState, ago: Span) -> Step {
     let op = OpId::from_number(what as u64 + 1000 * repair_step as u64);
-    Step { op, what, rung: repair_step, state, at: NOW.minus(ago), tries: 1, text: String::new() }
+    Step { op, what, repair_step, state, at: NOW.minus(ago), attempts: 1, text: String::new() }
 }
 
 pub(super) fn done(what: StepKind, repair_step: RepairStep, ago: Span) -> Step {
@@ -380,7 +380,7 @@ pub(super) fn run(node: &str, tests: &[&str], seen: ObservedJobState) -> ActiveR
             nodes: NonEmpty::one(name(node)),
             tests: NonEmpty::new(tests).unwrap(),
             state,
-            asked: WithReason::new(Purpose::Validation, "stale", "never tested"),
+            purpose: WithReason::new(Purpose::Validation, "stale", "never tested"),
             case: None,
             planned: NOW.minus(1.minutes()),
             limit: 20.minutes(),
@@ -498,7 +498,7 @@ impl Cluster {
     pub(super) fn ask(&mut self, what: CommandKind) {
         let id = self.snapshot.commands.len() as u64 + 1;
         let request =
-            PendingCommand { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, what };
+            PendingCommand { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, kind: what };
         self.snapshot.commands.push(request);
     }
 

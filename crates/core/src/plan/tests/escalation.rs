@@ -14,8 +14,8 @@ fn lone(node: super::cluster::NodeFixture) -> Cluster {
     acting().fillers(20).node(node)
 }
 
-/// Cycles until the proving run starts, then ends it with this verdict.
-fn prove(cluster: &mut Cluster, verdict: Verdict) -> Vec<String> {
+/// Cycles until the requalification run starts, then ends it with this verdict.
+fn requalify(cluster: &mut Cluster, verdict: Verdict) -> Vec<String> {
     let mut lines = Vec::new();
     for _ in 0..8 {
         lines.extend(cluster.cycle());
@@ -27,15 +27,15 @@ fn prove(cluster: &mut Cluster, verdict: Verdict) -> Vec<String> {
     panic!("no proof began: {lines:?}");
 }
 
-const PROOF: [&str; 3] = ["step a prove: proof", "submit a dl: proof", "move a proving: proof"];
+const PROOF: [&str; 3] = ["step a requalify: proof", "submit a dl: proof", "move a requalifying: proof"];
 const HELPED_NOT: &str = "move a quarantined: did-not-help";
 
 #[test]
 fn a_case_escalates_from_reset_to_replacement_with_evidence_saved_before_each_step() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)).machine("J1"));
-    let mut lines = prove(&mut cluster, Verdict::Fail);
+    let mut lines = requalify(&mut cluster, Verdict::Fail);
     for _ in 0..2 {
-        lines.extend(prove(&mut cluster, Verdict::Fail));
+        lines.extend(requalify(&mut cluster, Verdict::Fail));
     }
     for _ in 0..6 {
         lines.extend(cluster.cycle());
@@ -91,7 +91,7 @@ fn a_failing_step_is_retried_with_fresh_evidence_and_then_escalated() {
     let mut cluster = lone(node.clone().step(failed.clone()));
     assert_eq!(cluster.cycle(), ["step a keep-evidence: case"]);
     assert_eq!(cluster.lines(), ["step a reset try 2: case", "move a repairing: case"]);
-    failed.tries = 2;
+    failed.attempts = 2;
     assert_eq!(lone(node.step(failed)).lines(), ["escalate reboot: did-not-help"]);
 }
 
@@ -104,8 +104,8 @@ fn an_interrupted_step_is_retried_with_the_same_operation_id() {
     let intended = step(StepKind::Reset, RepairStep::Reset, StepState::Intended, 1.minutes());
     let cluster = lone(node.step(done(StepKind::SaveEvidence, RepairStep::Reset, 2.minutes())).step(intended.clone()));
     let plan = cluster.plan();
-    let again = plan.actions.iter().find_map(|action| match action.what {
-        super::super::Action::Step { step: StepKind::Reset, op, tries, .. } => Some((op, tries)),
+    let again = plan.actions.iter().find_map(|action| match action.value {
+        super::super::Action::Step { step: StepKind::Reset, op, attempts: tries, .. } => Some((op, tries)),
         _ => None,
     });
     assert_eq!(again, Some((intended.op, 1)));
@@ -142,7 +142,7 @@ fn a_reboot_that_does_not_come_back_in_time_has_failed() {
 #[test]
 fn an_outage_long_after_a_reset_does_not_make_the_reset_fail() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
-    prove(&mut cluster, Verdict::Inconclusive);
+    requalify(&mut cluster, Verdict::Inconclusive);
     cluster.cycle();
     cluster.wait(20.minutes());
     cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
@@ -298,7 +298,7 @@ fn a_policy_that_lists_no_way_back_hands_the_node_to_a_person() {
 #[test]
 fn a_failed_replacement_is_handed_over() {
     let mut failed = step(StepKind::Replace, RepairStep::Replace, StepState::Failed, 1.minutes());
-    failed.tries = 2;
+    failed.attempts = 2;
     let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).step(failed);
     let node = node.step(done(StepKind::SaveEvidence, RepairStep::Replace, Span::ZERO));
     let cluster = lone(node).policy(|policy| policy.allow.drain = false);
@@ -339,7 +339,7 @@ fn memory_lifts_a_case_and_never_lowers_it() {
 fn a_case_belongs_to_the_hardware_or_without_an_id_to_the_name() {
     let hardware = |node: super::cluster::NodeFixture| {
         let plan = lone(node.fresh().found(bad("dl", Severity::Reset))).plan();
-        let super::super::Action::OpenCase(case) = &plan.actions[0].what else { panic!("{plan:?}") };
+        let super::super::Action::OpenCase(case) = &plan.actions[0].value else { panic!("{plan:?}") };
         case.hardware.clone()
     };
     assert_eq!(hardware(free("a").machine("J1")), board("J1"));
@@ -351,7 +351,7 @@ fn a_case_belongs_to_the_hardware_or_without_an_id_to_the_name() {
 fn a_failed_mark_is_retried_with_exponential_backoff() {
     let mut failed = step(StepKind::Mark, RepairStep::Reset, StepState::Failed, 3.minutes());
     for (tries, due) in [(1, true), (2, false)] {
-        failed.tries = tries;
+        failed.attempts = tries;
         let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset));
         cluster.record("a").node.marks.ours.clear();
         cluster.snapshot.cases[0].steps = vec![failed.clone()];

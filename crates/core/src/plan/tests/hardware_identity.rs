@@ -57,7 +57,10 @@ fn replaced_hardware_closes_its_case_and_the_new_machine_is_requalified_under_th
     ];
     assert_eq!(cluster.cycle(), expected);
     let lines: Vec<String> = (0..2).flat_map(|_| cluster.cycle()).collect();
-    assert_eq!(lines, ["step a drain: case", "step a prove: proof", "submit a dl: proof", "move a proving: proof"]);
+    assert_eq!(
+        lines,
+        ["step a drain: case", "step a requalify: proof", "submit a dl: proof", "move a requalifying: proof"]
+    );
     cluster.ends("a", Verdict::Pass);
     let lines: Vec<String> = (0..3).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "move a in-service: proved");

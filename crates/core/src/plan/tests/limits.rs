@@ -46,7 +46,7 @@ fn a_pool_has_its_own_limit() {
 #[test]
 fn a_test_at_its_concurrency_limit_does_not_block_other_tests_of_the_node() {
     let mut rare = test("nccl");
-    rare.at_once = Some(2);
+    rare.max_concurrent = Some(2);
     let cluster = many(cluster().tests(vec![test("dl"), rare]), "a", 4);
     assert_eq!(cluster.chosen(), ["a0 dl+nccl", "a1 dl+nccl", "a2 dl", "a3 dl"]);
 }
@@ -114,7 +114,7 @@ fn the_daily_budget_counts_spent_running_and_planned_time() {
 #[test]
 fn a_node_over_the_budget_is_skipped_with_that_reason_even_if_slots_are_full() {
     let mut long = test("long");
-    long.usual = 2.hours();
+    long.typical_duration = 2.hours();
     long.pools = Some(vec![pool("a")]);
     let cluster = cluster().tests(vec![test("dl"), long]).policy(|policy| {
         policy.limits.node_hours_per_day = Some(1.0);

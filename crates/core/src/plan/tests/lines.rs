@@ -14,7 +14,7 @@ pub(super) fn of(plan: &Plan) -> Vec<String> {
 pub(super) fn submitted(plan: &Plan) -> Vec<String> {
     plan.actions
         .iter()
-        .filter_map(|action| match &action.what {
+        .filter_map(|action| match &action.value {
             Action::Submit(run) => Some(format!("{} {}", run.nodes.first(), names(&run.tests))),
             _ => None,
         })
@@ -26,7 +26,7 @@ fn names(tests: &[TestId]) -> String {
 }
 
 pub(super) fn line(action: &WithReason<Action>) -> String {
-    let what = match &action.what {
+    let what = match &action.value {
         Action::Submit(run) => {
             let nodes: Vec<&str> = run.nodes.iter().map(NodeName::as_str).collect();
             format!("submit {} {}", nodes.join("+"), names(&run.tests))
@@ -35,28 +35,28 @@ pub(super) fn line(action: &WithReason<Action>) -> String {
         Action::Cancel { .. } => "cancel".to_owned(),
         Action::Conclude { end: Conclusion::Incomplete(_), .. } => "conclude incomplete".to_owned(),
         Action::Conclude { end: Conclusion::NotStarted(_), .. } => "conclude not-started".to_owned(),
-        Action::OpenCase(case) => format!("open {} {}", case.node, case.rung),
+        Action::OpenCase(case) => format!("open {} {}", case.node, case.repair_step),
         Action::Escalate { to, .. } => format!("escalate {to}"),
-        Action::Worsen { node, .. } => format!("worsen {node}"),
+        Action::RaiseSeverity { node, .. } => format!("worsen {node}"),
         Action::Advise { node, advice, .. } => format!("advise {node} {advice}"),
-        Action::Step { node, step, tries: 1, .. } => format!("step {node} {step}"),
-        Action::Step { node, step, tries, .. } => format!("step {node} {step} try {tries}"),
+        Action::Step { node, step, attempts: 1, .. } => format!("step {node} {step}"),
+        Action::Step { node, step, attempts: tries, .. } => format!("step {node} {step} try {tries}"),
         Action::Propose { node, step, .. } => format!("propose {node} {step}"),
-        Action::Settle { done, .. } => format!("settle {}", if *done { "done" } else { "failed" }),
-        Action::Move { node, to: NodeState::Held { by }, .. } => format!("move {node} held by {by}"),
-        Action::Move { node, to, .. } => format!("move {node} {}", to.as_str()),
+        Action::CompleteStep { done, .. } => format!("settle {}", if *done { "done" } else { "failed" }),
+        Action::SetState { node, to: NodeState::Held { by }, .. } => format!("move {node} held by {by}"),
+        Action::SetState { node, to, .. } => format!("move {node} {}", to.as_str()),
         Action::CloseCase { node, how, .. } => format!("close {node} {how}"),
-        Action::Follow { node, .. } => format!("follow {node}"),
+        Action::RebindCase { node, .. } => format!("follow {node}"),
         Action::OpenBreaker => "open breaker".to_owned(),
-        Action::Notice(Notice::AgentsSilent { silent, of }) => format!("notice {silent} of {of} silent"),
+        Action::Notice(Notice::AgentsSilent { silent, total: of }) => format!("notice {silent} of {of} silent"),
         Action::Notice(Notice::AgentsBack) => "notice agents back".to_owned(),
-        Action::Answer { request } => format!("answer {request}"),
-        Action::Identify { node, hardware } => format!("identify {node} {hardware}"),
-        Action::Try { request, .. } => format!("try {request}"),
-        Action::Name { node, peer: None, .. } => format!("name {node}"),
-        Action::Name { node, peer: Some(peer), .. } => format!("name {node} with {peer}"),
-        Action::Tidy { node, .. } => format!("tidy {node}"),
-        Action::Rename { node, hardware } => format!("rename {node} {hardware}"),
+        Action::CompleteCommand { command: request } => format!("answer {request}"),
+        Action::HardwareIdentified { node, hardware } => format!("identify {node} {hardware}"),
+        Action::StartTrial { command: request, .. } => format!("try {request}"),
+        Action::AttributeFault { node, peer: None, .. } => format!("name {node}"),
+        Action::AttributeFault { node, peer: Some(peer), .. } => format!("name {node} with {peer}"),
+        Action::RemoveMaintenanceMark { node, .. } => format!("tidy {node}"),
+        Action::HardwareReplaced { node, hardware } => format!("rename {node} {hardware}"),
     };
     format!("{what}: {}", action.code)
 }

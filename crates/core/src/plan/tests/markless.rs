@@ -16,7 +16,7 @@ fn lone(node: NodeFixture) -> Cluster {
 }
 
 fn aside() -> NodeOverrides {
-    NodeOverrides { proofs: true, ..NodeOverrides::default() }
+    NodeOverrides { out_of_band: true, ..NodeOverrides::default() }
 }
 
 fn cycles(cluster: &mut Cluster, count: usize) -> Vec<String> {
@@ -54,7 +54,7 @@ fn a_node_with_user_work_waits_until_it_ends() {
     // It does not answer: users may still be on it.
     cluster.record("a").node.occupancy = Occupancy::Unknown { why: "no answer".into() };
     assert_eq!(cycles(&mut cluster, 3), [""; 0]);
-    cluster.record("a").node.apart = Some(NodeOverrides { vacant: true, ..NodeOverrides::default() }.into());
+    cluster.record("a").node.overrides = Some(NodeOverrides { vacant: true, ..NodeOverrides::default() }.into());
     assert!(
         cycles(&mut cluster, 2).contains(&"step a replace: case".to_owned()),
         "the cluster reports that it runs no work"
@@ -63,7 +63,8 @@ fn a_node_with_user_work_waits_until_it_ends() {
 
 #[test]
 fn manual_replacement_is_handed_over_with_instructions() {
-    let by_hand = NodeOverrides { by_hand: Some("take it out of `hosts`".to_owned()), ..NodeOverrides::default() };
+    let by_hand =
+        NodeOverrides { manual_replacement: Some("take it out of `hosts`".to_owned()), ..NodeOverrides::default() };
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Isolate)).apart(by_hand.clone()));
     assert_eq!(cluster.cycle(), ["open a replace: confirmed", "move a quarantined: confirmed"]);
     assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);

@@ -23,7 +23,7 @@ pub(super) fn carry_out(snapshot: &mut Snapshot, actions: &[WithReason<Action>])
 
 fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
     let at = snapshot.at;
-    match &action.what {
+    match &action.value {
         Action::Submit(run) => {
             let (seen, started) = (ObservedJobState::Absent, None);
             snapshot.runs.push(ActiveRun {
@@ -47,20 +47,20 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
             record(snapshot, &case.node).case = Some(case.id);
             snapshot.cases.push(case.clone());
         }
-        Action::Escalate { case, to } => case_of(snapshot, *case).rung = *to,
-        Action::Worsen { case, node } => worsen(snapshot, *case, node),
+        Action::Escalate { case, to } => case_of(snapshot, *case).repair_step = *to,
+        Action::RaiseSeverity { case, node } => worsen(snapshot, *case, node),
         Action::Advise { case, advice, .. } => case_of(snapshot, *case).advice = Some(*advice),
-        Action::Step { case, node, step, op, tries } => {
+        Action::Step { case, node, step, op, attempts: tries } => {
             effect(record(snapshot, node), *step, *case);
             add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
         }
         Action::Propose { case, step, op, .. } => add_step(snapshot, *case, *op, *step, StepState::Proposed, 1),
-        Action::Settle { case, op, done } => {
+        Action::CompleteStep { case, op, done } => {
             let step = case_of(snapshot, *case).steps.iter_mut().find(|step| step.op == *op).unwrap();
             step.state = if *done { StepState::Done } else { StepState::Failed };
             step.at = at;
         }
-        Action::Move { node, to, case } => {
+        Action::SetState { node, to, case } => {
             let automatic = ["confirmed", "now-allowed"].contains(&action.code.as_str());
             if automatic && *to == NodeState::Quarantined {
                 snapshot.recent.taken_out.push((node.clone(), at));
@@ -69,22 +69,24 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
             (record.state, record.since, record.case) = (to.clone(), at, case.or(record.case));
         }
         Action::CloseCase { case, node, how } => close(snapshot, *case, node, *how),
-        Action::Follow { case, node } => follow(snapshot, *case, node),
+        Action::RebindCase { case, node } => follow(snapshot, *case, node),
         Action::OpenBreaker => snapshot.breaker = Breaker::Open { since: at, why: action.text.clone() },
         Action::Notice(notice) => snapshot.silence_reported = matches!(notice, Notice::AgentsSilent { .. }),
-        Action::Answer { request } => snapshot.commands.retain(|known| known.id != *request),
-        Action::Identify { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
-        Action::Try { request, run } => {
+        Action::CompleteCommand { command: request } => snapshot.commands.retain(|known| known.id != *request),
+        Action::HardwareIdentified { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
+        Action::StartTrial { command: request, run } => {
             let request = snapshot.commands.iter_mut().find(|known| known.id == *request).unwrap();
-            let CommandKind::Together { trials, .. } = &mut request.what else { panic!("{request:?} has no trials") };
+            let CommandKind::MultiNodeTest { trials, .. } = &mut request.kind else {
+                panic!("{request:?} has no trials")
+            };
             trials.push(*run);
         }
         // The store keeps such findings; the model has none.
-        Action::Name { .. } => {}
-        Action::Tidy { node, .. } => {
+        Action::AttributeFault { .. } => {}
+        Action::RemoveMaintenanceMark { node, .. } => {
             record(snapshot, node).node.marks.ours.retain(|mark| mark.kind != MarkKind::Maintenance);
         }
-        Action::Rename { node, hardware } => begin_anew(snapshot, node, hardware),
+        Action::HardwareReplaced { node, hardware } => begin_anew(snapshot, node, hardware),
     }
 }
 
@@ -148,7 +150,7 @@ fn case_of(snapshot: &mut Snapshot, id: CaseId) -> &mut crate::case::Case {
 fn add_step(snapshot: &mut Snapshot, case: CaseId, op: OpId, what: StepKind, state: StepState, tries: u32) {
     let at = snapshot.at;
     let case = case_of(snapshot, case);
-    let step = Step { op, what, rung: case.rung, state, at, tries, text: String::new() };
+    let step = Step { op, what, repair_step: case.repair_step, state, at, attempts: tries, text: String::new() };
     match case.steps.iter_mut().find(|known| known.op == op) {
         Some(known) => *known = step,
         None => case.steps.push(step),
@@ -192,9 +194,9 @@ fn conclude(snapshot: &mut Snapshot, run: RunId, end: Conclusion) {
                 }
             }
             Conclusion::NotStarted(NotStartedReason::PendingTooLong | NotStartedReason::Rejected) => {
-                let times = snapshot.nodes[node].backoff.map_or(0, |backoff| backoff.times);
+                let times = snapshot.nodes[node].backoff.map_or(0, |backoff| backoff.sightings);
                 let until = at.plus(retry.not_started.doubled(times, retry.not_started_cap));
-                snapshot.nodes[node].backoff = Some(Backoff { until, times: times + 1 });
+                snapshot.nodes[node].backoff = Some(Backoff { until, sightings: times + 1 });
             }
             Conclusion::NotStarted(NotStartedReason::NodeTaken | NotStartedReason::Withdrawn) => {}
         }
@@ -220,7 +222,7 @@ pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(
             }
             (Verdict::Fail, Some(known)) => {
                 let open = &mut record.findings[known];
-                open.times += 1;
+                open.sightings += 1;
                 open.last_seen = at;
             }
             (Verdict::Fail, None) => {

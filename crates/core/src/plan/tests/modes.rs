@@ -138,7 +138,7 @@ fn a_failure_is_confirmed_when_seen_often_enough() {
     let mut cluster = acting().fillers(20).node(busy("a").fresh().found(unconfirmed("dl", Severity::Isolate)));
     assert_eq!(cluster.cycle(), ["move a suspect: unconfirmed"]);
     assert!(cluster.cycle().is_empty());
-    cluster.record("a").findings[0].times = 2;
+    cluster.record("a").findings[0].sightings = 2;
     assert_eq!(cluster.lines()[0], "open a replace: confirmed");
 }
 
@@ -164,7 +164,7 @@ fn the_worst_confirmed_finding_sets_the_rung() {
         .found(unconfirmed("storage", Severity::Isolate));
     let cluster = acting().fillers(20).node(node);
     assert_eq!(cluster.lines()[0], "open a reboot: confirmed");
-    let super::super::Action::OpenCase(case) = &cluster.plan().actions[0].what else { panic!() };
+    let super::super::Action::OpenCase(case) = &cluster.plan().actions[0].value else { panic!() };
     assert_eq!(case.findings.len(), 3, "all are kept");
     assert_eq!((case.severity, case.opened), (Severity::Reboot, NOW));
 }

@@ -20,12 +20,12 @@ use crate::{
 const TEST: &str = "ring";
 
 fn ring() -> TestPolicy {
-    TestPolicy { together: true, routine: false, ..test(TEST) }
+    TestPolicy { multi_node: true, routine: false, ..test(TEST) }
 }
 
 fn command(nodes: &[&str]) -> CommandKind {
     let nodes = NonEmpty::new(nodes.iter().map(|node| name(node)).collect()).unwrap();
-    CommandKind::Together { nodes, test: test_id(TEST), trials: Vec::new() }
+    CommandKind::MultiNodeTest { nodes, test: test_id(TEST), trials: Vec::new() }
 }
 
 /// Nodes `a` to `d`, which are requested, and `g1` to `g4`, which are known to be good.
@@ -45,9 +45,9 @@ fn run_until_answered(mut cluster: Cluster, result_of: impl Fn(&[NodeName]) -> T
         let plan = cluster.plan();
         model::carry_out(&mut cluster.snapshot, &plan.actions);
         for action in &plan.actions {
-            match &action.what {
-                Action::Name { .. } => named.push(format!("{}: {}", lines::line(action), action.text)),
-                Action::Answer { .. } => {
+            match &action.value {
+                Action::AttributeFault { .. } => named.push(format!("{}: {}", lines::line(action), action.text)),
+                Action::CompleteCommand { .. } => {
                     named.push(action.text.clone());
                     return (named, trials);
                 }
@@ -192,7 +192,7 @@ fn a_multi_node_test_never_runs_on_one_node() {
     let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)] });
     assert_eq!(asked_alone.lines(), ["answer 1: operator"]);
     let (messages, _) = run_until_answered(
-        cluster().node(free("a").fresh()).node(free("b").fresh()).asks(CommandKind::Together {
+        cluster().node(free("a").fresh()).node(free("b").fresh()).asks(CommandKind::MultiNodeTest {
             nodes: NonEmpty::new(vec![name("a"), name("b")]).unwrap(),
             test: test_id("dl"),
             trials: Vec::new(),

@@ -22,9 +22,9 @@ fn with_test_command(node: NodeFixture) -> Cluster {
 fn a_requested_test_runs_although_the_node_is_fresh() {
     let cluster = with_test_command(free("a"));
     assert_eq!(cluster.lines(), ["submit a dl: operator", "answer 1: operator"]);
-    let super::super::Action::Submit(run) = &cluster.plan().actions[0].what else { panic!() };
-    assert_eq!(run.asked.what, Purpose::Requested);
-    assert_eq!(run.asked.text, "requested by ann: I say so");
+    let super::super::Action::Submit(run) = &cluster.plan().actions[0].value else { panic!() };
+    assert_eq!(run.purpose.value, Purpose::Requested);
+    assert_eq!(run.purpose.text, "requested by ann: I say so");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_request_for_an_unknown_node_is_completed() {
         CommandKind::Test { node: name("x"), tests: Vec::new() },
         CommandKind::Release { node: name("x") },
         CommandKind::Quarantine { node: name("x"), evict: false },
-        CommandKind::Withdraw { run: run_of("x") },
+        CommandKind::CancelRun { run: run_of("x") },
     ] {
         assert_eq!(cluster().node(free("a").fresh()).asks(what).lines(), ["answer 1: operator"]);
     }
@@ -142,7 +142,7 @@ fn releasing_a_node_that_an_operator_holds_waits_for_the_hold() {
 
 #[test]
 fn a_withdrawn_run_is_cancelled_once_in_any_state() {
-    let ask = || CommandKind::Withdraw { run: run_of("a") };
+    let ask = || CommandKind::CancelRun { run: run_of("a") };
     let never_submitted = run("a", &["dl"], ObservedJobState::Absent);
     let not_asked = run("a", &["dl"], ObservedJobState::Unknown { why: "timeout".into() });
     for active in [
@@ -159,7 +159,7 @@ fn a_withdrawn_run_is_cancelled_once_in_any_state() {
 
 #[test]
 fn withdrawing_a_run_that_is_ending_changes_nothing() {
-    let ask = || CommandKind::Withdraw { run: run_of("a") };
+    let ask = || CommandKind::CancelRun { run: run_of("a") };
     let going = cluster().node(free("a").fresh()).run(run("a", &["dl"], running(9.hours())));
     let going = going.cancelling(CancelReason::OverTimeLimit, Span::ZERO).asks(ask());
     assert_eq!(going.lines(), ["answer 1: operator"]);
@@ -174,7 +174,7 @@ fn withdrawing_a_run_that_was_never_submitted_ends_it_without_a_row() {
     let mut cluster = cluster()
         .node(free("a").fresh())
         .run(run("a", &["dl"], ObservedJobState::Absent))
-        .asks(CommandKind::Withdraw { run: run_of("a") });
+        .asks(CommandKind::CancelRun { run: run_of("a") });
     cluster.cycle();
     assert_eq!(cluster.cycle(), ["conclude not-started: withdrawn"]);
     assert!(cluster.snapshot.runs.is_empty() && cluster.record("a").backoff.is_none());
@@ -195,11 +195,11 @@ fn a_non_routine_test_runs_on_request_and_for_requalification() {
     };
     assert_eq!(ask(&["dl-long"])[0], "submit a dl-long: operator");
     assert_eq!(ask(&[])[0], "submit a dl: operator");
-    let proof = |proving: &[&str]| {
+    let proof = |names: &[&str]| {
         let node = free("a").fresh().out(Severity::Isolate, RepairStep::Quarantine);
-        let proving = proving.iter().map(|id| test_id(id)).collect();
+        let required = names.iter().map(|id| test_id(id)).collect();
         let cluster = acting().fillers(20).tests(tests()).node(node).policy(|policy| {
-            policy.repair.proving = proving;
+            policy.repair.requalification = required;
             policy.allow.drain = false;
         });
         cluster.lines().into_iter().find(|line| line.starts_with("submit a")).unwrap()

@@ -37,7 +37,7 @@ fn check(snapshot: &Snapshot, plan: &Plan) {
 fn submits(plan: &Plan) -> Vec<&Run> {
     plan.actions
         .iter()
-        .filter_map(|action| if let Action::Submit(run) = &action.what { Some(run) } else { None })
+        .filter_map(|action| if let Action::Submit(run) = &action.value { Some(run) } else { None })
         .collect()
 }
 
@@ -48,8 +48,8 @@ fn find<'a>(snapshot: &'a Snapshot, name: &NodeName) -> &'a NodeRecord {
 /// Returns the nodes that an action is about. A case belongs to its node, or to the node that this plan moves it to.
 fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
     let of_case = |id: &CaseId| {
-        let followed = plan.actions.iter().find_map(|action| match &action.what {
-            Action::Follow { case, node } if case == id => Some(node.clone()),
+        let followed = plan.actions.iter().find_map(|action| match &action.value {
+            Action::RebindCase { case, node } if case == id => Some(node.clone()),
             _ => None,
         });
         let case = snapshot.cases.iter().find(|case| case.id == *id).expect("a case of the snapshot");
@@ -63,25 +63,27 @@ fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
         Action::Submit(run) => run.nodes.to_vec(),
         Action::Resubmit { run } | Action::Cancel { run, .. } | Action::Conclude { run, .. } => of_run(run),
         Action::OpenCase(case) => vec![case.node.clone()],
-        Action::Worsen { node, .. }
+        Action::RaiseSeverity { node, .. }
         | Action::Advise { node, .. }
         | Action::Step { node, .. }
         | Action::Propose { node, .. }
-        | Action::Move { node, .. }
+        | Action::SetState { node, .. }
         | Action::CloseCase { node, .. }
-        | Action::Follow { node, .. }
-        | Action::Identify { node, .. }
-        | Action::Tidy { node, .. }
-        | Action::Name { node, .. }
-        | Action::Rename { node, .. } => vec![node.clone()],
-        Action::Escalate { case, .. } | Action::Settle { case, .. } => of_case(case),
-        Action::OpenBreaker | Action::Notice(_) | Action::Answer { .. } | Action::Try { .. } => Vec::new(),
+        | Action::RebindCase { node, .. }
+        | Action::HardwareIdentified { node, .. }
+        | Action::RemoveMaintenanceMark { node, .. }
+        | Action::AttributeFault { node, .. }
+        | Action::HardwareReplaced { node, .. } => vec![node.clone()],
+        Action::Escalate { case, .. } | Action::CompleteStep { case, .. } => of_case(case),
+        Action::OpenBreaker | Action::Notice(_) | Action::CompleteCommand { .. } | Action::StartTrial { .. } => {
+            Vec::new()
+        }
     }
 }
 
 fn every_node_is_accounted_for_once(snapshot: &Snapshot, plan: &Plan) {
     let mut spoken_for: BTreeSet<NodeName> =
-        plan.actions.iter().flat_map(|action| named(snapshot, plan, &action.what)).collect();
+        plan.actions.iter().flat_map(|action| named(snapshot, plan, &action.value)).collect();
     spoken_for.extend(snapshot.runs.iter().flat_map(|active| active.run.nodes.iter().cloned()));
     let passed: Vec<&NodeName> = plan.skipped.iter().map(|(node, _)| node).collect();
     assert!(passed.is_sorted() && passed.windows(2).all(|pair| pair[0] != pair[1]), "each once: {passed:?}");
@@ -105,14 +107,14 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
                 "{node} is held"
             );
             assert!(record.node.marks.blocking_foreign_mark().is_none(), "another party marked {node}");
-            if matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation) {
+            if matches!(run.purpose.value, Purpose::Validation | Purpose::Confirmation) {
                 assert!(!record.state.is_out_of_service() && record.node.marks.ours.is_empty(), "{node} is out");
                 assert!(record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at), "{node} backs off");
             }
         }
     }
     for action in &plan.actions {
-        if let Action::Resubmit { run } = action.what {
+        if let Action::Resubmit { run } = action.value {
             let active = snapshot.runs.iter().find(|active| active.run.id == run).unwrap();
             assert!(active.run.nodes.iter().all(|node| find(snapshot, node).node.occupancy.is_free()));
         }
@@ -144,7 +146,7 @@ fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
         );
     }
     for test in snapshot.tests.iter() {
-        if let Some(most) = test.at_once {
+        if let Some(most) = test.max_concurrent {
             assert!(count_of(&|run| run.tests.contains(&test.id)) <= most, "{}", test.id);
         }
         for share in &test.shares {
@@ -160,9 +162,9 @@ fn policy_of<'a>(snapshot: &'a Snapshot, id: &crate::ids::TestId) -> &'a TestPol
 }
 
 fn budget_is_kept(snapshot: &Snapshot, new: &[&Run]) {
-    let validates = new.iter().any(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
+    let validates = new.iter().any(|run| matches!(run.purpose.value, Purpose::Validation | Purpose::Confirmation));
     let Some(hours) = snapshot.policy.limits.node_hours_per_day.filter(|_| validates) else { return };
-    let usual = |run: &Run| run.tests.iter().map(|id| policy_of(snapshot, id).usual).sum::<Span>();
+    let usual = |run: &Run| run.tests.iter().map(|id| policy_of(snapshot, id).typical_duration).sum::<Span>();
     let running = counted(snapshot).map(|active| match active.job {
         ObservedJobState::Running { since, .. } => usual(&active.run).max(snapshot.at.since(since)),
         _ => usual(&active.run),
@@ -177,8 +179,8 @@ fn is_automatic(code: &str) -> bool {
 
 /// Nodes that the plan takes out automatically.
 fn taken_out<'a>(snapshot: &'a Snapshot, plan: &'a Plan) -> Vec<&'a NodeRecord> {
-    let moves = plan.actions.iter().filter_map(|action| match &action.what {
-        Action::Move { node, to: NodeState::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
+    let moves = plan.actions.iter().filter_map(|action| match &action.value {
+        Action::SetState { node, to: NodeState::Quarantined, .. } if is_automatic(action.code.as_str()) => Some(node),
         _ => None,
     });
     moves.map(|node| find(snapshot, node)).collect()
@@ -192,7 +194,7 @@ fn is_out(record: &NodeRecord) -> bool {
 
 fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
     let taken = taken_out(snapshot, plan);
-    let opens = plan.actions.iter().filter(|action| action.what == Action::OpenBreaker).count();
+    let opens = plan.actions.iter().filter(|action| action.value == Action::OpenBreaker).count();
     let since = match &snapshot.breaker {
         Breaker::Open { .. } => {
             assert!(taken.is_empty() && opens == 0, "an open breaker takes no node out and is reported once");
@@ -252,8 +254,9 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, Node
 }
 
 fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
-    let ours =
-        submits(plan).into_iter().filter(|run| matches!(run.asked.what, Purpose::Validation | Purpose::Confirmation));
+    let ours = submits(plan)
+        .into_iter()
+        .filter(|run| matches!(run.purpose.value, Purpose::Validation | Purpose::Confirmation));
     let chosen: Vec<_> = ours.map(|run| rank(snapshot, find(snapshot, run.nodes.first()))).collect();
     assert!(chosen.is_sorted(), "{chosen:?}");
     let Some(last) = chosen.last() else { return };
@@ -270,8 +273,8 @@ fn events(to: &NodeState) -> Vec<NodeEvent> {
         vec![E::Suspected, E::Cleared, E::TakenOut, E::StepEnded, E::RequalificationEnded, E::HandedOver, E::Returned];
     events.extend([E::HoldEnded { out: true }, E::HoldEnded { out: false }]);
     match to {
-        NodeState::Repairing { step, tries } => events.push(E::StepStarted { step: *step, tries: *tries }),
-        NodeState::Proving { run } => events.push(E::RequalificationStarted { run: *run }),
+        NodeState::Repairing { step, tries } => events.push(E::StepStarted { step: *step, attempts: *tries }),
+        NodeState::Requalifying { run } => events.push(E::RequalificationStarted { run: *run }),
         NodeState::Held { by } => events.push(E::Held { by: by.clone() }),
         _ => {}
     }
@@ -282,9 +285,9 @@ fn moves_are_legal(snapshot: &Snapshot, plan: &Plan) {
     let mut renamed = BTreeSet::new();
     let mut moved = BTreeSet::new();
     for action in &plan.actions {
-        match &action.what {
-            Action::Rename { node, .. } => drop(renamed.insert(node.clone())),
-            Action::Move { node, to, case } => {
+        match &action.value {
+            Action::HardwareReplaced { node, .. } => drop(renamed.insert(node.clone())),
+            Action::SetState { node, to, case } => {
                 assert!(moved.insert(node.clone()), "{node} moves twice: {:#?}", plan.actions);
                 let record = find(snapshot, node);
                 let from = if renamed.contains(node) { &NodeState::InService } else { &record.state };
@@ -302,7 +305,7 @@ fn only_confirmed_trouble_takes_out(snapshot: &Snapshot, plan: &Plan) {
     for record in taken_out(snapshot, plan) {
         let sure = record.findings.iter().any(|open| {
             open.finding.verdict == Verdict::Fail
-                && open.times >= open.finding.confirm
+                && open.sightings >= open.finding.confirm
                 && open.finding.severity > Severity::Monitor
         });
         assert!(sure, "{} was taken out for {:?}", record.node.name, record.findings);
@@ -311,12 +314,14 @@ fn only_confirmed_trouble_takes_out(snapshot: &Snapshot, plan: &Plan) {
 
 fn only_a_proof_brings_back(snapshot: &Snapshot, plan: &Plan) {
     for action in &plan.actions {
-        let Action::Move { node, to: NodeState::InService | NodeState::Suspect, .. } = &action.what else { continue };
+        let Action::SetState { node, to: NodeState::InService | NodeState::Suspect, .. } = &action.value else {
+            continue;
+        };
         let record = find(snapshot, node);
         if !record.state.is_out_of_service() {
             continue;
         }
-        let NodeState::Proving { run } = record.state else { panic!("{node} came back from {:?}", record.state) };
+        let NodeState::Requalifying { run } = record.state else { panic!("{node} came back from {:?}", record.state) };
         assert_eq!(action.code.as_str(), "proved");
         let began = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
         let began = began.steps.iter().rev().find(|step| step.what == StepKind::Requalify).map(|step| step.at);
@@ -335,9 +340,9 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
     let (policy, caps) = (&snapshot.policy, &snapshot.capabilities);
     let (acting, observing) = (policy.mode == Mode::Act, policy.mode == Mode::Observe);
     for action in &plan.actions {
-        let Action::Step { case, node, step, op, .. } = &action.what else { continue };
+        let Action::Step { case, node, step, op, .. } = &action.value else { continue };
         let record = find(snapshot, node);
-        let opened = plan.actions.iter().find_map(|action| match &action.what {
+        let opened = plan.actions.iter().find_map(|action| match &action.value {
             Action::OpenCase(new) if new.id == *case => Some(new),
             _ => None,
         });
@@ -414,7 +419,7 @@ proptest! {
     fn planning_again_after_submitting_submits_nothing_new(mut cluster in a_cluster()) {
         let plan = cluster.plan();
         let submits: Vec<_> =
-            plan.actions.iter().filter(|action| matches!(action.what, Action::Submit(_))).cloned().collect();
+            plan.actions.iter().filter(|action| matches!(action.value, Action::Submit(_))).cloned().collect();
         model::carry_out(&mut cluster.snapshot, &submits);
         prop_assert_eq!(cluster.chosen(), Vec::<String>::new());
     }
@@ -428,7 +433,7 @@ proptest! {
             for run in submits(&plan) {
                 prop_assert!(seen.insert(run.nodes.first().clone()), "{} twice", run.nodes.first());
             }
-            let quiet = plan.actions.iter().all(|action| matches!(action.what, Action::Cancel { .. }));
+            let quiet = plan.actions.iter().all(|action| matches!(action.value, Action::Cancel { .. }));
             if quiet && round > 0 {
                 return Ok(());
             }

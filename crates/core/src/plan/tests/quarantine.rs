@@ -27,7 +27,7 @@ fn a_quarantined_node_is_marked_drained_examined_and_stays_with_its_operator() {
         ["open a quarantine: operator", "step a mark: operator", "move a quarantined: operator", "answer 1: operator"];
     assert_eq!(cluster.cycle(), expected);
     assert_eq!(cluster.cycle(), ["step a drain: case"]);
-    assert_eq!(cluster.cycle(), ["submit a dl: quarantine", "move a proving: quarantine"]);
+    assert_eq!(cluster.cycle(), ["submit a dl: quarantine", "move a requalifying: quarantine"]);
     assert!(cluster.cycle().is_empty(), "the run decides");
     cluster.ends("a", Verdict::Pass);
     let expected = [
@@ -106,7 +106,7 @@ fn user_work_is_evicted_only_if_the_operator_or_the_policy_allows_it() {
     let lines: Vec<String> = (0..4).flat_map(|_| leaves.cycle()).collect();
     assert_eq!(
         lines[4..],
-        ["step a drain: case", "step a evict: case", "submit a dl: quarantine", "move a proving: quarantine"]
+        ["step a drain: case", "step a evict: case", "submit a dl: quarantine", "move a requalifying: quarantine"]
     );
 
     let bad_and_busy = || busy("a").fresh().found(bad("dl", Severity::Reboot));
@@ -160,7 +160,7 @@ fn a_cluster_that_cannot_drain_examines_as_soon_as_the_node_is_free_and_one_that
     let caps = Capabilities { mark: true, ..Capabilities::NONE };
     let mut cluster = examined(free("a").fresh(), true).caps(caps);
     let lines: Vec<String> = (0..2).flat_map(|_| cluster.cycle()).collect();
-    assert_eq!(lines[4..], ["submit a dl: quarantine", "move a proving: quarantine"]);
+    assert_eq!(lines[4..], ["submit a dl: quarantine", "move a requalifying: quarantine"]);
     let mut watching = examined(free("a").fresh(), true).policy(|policy| policy.mode = Mode::Observe);
     let lines: Vec<String> = (0..3).flat_map(|_| watching.cycle()).collect();
     assert!(!lines.iter().any(|line| line.starts_with("step")), "{lines:?}");

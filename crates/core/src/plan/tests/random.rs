@@ -26,7 +26,7 @@ const POOLS: [&str; 2] = ["gpu", "other"];
 /// Three tests: one with a limit, one with a mount, one with a pool of its own.
 fn tests() -> Vec<TestPolicy> {
     let [dl, mut nccl, mut storage] = TESTS.map(test);
-    nccl.at_once = Some(2);
+    nccl.max_concurrent = Some(2);
     nccl.cutoff = 1.days();
     storage.shares = vec!["/data".to_owned()];
     storage.pools = Some(vec![pool("gpu")]);
@@ -77,7 +77,7 @@ fn out(node: NodeFixture, severity: Severity, repair_step: RepairStep, progress:
         4 if kind != StepKind::Requalify => {
             node.state(repairing).step(evidence).step(step(kind, repair_step, StepState::Intended, ago))
         }
-        5 => node.state(NodeState::Proving { run: crate::ids::RunId::from_number(1) }).step(done(
+        5 => node.state(NodeState::Requalifying { run: crate::ids::RunId::from_number(1) }).step(done(
             StepKind::Requalify,
             repair_step,
             ago,
@@ -171,7 +171,7 @@ fn a_wish(nodes: usize) -> impl Strategy<Value = CommandKind> {
             0 => CommandKind::Test { node, tests: vec![test_id(test)] },
             1 => CommandKind::Release { node },
             2 => CommandKind::Quarantine { node, evict: test == TESTS[0] },
-            _ => CommandKind::Withdraw { run: super::cluster::run_of(node.as_str()) },
+            _ => CommandKind::CancelRun { run: super::cluster::run_of(node.as_str()) },
         }
     })
 }

@@ -1,4 +1,4 @@
-//! Proving runs before a return: pass, fail, no result; release by an operator.
+//! Requalification runs before a return: pass, fail, no result; release by an operator.
 
 use super::cluster::{Cluster, Spans, acting, bad, cluster, done, free, name, pool, test, unconfirmed, unknown};
 use crate::{
@@ -9,19 +9,19 @@ use crate::{
     snapshot::CommandKind,
 };
 
-/// A node that was reset and has a proving run.
-fn proving() -> Cluster {
+/// A node that was reset and has a requalification run.
+fn requalifying() -> Cluster {
     let mut cluster = acting().fillers(20).node(free("a").fresh().found(bad("dl", Severity::Reset)));
     for _ in 0..4 {
         cluster.cycle();
     }
-    assert_eq!(cluster.record("a").state.as_str(), "proving");
+    assert_eq!(cluster.record("a").state.as_str(), "requalifying");
     cluster
 }
 
 #[test]
 fn a_requalified_node_loses_our_marks_and_then_returns() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     assert!(cluster.lines().is_empty(), "the run decides");
     cluster.ends("a", Verdict::Pass);
     assert_eq!(cluster.cycle(), ["step a unmark: case"]);
@@ -44,14 +44,14 @@ fn our_cordon_is_removed_before_the_mark() {
 
 #[test]
 fn a_node_that_fails_requalification_is_escalated() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Fail);
     assert_eq!(cluster.cycle(), ["escalate reboot: did-not-help", "move a quarantined: did-not-help"]);
 }
 
 #[test]
 fn inconclusive_requalification_is_retried_and_then_handed_over() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     let mut waits = Vec::new();
     for proof in 1..=6 {
         cluster.ends("a", Verdict::Inconclusive);
@@ -102,7 +102,7 @@ fn requalification_needs_at_least_one_pass_and_every_required_test() {
 
 #[test]
 fn results_from_before_requalification_do_not_count() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     // The run ended without a row; the pass of an hour ago is still on record.
     cluster.snapshot.runs.clear();
     cluster.record("a").findings.clear();
@@ -130,7 +130,7 @@ fn seen_by_agent(cluster: &mut Cluster, severity: Severity, after: bool) {
 
 #[test]
 fn a_finding_seen_after_the_repair_fails_requalification() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Reset, true);
     assert_eq!(cluster.lines()[0], "escalate reboot: did-not-help");
@@ -138,7 +138,7 @@ fn a_finding_seen_after_the_repair_fails_requalification() {
 
 #[test]
 fn a_finding_seen_only_before_the_repair_makes_requalification_inconclusive() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Reset, false);
     assert_eq!(cluster.lines(), ["move a quarantined: proof-empty"]);
@@ -146,7 +146,7 @@ fn a_finding_seen_only_before_the_repair_makes_requalification_inconclusive() {
 
 #[test]
 fn a_monitor_finding_does_not_keep_a_node_from_returning() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Pass);
     seen_by_agent(&mut cluster, Severity::Monitor, true);
     assert_eq!(cluster.lines(), ["step a unmark: case"]);
@@ -163,7 +163,7 @@ fn the_policy_sets_requalification_tests_and_failed_tests_are_always_included() 
             .tests(vec![test("dl"), test("nccl"), test("storage")])
             .policy(|policy| {
                 policy.allow.drain = false;
-                policy.repair.proving = vec![super::cluster::test_id("dl")];
+                policy.repair.requalification = vec![super::cluster::test_id("dl")];
             })
             .node(node)
     };
@@ -230,7 +230,7 @@ fn without_applicable_tests_requalification_is_handed_over() {
 
 #[test]
 fn in_observe_mode_the_mark_of_a_requalified_node_is_left_to_an_operator() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Pass);
     let mut cluster = cluster.policy(|policy| policy.mode = Mode::Observe);
     assert_eq!(cluster.cycle(), ["propose a unmark: not-allowed"]);
@@ -241,7 +241,7 @@ fn in_observe_mode_the_mark_of_a_requalified_node_is_left_to_an_operator() {
 
 #[test]
 fn our_mark_is_removed_even_if_marking_is_no_longer_allowed() {
-    let mut cluster = proving();
+    let mut cluster = requalifying();
     cluster.ends("a", Verdict::Pass);
     let cluster = cluster.policy(|policy| policy.allow.mark = false);
     assert_eq!(cluster.lines(), ["step a unmark: case"]);
@@ -266,7 +266,7 @@ fn a_released_node_is_proved_before_it_returns() {
         "answer 1: operator",
     ];
     assert_eq!(cluster.cycle(), expected);
-    assert_eq!(cluster.cycle(), ["step a prove: proof", "submit a dl: proof", "move a proving: proof"]);
+    assert_eq!(cluster.cycle(), ["step a requalify: proof", "submit a dl: proof", "move a requalifying: proof"]);
     cluster.ends("a", Verdict::Pass);
     let lines: Vec<String> = (0..2).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines, ["step a unmark: case", "close a returned: proved", "move a in-service: proved"]);
@@ -293,7 +293,7 @@ fn a_released_node_that_fails_requalification_returns_to_the_operator() {
 fn releasing_a_node_in_service_or_in_requalification_changes_nothing() {
     let ask = || CommandKind::Release { node: name("a") };
     assert_eq!(cluster().node(free("a").fresh()).asks(ask()).lines(), ["answer 1: operator"]);
-    assert_eq!(proving().asks(ask()).lines(), ["answer 1: operator"]);
+    assert_eq!(requalifying().asks(ask()).lines(), ["answer 1: operator"]);
 }
 
 #[test]

@@ -15,7 +15,9 @@ use crate::{
 /// The conclusions of a plan.
 fn ends(cluster: &Cluster) -> Vec<Conclusion> {
     let actions = cluster.plan().actions.into_iter();
-    actions.filter_map(|action| if let Action::Conclude { end, .. } = action.what { Some(end) } else { None }).collect()
+    actions
+        .filter_map(|action| if let Action::Conclude { end, .. } = action.value { Some(end) } else { None })
+        .collect()
 }
 
 fn ended(started: Option<Span>, ago: Span, how: JobEnd) -> ObservedJobState {
@@ -53,7 +55,7 @@ fn a_job_cancelled_while_pending_leaves_no_row_and_its_node_backs_off_longer_eac
     cluster.cycle();
     let record = cluster.record("a").clone();
     assert!(record.test_records[0].attempt().is_none());
-    assert_eq!(record.backoff.unwrap().times, 1);
+    assert_eq!(record.backoff.unwrap().sightings, 1);
     assert!(cluster.chosen().is_empty());
     cluster.wait(10.minutes());
     assert_eq!(cluster.chosen(), ["a dl"]);
@@ -219,7 +221,7 @@ fn a_cancelled_run_ends_with_the_reason_of_its_cancellation() {
 #[test]
 fn a_run_names_its_actions_by_its_id() {
     let plan = on_a(pending(6.minutes())).plan();
-    assert_eq!(plan.actions[0].what, Action::Cancel { run: run_of("a"), why: CancelReason::PendingTooLong });
+    assert_eq!(plan.actions[0].value, Action::Cancel { run: run_of("a"), why: CancelReason::PendingTooLong });
 }
 
 #[test]

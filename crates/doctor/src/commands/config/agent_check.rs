@@ -26,7 +26,8 @@ pub(super) fn check_agents(loaded: &LoadedConfig, there: &AgentPods, store: Opti
     let (now, silent_after) = (SystemClock.now(), loaded.settings.policy.agents.silent_after);
     let is_heard = |node: &NodeName| {
         let row = rows.iter().find(|row| row.node == *node && row.revoked.is_none());
-        row.and_then(|row| row.heard.as_ref()).is_some_and(|last_contact| now.since(last_contact.at) <= silent_after)
+        row.and_then(|row| row.last_contact.as_ref())
+            .is_some_and(|last_contact| now.since(last_contact.at) <= silent_after)
     };
     let unheard: Vec<NodeName> = nodes.iter().filter(|node| !is_heard(node)).cloned().collect();
     if unheard.is_empty() {

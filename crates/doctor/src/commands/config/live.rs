@@ -79,12 +79,12 @@ fn try_to_write(directory: &Path) -> std::io::Result<()> {
 pub(super) fn show(page: &mut Page, found: &[InspectionItem]) {
     page.blank();
     for item in found {
-        page.line(format!("{:<8} {}: {}", item.standing.as_str(), item.what, item.text));
+        page.line(format!("{:<8} {}: {}", item.status.as_str(), item.subject, item.text));
         if let Some(remedy) = &item.remedy {
             page.line(format!("         {remedy}"));
         }
     }
-    let count = |status: InspectionStatus| found.iter().filter(|item| item.standing == status).count();
+    let count = |status: InspectionStatus| found.iter().filter(|item| item.status == status).count();
     page.line(match (count(InspectionStatus::Bad), count(InspectionStatus::Unknown)) {
         (0, 0) => "All checks passed.".to_owned(),
         (0, unknown) => format!("No check failed; {unknown} unknown."),

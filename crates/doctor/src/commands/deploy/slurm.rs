@@ -32,7 +32,7 @@ pub(super) struct Args {
     what: SlurmPart,
     /// No controller: the hooks drain their nodes themselves, within the limits of the policy's breaker.
     #[arg(long)]
-    alone: bool,
+    standalone: bool,
     /// Let the prolog keep jobs from a node with an isolating finding, while the breaker permits.
     #[arg(long)]
     block: bool,
@@ -56,7 +56,7 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   doctor deploy slurm --what slurm-conf              # to add to slurm.conf
-  doctor deploy slurm --alone --out site             # no controller; then copy site/nodes to every node
+  doctor deploy slurm --standalone --out site             # no controller; then copy site/nodes to every node
   doctor deploy slurm --block --configless --user slurm --out site";
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -89,12 +89,12 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
         ConfigSource::File(_) | ConfigSource::BuiltIn { .. } => "/etc/cluster-doctor/doctor.toml".into(),
     };
     Ok(SlurmSite {
-        standalone: args.alone,
+        standalone: args.standalone,
         block_jobs: args.block,
         configless: args.configless,
         script_dir: args.scripts.clone(),
         doctor_node: args.doctor_node.clone(),
-        check_interval: loaded.settings.policy.agents.look_every,
+        check_interval: loaded.settings.policy.agents.check_every,
         policy: config.policy.as_ref().map(read).transpose()?,
         url: config.agents.url.clone().or(listen_url),
         user: args.user.clone(),

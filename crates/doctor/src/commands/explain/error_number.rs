@@ -84,7 +84,7 @@ pub(super) fn text(page: &mut Page, number: &ErrorNumber<'_>) {
         TableRow::Dcgm(error) => print_dcgm(page, error),
     }
     for variant in &number.variants {
-        page.field("Or", format!("{} ({}): {}", variant.code, variant.severity, variant.says));
+        page.field("Or", format!("{} ({}): {}", variant.code, variant.severity, variant.description));
     }
     page.field("Source", format!("{} (table version {})", number.source, number.table));
     page.heading("Rules");
@@ -99,11 +99,11 @@ pub(super) fn text(page: &mut Page, number: &ErrorNumber<'_>) {
 }
 
 fn print_xid(page: &mut Page, xid: &Xid) {
-    page.line(format!("Xid {}: {}.", xid.n, xid.says));
+    page.line(format!("Xid {}: {}.", xid.n, xid.description));
     page.field("Name", &xid.name);
     page.field("Found on", architectures(&xid.arch));
-    page.field("NVIDIA now", action(&xid.now));
-    page.field("NVIDIA later", action(&xid.later));
+    page.field("NVIDIA now", action(&xid.immediate_action));
+    page.field("NVIDIA later", action(&xid.investigation_action));
     if !xid.linked.is_empty() {
         let since = if xid.linked == "always" {
             "in every driver that has it".to_owned()
@@ -121,7 +121,7 @@ fn print_xid(page: &mut Page, xid: &Xid) {
 }
 
 fn print_sxid(page: &mut Page, sxid: &Sxid) {
-    page.line(format!("SXid {}: {}.", sxid.n, sxid.says));
+    page.line(format!("SXid {}: {}.", sxid.n, sxid.description));
     page.field("NVIDIA", sxid.fatal.word());
     page.field("Ours", severity(sxid.severity));
     page.field(
@@ -144,7 +144,7 @@ fn print_sxid(page: &mut Page, sxid: &Sxid) {
 }
 
 fn print_dcgm(page: &mut Page, error: &DcgmError) {
-    page.line(format!("DCGM error {}: {}.", error.n, error.says));
+    page.line(format!("DCGM error {}: {}.", error.n, error.description));
     page.field("Name", format!("DCGM_FR_{}", error.name));
     page.field("DCGM", format!("{}, {}", error.dcgm.word(), error.category));
     page.field("Ours", severity(error.severity));

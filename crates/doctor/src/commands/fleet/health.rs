@@ -28,8 +28,8 @@ pub(super) struct Args {
     #[arg(long)]
     run: bool,
     /// Only these sources, separated by commas: aznhc, dcgm, own.
-    #[arg(long = "of", value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
-    of: Vec<Source>,
+    #[arg(long = "sources", value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    sources: Vec<Source>,
     /// Age after which a good result is unknown.
     #[arg(long, value_name = "TIME", default_value = "7d")]
     stale: Span,
@@ -71,7 +71,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit> {
         return Err(Failure::Usage(format!("--logs is `{}`, expected an absolute path", args.logs)));
     }
     let fleet = args.host_args.open(context)?;
-    let sources = if args.of.is_empty() { Source::ALL.to_vec() } else { args.of.clone() };
+    let sources = if args.sources.is_empty() { Source::ALL.to_vec() } else { args.sources.clone() };
     let no_bits = |error| Failure::Other(format!("reading random bytes: {error}"));
     let word = random_marker().map_err(no_bits)?;
     let views = fleet.for_each_host("checked", |host| {

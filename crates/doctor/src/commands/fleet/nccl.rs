@@ -14,7 +14,7 @@ use doctor_core::{
     ids::{NodeName, Sku},
     time::Span,
 };
-use doctor_fleet::{nccl::NcclTrialResult, search::search};
+use doctor_fleet::{faulty_host_search::search, nccl::NcclTrialResult};
 use serde::Serialize;
 
 use self::job::{AllReduceJob, ReadyHost, SkippedHost, inspect_hosts};
@@ -132,7 +132,7 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
 struct TrialView {
     hosts: Vec<NodeName>,
     #[serde(flatten)]
-    judged: NcclTrialResult,
+    result: NcclTrialResult,
 }
 
 #[derive(Debug, Serialize)]
@@ -266,7 +266,7 @@ fn run_trials(
             false => sanitize(&judged.why),
         };
         let outcome = judged.trial_outcome();
-        let trial = TrialView { hosts: over.to_vec(), judged };
+        let trial = TrialView { hosts: over.to_vec(), result: judged };
         progress.print_line(&trial_line(&trial));
         trials.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(trial);
         outcome
@@ -280,11 +280,11 @@ fn run_trials(
     };
     drop(progress);
     let trials = trials.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let verdict = trials.first().map_or(Verdict::Inconclusive, |trial| trial.judged.verdict);
+    let verdict = trials.first().map_or(Verdict::Inconclusive, |trial| trial.result.verdict);
     let (at_fault, pairs_at_fault) = match (&found, trials.first()) {
         (Some(FaultLocation::Nodes(nodes)), _) => (nodes.clone(), Vec::new()),
         (Some(FaultLocation::Pairs(pairs)), _) => (Vec::new(), pairs.clone()),
-        (None, Some(trial)) => (trial.judged.named.clone(), Vec::new()),
+        (None, Some(trial)) => (trial.result.faulty_hosts.clone(), Vec::new()),
         _ => (Vec::new(), Vec::new()),
     };
     let found = found.filter(|_| verdict == Verdict::Fail).map(|found| found.to_string());
@@ -293,7 +293,7 @@ fn run_trials(
 }
 
 fn trial_line(trial: &TrialView) -> String {
-    let TrialView { hosts, judged } = trial;
+    let TrialView { hosts, result: judged } = trial;
     let figure = judged.bus_bandwidth_bytes_per_s.map_or_else(String::new, |rate| {
         let bytes = judged.bytes.map_or_else(String::new, |bytes| format!(" at {bytes} bytes"));
         format!("{:.1} GB/s{bytes}, ", rate / 1e9)

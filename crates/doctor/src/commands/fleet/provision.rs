@@ -113,7 +113,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
         json!({ "part": step.part, "name": step.name, "need": step.need, "calls": calls })
     });
     let steps = steps.collect::<Vec<_>>();
-    let open = plan.steps.iter().filter(|step| step.need != azure::AzureStepState::There).count();
+    let open = plan.steps.iter().filter(|step| step.need != azure::AzureStepState::Present).count();
     Ok(context.out.show(&json!({ "cluster": cluster.scale_set, "steps": steps, "notes": plan.notes }), |page| {
         let existing = plan.steps.len() - open;
         page.line(format!(
@@ -128,7 +128,7 @@ fn show_plan(context: &Context, cluster: &Cluster, plan: &Plan) -> Result<()> {
         }
         for step in &plan.steps {
             page.line(format!("# {} {}: {}", step.part.label(), step.name, step.need));
-            let open_calls = if step.need == azure::AzureStepState::There { &[] } else { &step.calls[..] };
+            let open_calls = if step.need == azure::AzureStepState::Present { &[] } else { &step.calls[..] };
             for call in open_calls {
                 page.line(call.to_string());
             }

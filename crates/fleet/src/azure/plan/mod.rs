@@ -46,7 +46,7 @@ pub enum AzureStepKind {
     HeadKey,
     Trust,
     HeadFiles,
-    Noted,
+    DigestTag,
 }
 
 impl AzureStepKind {
@@ -67,7 +67,7 @@ impl AzureStepKind {
         Self::HeadKey,
         Self::Trust,
         Self::HeadFiles,
-        Self::Noted,
+        Self::DigestTag,
     ];
 
     pub const fn label(self) -> &'static str {
@@ -88,7 +88,7 @@ impl AzureStepKind {
             Self::HeadKey => "key pair on the head node",
             Self::Trust => "head node's key on every node, and their host keys",
             Self::HeadFiles => "host files and host keys on the head node",
-            Self::Noted => "tag with the digest of the nodes",
+            Self::DigestTag => "tag with the digest of the nodes",
         }
     }
 }
@@ -97,30 +97,30 @@ impl AzureStepKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is", content = "why")]
 pub enum AzureStepState {
-    There,
+    Present,
     Missing,
     Differs(String),
     /// Azure is working on it; the caller waits.
-    UnderWay(String),
+    InProgress(String),
     /// Cannot be decided before the machines exist.
-    Later,
+    AfterMachines,
 }
 
 impl AzureStepState {
     /// Whether the step is to be done now.
     pub const fn is_open(&self) -> bool {
-        matches!(self, Self::Missing | Self::Differs(_) | Self::UnderWay(_))
+        matches!(self, Self::Missing | Self::Differs(_) | Self::InProgress(_))
     }
 }
 
 impl fmt::Display for AzureStepState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::There => f.write_str("present"),
+            Self::Present => f.write_str("present"),
             Self::Missing => f.write_str("missing"),
             Self::Differs(what) => write!(f, "differs: {what}"),
-            Self::UnderWay(what) => write!(f, "in progress: {what}"),
-            Self::Later => f.write_str("after the machines are created"),
+            Self::InProgress(what) => write!(f, "in progress: {what}"),
+            Self::AfterMachines => f.write_str("after the machines are created"),
         }
     }
 }
@@ -142,7 +142,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn is_done(&self) -> bool {
-        self.steps.iter().all(|step| step.need == AzureStepState::There)
+        self.steps.iter().all(|step| step.need == AzureStepState::Present)
     }
 }
 

@@ -68,7 +68,7 @@ impl Planner<'_> {
             Some(Owner::Others) if shared == Shared::No => {
                 Err(AzureError::NotOurs { kind: kind_label, name: name.to_owned() })
             }
-            Some(_) => Ok(AzureStepState::There),
+            Some(_) => Ok(AzureStepState::Present),
         }
     }
 
@@ -79,7 +79,7 @@ impl Planner<'_> {
     pub(super) fn resources(&self) -> Result<Vec<Step>, AzureError> {
         let (cluster, names) = (self.cluster, &self.names);
         let group = match self.inventory.group {
-            Some(_) => AzureStepState::There,
+            Some(_) => AzureStepState::Present,
             None => AzureStepState::Missing,
         };
         let make = with_subscription(self.create_command("group create", &cluster.resource_group), cluster);
@@ -138,7 +138,7 @@ impl Planner<'_> {
         desired.sort_unstable();
         let need = match &self.inventory.ssh_from {
             None => AzureStepState::Missing,
-            Some(from) if *from == desired => AzureStepState::There,
+            Some(from) if *from == desired => AzureStepState::Present,
             Some(from) => AzureStepState::Differs(format!("from {}", from.join(", "))),
         };
         let call = self
@@ -159,7 +159,7 @@ impl Planner<'_> {
         let last = FIRST_PORT + MIN_PORTS.max(self.cluster.count * 2) - 1;
         let need = match self.inventory.balancer.nat {
             None => AzureStepState::Missing,
-            Some((first, last)) if last.saturating_sub(first) + 1 >= self.cluster.count => AzureStepState::There,
+            Some((first, last)) if last.saturating_sub(first) + 1 >= self.cluster.count => AzureStepState::Present,
             Some((first, last)) => AzureStepState::Differs(format!("ports {first} to {last} are too few")),
         };
         let call = self
@@ -175,7 +175,7 @@ impl Planner<'_> {
     /// Without this rule, machines behind the load balancer have no outbound connectivity, not even to package
     /// archives.
     fn outbound_rule(&self) -> Step {
-        let need = if self.inventory.balancer.outbound { AzureStepState::There } else { AzureStepState::Missing };
+        let need = if self.inventory.balancer.outbound { AzureStepState::Present } else { AzureStepState::Missing };
         let call = self
             .command("network lb outbound-rule create")
             .with("--lb-name", &self.names.balancer)
@@ -198,11 +198,11 @@ impl Planner<'_> {
         }
         let ready = self.inventory.nodes.iter().filter(|node| node.state == State::Succeeded).count();
         let need = match (&self.inventory.scale_set, ready) {
-            (None, _) => AzureStepState::Later,
+            (None, _) => AzureStepState::AfterMachines,
             (Some(set), ready) if ready >= usize::try_from(set.capacity.min(cluster.count)).unwrap_or(usize::MAX) => {
-                AzureStepState::There
+                AzureStepState::Present
             }
-            (Some(set), ready) => AzureStepState::UnderWay(format!("{ready} of {} are ready", set.capacity)),
+            (Some(set), ready) => AzureStepState::InProgress(format!("{ready} of {} are ready", set.capacity)),
         };
         let list = machines_call(cluster);
         Ok(vec![set, Self::step(AzureStepKind::Machines, &cluster.count.to_string(), need, list)])
@@ -233,13 +233,13 @@ impl Planner<'_> {
                 name: cluster.scale_set.clone(),
                 state: "Failed".to_owned(),
             }),
-            State::InProgress(state) => Ok((AzureStepState::UnderWay(state.clone()), wait())),
+            State::InProgress(state) => Ok((AzureStepState::InProgress(state.clone()), wait())),
             State::Succeeded if found.capacity < cluster.count => {
                 let call = self.command("vmss scale").with("--name", &cluster.scale_set);
                 let call = call.with("--new-capacity", cluster.count.to_string());
                 Ok((AzureStepState::Differs(format!("{} machines of {}", found.capacity, cluster.count)), call))
             }
-            State::Succeeded => Ok((AzureStepState::There, wait())),
+            State::Succeeded => Ok((AzureStepState::Present, wait())),
         }
     }
 
@@ -284,7 +284,7 @@ impl Planner<'_> {
         let mut steps = Vec::new();
         if cluster.head_address {
             let attached = head.is_some_and(|head| head.public.is_some());
-            let need = if attached { AzureStepState::There } else { later_unless(ready) };
+            let need = if attached { AzureStepState::Present } else { later_unless(ready) };
             let of = |what: fn(&Node) -> &String| head.map_or(THE_HEAD.to_owned(), |head| what(head).clone());
             let call = self.command("network nic ip-config update").with("--nic-name", of(|node| &node.nic));
             let call = call.with("--name", of(|node| &node.ip_config)).with("--public-ip-address", &names.head_address);
@@ -293,7 +293,7 @@ impl Planner<'_> {
         let digest = head.map(|head| digest(cluster, &self.inventory.nodes, head));
         let recorded = self.inventory.scale_set.as_ref().and_then(|set| set.digest.as_ref());
         let need = match digest.is_some() && digest.as_ref() == recorded {
-            true => AzureStepState::There,
+            true => AzureStepState::Present,
             false => later_unless(ready),
         };
         let head_machine = head.map_or(THE_HEAD, |head| head.machine.as_str());
@@ -311,7 +311,7 @@ impl Planner<'_> {
             Self::step(AzureStepKind::HeadKey, head_host, need.clone(), run(head_machine, Files::HEAD_KEY)),
             Step { part: AzureStepKind::Trust, name: cluster.count.to_string(), need: need.clone(), calls: each },
             Self::step(AzureStepKind::HeadFiles, head_host, need.clone(), run(head_machine, Files::HEAD_FILES)),
-            Self::step(AzureStepKind::Noted, DIGEST_TAG, need, with_subscription(note, cluster)),
+            Self::step(AzureStepKind::DigestTag, DIGEST_TAG, need, with_subscription(note, cluster)),
         ]);
         steps
     }
@@ -364,7 +364,7 @@ impl Planner<'_> {
 }
 
 const fn later_unless(ready: bool) -> AzureStepState {
-    if ready { AzureStepState::Missing } else { AzureStepState::Later }
+    if ready { AzureStepState::Missing } else { AzureStepState::AfterMachines }
 }
 
 /// Returns the name of a kind for errors.

@@ -68,7 +68,7 @@ fn steps_are_ordered_and_have_unique_labels() {
     labels.sort_unstable();
     labels.dedup();
     assert_eq!(labels.len(), AzureStepKind::ALL.len());
-    assert!(plan.steps.iter().all(|step| step.need != AzureStepState::There && !step.calls.is_empty()));
+    assert!(plan.steps.iter().all(|step| step.need != AzureStepState::Present && !step.calls.is_empty()));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn existing_resources_are_not_created_again_and_keys_are_exchanged_until_recorde
             AzureStepKind::HeadKey,
             AzureStepKind::Trust,
             AzureStepKind::HeadFiles,
-            AzureStepKind::Noted
+            AzureStepKind::DigestTag
         ]
     );
     let trust = first.steps.iter().find(|step| step.part == AzureStepKind::Trust).unwrap();
@@ -100,7 +100,7 @@ fn existing_resources_are_not_created_again_and_keys_are_exchanged_until_recorde
     let again = plan(&cluster, &seen, &files()).unwrap();
     assert_eq!(
         open(&again),
-        [AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::HeadFiles, AzureStepKind::Noted]
+        [AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::HeadFiles, AzureStepKind::DigestTag]
     );
     seen.reset_digest();
     assert!(!plan(&cluster, &seen, &files()).unwrap().is_done());
@@ -147,11 +147,11 @@ fn later_steps_wait_for_machines_that_are_not_ready() {
     seen.nodes[1].state = State::InProgress("Creating".to_owned());
     let steps = plan(&cluster, &seen, &files()).unwrap().steps;
     let need = |part| steps.iter().find(|step| step.part == part).unwrap().need.clone();
-    assert_eq!(need(AzureStepKind::Machines), AzureStepState::UnderWay("1 of 2 are ready".to_owned()));
+    assert_eq!(need(AzureStepKind::Machines), AzureStepState::InProgress("1 of 2 are ready".to_owned()));
     assert!(
-        [AzureStepKind::HeadNic, AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::Noted]
+        [AzureStepKind::HeadNic, AzureStepKind::HeadKey, AzureStepKind::Trust, AzureStepKind::DigestTag]
             .into_iter()
-            .all(|part| need(part) == AzureStepState::Later)
+            .all(|part| need(part) == AzureStepState::AfterMachines)
     );
     seen.scale_set.as_mut().unwrap().state = State::InProgress("Updating".to_owned());
     let steps = plan(&cluster, &seen, &files()).unwrap().steps;

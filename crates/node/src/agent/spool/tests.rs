@@ -17,10 +17,10 @@ fn report(number: u64, padding: usize) -> AgentReport {
         probes: vec![(doctor_checks::probe::Probe::Kmsg, text)],
     };
     AgentReport {
-        up: None,
+        uptime: None,
         node: NodeName::new("n1").unwrap(),
         hardware: Hardware::default(),
-        number,
+        sequence: number,
         at,
         checks: vec![evidence],
         versions: Versions::default(),
@@ -42,7 +42,7 @@ fn send(spool: &mut Spool) -> Option<NextMessage> {
 
 fn numbers(spool: &mut Spool) -> Vec<u64> {
     let one = |next| match next {
-        NextMessage::Report(report) => report.number,
+        NextMessage::Report(report) => report.sequence,
         NextMessage::Lost { .. } => panic!("no report may be lost"),
     };
     std::iter::from_fn(|| send(spool)).map(one).collect()
@@ -125,7 +125,7 @@ fn a_report_in_flight_is_not_counted_as_lost() {
     assert_eq!(spool.lost_count(), 3);
     let again = Spool::open(directory.path(), PLENTY).unwrap();
     assert_eq!((again.len(), again.lost_count()), (2, 3), "nor by the process after a crash");
-    assert!(matches!(&flying, NextMessage::Report(report) if report.number == first));
+    assert!(matches!(&flying, NextMessage::Report(report) if report.sequence == first));
     spool.mark_accepted(&flying);
     assert!(matches!(send(&mut spool), Some(NextMessage::Lost { dropped, .. }) if dropped.reports == 3));
     assert_eq!(numbers(&mut spool).len(), 1);
@@ -141,8 +141,8 @@ fn a_truncated_file_is_counted_as_lost_and_the_others_are_sent() {
     let bytes = fs::read(&last).unwrap();
     fs::write(&last, &bytes[..bytes.len() / 2]).unwrap();
     let mut spool = Spool::open(directory.path(), PLENTY).unwrap();
-    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[0]));
-    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[1]));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.sequence == sent[0]));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.sequence == sent[1]));
     assert!(
         matches!(send(&mut spool), Some(NextMessage::Lost { number, dropped }) if number == sent[2] && dropped.reports == 1)
     );
@@ -175,7 +175,7 @@ fn reports_stay_in_memory_while_the_disk_rejects_writes() {
     assert!(spool.disk_error().is_some());
     assert_eq!((spool.len(), spool.lost_count()), (MEMORY_LIMITS.reports, 5));
     assert!(matches!(send(&mut spool), Some(NextMessage::Lost { .. })));
-    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.number == sent[5]));
+    assert!(matches!(send(&mut spool), Some(NextMessage::Report(report)) if report.sequence == sent[5]));
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -205,7 +205,7 @@ proptest! {
         let mut take = |spool: &mut Spool| {
             let Some(next) = send(spool) else { return Ok(false) };
             let number = match &next {
-                NextMessage::Report(report) => { sent += 1; report.number }
+                NextMessage::Report(report) => { sent += 1; report.sequence }
                 NextMessage::Lost { number, dropped } => { counted += dropped.reports; *number }
             };
             prop_assert!(number > last, "{number} after {last}");

@@ -6,9 +6,9 @@ use std::io;
 use doctor_checks::{collective_params::Mode, collective_report::measurements};
 
 use super::{
-    barrier::{Barrier, Outgoing},
     frame_auth::{self, NONCE_BYTES, Side},
     messages::{FromFirst, JoinRequest, ToFirst},
+    step_barrier::{Barrier, Outgoing},
 };
 
 /// Whether a peer that sends this without knowing the secret is accepted.
@@ -29,7 +29,7 @@ pub fn handle_peer_message(bytes: &[u8]) -> Option<usize> {
     steps.handle(1, up);
     let mut outgoing = steps.node_lost(0, "the end").into_iter().chain(steps.node_lost(1, "the end"));
     let reports = outgoing.find_map(|message| match message {
-        Outgoing::All(FromFirst::All { reports, .. }) => Some(reports),
+        Outgoing::All(FromFirst::Finished { reports, .. }) => Some(reports),
         Outgoing::One(..) | Outgoing::All(_) => None,
     })?;
     let result = measurements(Mode::Nodes, &reports, 0, None, 0);

@@ -7,12 +7,12 @@ use doctor_checks::collective_params::{CollectiveParams, Mode};
 use serde::de::DeserializeOwned;
 
 use super::{
-    barrier::{Barrier, Outgoing},
     events::CoordinatorEvent,
     frame_auth::{FrameError, ReadChannel, WriteChannel},
     launcher::JobPosition,
     messages::{FromFirst, JoinReply, JoinRequest, ToFirst},
     rendezvous::{self, RendezvousError},
+    step_barrier::{Barrier, Outgoing},
 };
 use crate::stop::Stop;
 
@@ -137,7 +137,7 @@ impl First {
         } else {
             None
         };
-        let welcome = rejection.clone().map_or(JoinReply::In, JoinReply::Refused);
+        let welcome = rejection.clone().map_or(JoinReply::Accepted, JoinReply::Rejected);
         let written = writing.write(&welcome).and_then(|()| Ok(rendezvous::remove_read_timeout(&reading)?));
         if let Some(text) = rejection {
             eprintln!("node {} was rejected: {text}", hello.name);

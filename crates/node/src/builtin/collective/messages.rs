@@ -16,10 +16,10 @@ pub(super) enum WorkerMessage {
     /// NCCL's unique id, in hexadecimal.
     Id(String),
     /// All ranks of this node wait before this step.
-    At(usize),
+    AtStep(usize),
     /// One GPU is done.
     Report(GpuReport),
-    Cannot(ProbeFailure),
+    Failed(ProbeFailure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub(super) struct OpenedGpus {
     /// PCI addresses.
     pub(super) gpus: Vec<String>,
     /// The largest message that fits into GPU memory, in bytes.
-    pub(super) room: u64,
+    pub(super) free_bytes: u64,
     pub(super) nccl: u32,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct OpenedGpus {
 pub(super) enum WorkerCommand {
     MakeId,
     Begin(StartParams),
-    Go(usize),
+    GoToStep(usize),
     Stop,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct StartParams {
     pub(super) first_rank: u32,
     pub(super) ranks: u32,
     /// The largest message that fits into every GPU of the job.
-    pub(super) room: u64,
+    pub(super) free_bytes: u64,
 }
 
 /// From a node to the first one.
@@ -56,12 +56,12 @@ pub(super) struct StartParams {
 pub(super) enum ToFirst {
     Opened {
         gpus: u32,
-        room: u64,
+        free_bytes: u64,
     },
     Id(String),
-    At(usize),
+    AtStep(usize),
     /// The node cannot continue and must not be waited for.
-    Broken(String),
+    Failed(String),
     Report(NodeReport),
 }
 
@@ -71,10 +71,10 @@ pub(super) enum ToFirst {
 pub(super) enum FromFirst {
     MakeId,
     Begin(StartParams),
-    Go(usize),
+    GoToStep(usize),
     Stop(String),
     /// The end: the reports of all nodes, and why the test ended early, if it did.
-    All {
+    Finished {
         reports: Vec<NodeReport>,
         why: Option<String>,
     },
@@ -92,6 +92,6 @@ pub(super) struct JoinRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum JoinReply {
-    In,
-    Refused(String),
+    Accepted,
+    Rejected(String),
 }

@@ -6,8 +6,6 @@
 //! connections ([`rendezvous_secret`], [`seal`]). At the end each node has the reports of all, and NCCL's log shows whether
 //! the requested transport was used.
 
-mod barrier;
-mod coordinator;
 mod environment;
 mod events;
 mod frame_auth;
@@ -16,7 +14,9 @@ mod launcher;
 mod link;
 mod messages;
 mod nccl_tests;
+mod node_coordinator;
 mod rendezvous;
+mod step_barrier;
 mod worker;
 mod worker_process;
 
@@ -31,8 +31,8 @@ use doctor_checks::{
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
 use crate::stop::Stop;
-use coordinator::{Coordinator, Outcome};
 use launcher::JobPosition;
+use node_coordinator::{Coordinator, Outcome};
 
 pub(super) use worker::{SUBTASK, run_worker};
 
@@ -65,11 +65,11 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
 fn judged(params: &CollectiveParams, outcome: Outcome) -> Measurements {
     let Outcome { reports, own, paths, nccl, stop_reason, warnings } = outcome;
     let mut measured = measurements(params.mode, &reports, own, paths, nccl);
-    if let Some(stop_reason) = stop_reason.filter(|_| measured.events.is_empty() && measured.unread.is_empty()) {
-        measured.unread.push(ProbeFailure::new(FailureKind::Failed, stop_reason));
+    if let Some(stop_reason) = stop_reason.filter(|_| measured.events.is_empty() && measured.failures.is_empty()) {
+        measured.failures.push(ProbeFailure::new(FailureKind::Failed, stop_reason));
     }
     // NCCL's log explains its failures.
-    if let (Some(failure), Some(warning)) = (measured.unread.first_mut(), warnings.first()) {
+    if let (Some(failure), Some(warning)) = (measured.failures.first_mut(), warnings.first()) {
         failure.text = format!("{}; NCCL warned: {warning}", failure.text);
     }
     measured

@@ -60,7 +60,7 @@ fn add_metrics(
     let paths = match log.check_path(&requested) {
         Ok(paths) => paths,
         Err(other_way) => {
-            return measurements.unread.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string()));
+            return measurements.failures.push(ProbeFailure::new(FailureKind::Failed, other_way.to_string()));
         }
     };
     let row = tests.largest();

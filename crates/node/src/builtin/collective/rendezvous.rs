@@ -147,8 +147,8 @@ pub(super) fn join(
     let mut hung_up = None;
     loop {
         let last = match connect_once(position, &hello) {
-            Ok((reading, writing, JoinReply::In)) => return Ok((reading, writing)),
-            Ok((_, _, JoinReply::Refused(text))) => {
+            Ok((reading, writing, JoinReply::Accepted)) => return Ok((reading, writing)),
+            Ok((_, _, JoinReply::Rejected(text))) => {
                 return Err(RendezvousError::Rejected { address: position.address.clone(), text });
             }
             Err(FrameError::Io(error)) if CLOSED_BY_PEER.contains(&error.kind()) => {

@@ -42,7 +42,7 @@ pub(in crate::builtin) fn run_worker(args: &[OsString]) -> ExitCode {
         return ExitCode::FAILURE;
     };
     if let Err(failure) = run_ranks(&params) {
-        send_message(&WorkerMessage::Cannot(failure));
+        send_message(&WorkerMessage::Failed(failure));
     }
     ExitCode::SUCCESS
 }
@@ -60,7 +60,7 @@ fn run_ranks(params: &CollectiveParams) -> Result<(), ProbeFailure> {
     let ranks = LocalRanks::open(&or("DOCTOR_CUDA", cuda::LIBRARY), &nccl)?;
     send_message(&WorkerMessage::Opened(OpenedGpus {
         gpus: ranks.gpus().to_vec(),
-        room: ranks.max_message_bytes(),
+        free_bytes: ranks.max_message_bytes(),
         nccl: ranks.nccl_version()?,
     }));
     let gate = Gate::default();
@@ -71,7 +71,7 @@ fn run_ranks(params: &CollectiveParams) -> Result<(), ProbeFailure> {
         if let Ok(begin) = begin_requests.recv() {
             match task(params, &begin) {
                 Ok(task) => gate.run(&ranks, &task),
-                Err(failure) => send_message(&WorkerMessage::Cannot(failure)),
+                Err(failure) => send_message(&WorkerMessage::Failed(failure)),
             }
         }
         // The listener blocks in a read until the node ends, so exit explicitly.
@@ -87,10 +87,10 @@ fn listen(ranks: &LocalRanks, gate: &Gate, begin: mpsc::Sender<StartParams>) {
         match command {
             WorkerCommand::MakeId => match ranks.unique_id() {
                 Ok(id) => send_message(&WorkerMessage::Id(hex::encode(id.bytes()))),
-                Err(failure) => send_message(&WorkerMessage::Cannot(failure)),
+                Err(failure) => send_message(&WorkerMessage::Failed(failure)),
             },
             WorkerCommand::Begin(with) => drop(begin.take().map(|begin| begin.send(with))),
-            WorkerCommand::Go(step) => gate.go(step),
+            WorkerCommand::GoToStep(step) => gate.go(step),
             WorkerCommand::Stop => {
                 begin = None;
                 gate.stop();
@@ -104,9 +104,10 @@ fn listen(ranks: &LocalRanks, gate: &Gate, begin: mpsc::Sender<StartParams>) {
 fn task(params: &CollectiveParams, begin: &StartParams) -> Result<Task, ProbeFailure> {
     let invalid = |text: &str| ProbeFailure::new(FailureKind::Unparseable, text);
     let id = id(&begin.id).ok_or_else(|| invalid("the first node sent an invalid NCCL id"))?;
-    let sizes = params.sizes(begin.room);
+    let sizes = params.sizes(begin.free_bytes);
     if sizes.is_empty() {
-        let text = format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.room, params.least);
+        let text =
+            format!("not enough GPU memory: {} bytes free, smallest message {} bytes", begin.free_bytes, params.least);
         return Err(ProbeFailure::new(FailureKind::Failed, text));
     }
     Ok(Task { id, first_rank: begin.first_rank, ranks: begin.ranks, sizes, stall: params.stall.to_std() })
@@ -145,7 +146,7 @@ impl Gate {
         state.waiting += 1;
         if state.waiting == local_ranks {
             state.waiting = 0;
-            send_message(&WorkerMessage::At(step));
+            send_message(&WorkerMessage::AtStep(step));
         }
         let closed = |state: &mut GateState| state.open <= step && !self.stop.load(Ordering::Relaxed);
         drop(self.changed.wait_while(state, closed).unwrap_or_else(PoisonError::into_inner));

@@ -80,7 +80,7 @@ mod tests {
         let fields = fields.iter().map(|(name, reading)| ((*name).to_owned(), reading.clone())).collect();
         let result = GpuQueryResult {
             on_pci: vec!["0000:18:00.0".to_owned()],
-            driver: Ok(Driver { version: "570.124.06".to_owned(), cuda: None, asked: "nvml".to_owned() }),
+            driver: Ok(Driver { version: "570.124.06".to_owned(), cuda: None, source: "nvml".to_owned() }),
             gpus: vec![Gpu { index: 0, bus: "0000:18:00.0".to_owned(), fields }],
         };
         are_met(&result, Path::new("/")).err().map(|failure| failure.text)

@@ -50,14 +50,14 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         measurements: Measurements::default(),
         throughput: Vec::new(),
     };
-    test.measurements.unread.extend(found_ports.failures);
+    test.measurements.failures.extend(found_ports.failures);
     for tool in Tool::ALL {
         let of_tool: Vec<&Port> = found_ports.ports.iter().filter(|port| port.tool == *tool).collect();
         if !of_tool.is_empty()
             && let Err(failure) = test.ports(*tool, &of_tool)
         {
             eprintln!("{}", failure.text);
-            test.measurements.unread.push(failure);
+            test.measurements.failures.push(failure);
         }
         if stop.requested().is_some() {
             return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
@@ -190,7 +190,7 @@ impl Test<'_> {
 
     fn unread(&mut self, failure: ProbeFailure) {
         eprintln!("{}", failure.text);
-        self.measurements.unread.push(failure);
+        self.measurements.failures.push(failure);
     }
 
     fn compare_counters(&mut self, port: &Port, before: Result<Vec<FileText>, ProbeFailure>, elapsed: Duration) {

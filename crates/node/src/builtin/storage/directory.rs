@@ -41,20 +41,20 @@ const TRIES: u32 = 20;
 
 /// A failed operation and its errno.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{what}: {}", errno_text(*.errno))]
+#[error("{operation}: {}", errno_text(*.errno))]
 pub(super) struct IoFailure {
-    pub(super) what: String,
+    pub(super) operation: String,
     pub(super) errno: i32,
 }
 
 fn io_failure(what: impl Into<String>) -> impl FnOnce(Errno) -> IoFailure {
     let what = what.into();
-    move |errno| IoFailure { what, errno: errno.raw_os_error() }
+    move |errno| IoFailure { operation: what, errno: errno.raw_os_error() }
 }
 
 /// From an error of the standard library.
 fn std_io_failure(what: &str) -> impl FnOnce(io::Error) -> IoFailure {
-    move |error| IoFailure { what: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    move |error| IoFailure { operation: what.to_owned(), errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
 /// A directory that was created for one test.

@@ -36,7 +36,7 @@ pub(in crate::builtin) const SUBTASK: &str = "storage-keep";
 enum KeeperMessage {
     Ready(Ready),
     Removed,
-    Cannot(IoFailure),
+    Failed(IoFailure),
 }
 
 /// The directory exists.
@@ -46,7 +46,7 @@ pub(super) struct Ready {
     descriptor: i32,
     pub(super) direct: bool,
     pub(super) free: Option<u64>,
-    pub(super) swept: usize,
+    pub(super) removed_stale: usize,
 }
 
 /// Entry point of the keeper's process.
@@ -65,11 +65,16 @@ pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     match Directory::make(Path::new(mount), &owner) {
         Ok(directory) => {
             let Directory { direct, free, removed_stale: swept, .. } = directory;
-            send_message(&KeeperMessage::Ready(Ready { descriptor: directory.fd.as_raw_fd(), direct, free, swept }));
+            send_message(&KeeperMessage::Ready(Ready {
+                descriptor: directory.fd.as_raw_fd(),
+                direct,
+                free,
+                removed_stale: swept,
+            }));
             let _until_it_ends = io::stdin().lock().read_to_end(&mut Vec::new());
-            send_message(&directory.remove().map_or_else(KeeperMessage::Cannot, |()| KeeperMessage::Removed));
+            send_message(&directory.remove().map_or_else(KeeperMessage::Failed, |()| KeeperMessage::Removed));
         }
-        Err(failure) => send_message(&KeeperMessage::Cannot(failure)),
+        Err(failure) => send_message(&KeeperMessage::Failed(failure)),
     }
     ExitCode::SUCCESS
 }
@@ -124,7 +129,7 @@ impl Keeper {
         let mut keeper = Self { child, input: Some(input), output, buffer: Vec::new() };
         match keeper.next_message(timeout, Some(stop)) {
             Ok(KeeperMessage::Ready(ready)) => Ok((keeper, ready)),
-            Ok(KeeperMessage::Cannot(failure)) => Err(KeeperError::Io(failure)),
+            Ok(KeeperMessage::Failed(failure)) => Err(KeeperError::Io(failure)),
             Ok(KeeperMessage::Removed) => Err(KeeperError::Gone("unexpected message of the keeper process".to_owned())),
             Err(error @ (KeeperError::Stalled(_) | KeeperError::Stopped(_))) => Err(keeper.kill(error, hung_on_mount)),
             Err(error) => Err(error),
@@ -144,7 +149,7 @@ impl Keeper {
                 self.wait_for_exit();
                 Ok(())
             }
-            Ok(KeeperMessage::Cannot(failure)) => Err(KeeperError::Io(failure)),
+            Ok(KeeperMessage::Failed(failure)) => Err(KeeperError::Io(failure)),
             Ok(KeeperMessage::Ready(_)) => {
                 Err(KeeperError::Gone("unexpected message of the keeper process".to_owned()))
             }

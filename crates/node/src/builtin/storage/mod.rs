@@ -56,7 +56,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut all = Measurements::default();
-    for target in &params.places {
+    for target in &params.targets {
         let entity = Entity::new(EntityKind::Mount, target.path());
         let hung_probes = HungOnMount { probes: &probes, what: format!("storage {}", target.path()) };
         let mut test =
@@ -91,7 +91,7 @@ impl MountTest<'_> {
             MountFailure::NoResult(kind, text) => {
                 let text = format!("{}: {text}", self.entity.id);
                 eprintln!("{text}");
-                self.measurements.unread.push(ProbeFailure::new(kind, text));
+                self.measurements.failures.push(ProbeFailure::new(kind, text));
             }
         }
     }
@@ -132,8 +132,8 @@ impl MountTest<'_> {
             ready.free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", format_bytes(free)));
         let how = if ready.direct { "direct I/O" } else { "through the page cache: direct I/O is not supported" };
         eprintln!("{}: {free}; 2 x {} of files, {how}", self.entity.id, format_bytes(sizes.set));
-        if ready.swept > 0 {
-            eprintln!("{}: removed the files of {} earlier tests", self.entity.id, ready.swept);
+        if ready.removed_stale > 0 {
+            eprintln!("{}: removed the files of {} earlier tests", self.entity.id, ready.removed_stale);
         }
         let directory = keeper.directory(ready);
         let track = PassParams { fio: self.fio, params: self.params, directory: &directory, sizes, stop: self.stop };
@@ -224,7 +224,7 @@ fn stopped(reason: StopReason, params: &StorageParams) -> MountFailure {
 
 fn keeper_failure(error: KeeperError, operation: &str) -> MountFailure {
     match error {
-        KeeperError::Io(failure) => from_errno(failure.errno, &failure.what),
+        KeeperError::Io(failure) => from_errno(failure.errno, &failure.operation),
         KeeperError::Stalled(timeout) => {
             MountFailure::Fault(MountFault::Stalled, format!("{operation} did not return within {timeout:.0?}"))
         }

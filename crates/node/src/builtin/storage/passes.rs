@@ -240,7 +240,7 @@ mod tests {
 
     fn params() -> StorageParams {
         StorageParams {
-            places: vec![StorageTarget::Mount("/data".to_owned())],
+            targets: vec![StorageTarget::Mount("/data".to_owned())],
             size: 1 << 30,
             pattern_time: Span::from_secs(30),
             stall: Span::from_secs(30),

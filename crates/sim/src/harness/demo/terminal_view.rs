@@ -69,8 +69,8 @@ impl TerminalView {
         let passed = session.now().since(start);
         self.counts.results += report.results;
         for action in &report.actions {
-            match &action.what {
-                Action::Move { node, to, .. } => {
+            match &action.value {
+                Action::SetState { node, to, .. } => {
                     if let Some(line) = self.event_line(node, to, &action.text) {
                         self.add_event(passed, &line);
                     }
@@ -106,7 +106,7 @@ impl TerminalView {
         self.testing = runs
             .into_iter()
             .flat_map(|stored| {
-                let purpose = stored.run.asked.what;
+                let purpose = stored.run.purpose.value;
                 stored.run.nodes.iter().cloned().map(move |node| (node, purpose)).collect::<Vec<_>>()
             })
             .collect();
@@ -171,7 +171,7 @@ impl TerminalView {
                     let state = self.states.get(&seen.node.name).unwrap_or(&NodeState::InService);
                     let testing = self.testing.contains_key(&seen.node.name);
                     match (state, testing, &seen.node.occupancy) {
-                        (NodeState::Proving { .. }, ..) => format!("{MAGENTA}◆ "),
+                        (NodeState::Requalifying { .. }, ..) => format!("{MAGENTA}◆ "),
                         (NodeState::Held { .. }, ..) => format!("{CYAN}■ "),
                         (NodeState::Quarantined | NodeState::Repairing { .. } | NodeState::Out, ..) => {
                             format!("{RED}■ ")

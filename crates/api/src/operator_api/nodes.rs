@@ -25,17 +25,18 @@ use super::{
     params::{Param, ParamSyntax, RequestParams},
     response_cache::CachePolicy,
     schema::{
-        advice, any_value, count, duration, flag, list, merged, node_state, object, one_of, or_null, page, remedy,
-        rung, severity, standing, step_kind, step_state, tagged_union, text, timestamp, tuple, used, verdict,
+        advice, any_value, count, duration, flag, list, merged, node_state, object, occupancy, one_of, or_null, page,
+        remedy, repair_step, severity, step_kind, step_state, tagged_union, test_status, text, timestamp, tuple,
+        verdict,
     },
 };
 use crate::response::RawBody;
 
 /// Node selector, which other lists share.
 pub(super) const SELECT: Param =
-    Param::new("select", "nodes: node[01-64], pool=NAME, life=STATE, or a name with `*`", ParamSyntax::Text);
+    Param::new("select", "nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`", ParamSyntax::Text);
 pub(super) const POOL: Param = Param::new("pool", "only this pool", ParamSyntax::Name);
-pub(super) const STATE: Param = Param::new("life", "only nodes in this state", ParamSyntax::OneOf(&NODE_STATES));
+pub(super) const STATE: Param = Param::new("state", "only nodes in this state", ParamSyntax::OneOf(&NODE_STATES));
 const HEALTH: Param =
     Param::new("health", "only nodes with this health", ParamSyntax::OneOf(&["pass", "fail", "unknown"]));
 pub(super) const LIMIT: Param =
@@ -87,7 +88,7 @@ pub(super) fn node_filter(params: &RequestParams) -> Result<impl Fn(&NodeRecord)
     let select = params.text("select").map(|text| parse_selector(text, MAX_NODE_NAMES)).transpose();
     let select = select.map_err(|why| ApiError::BadParameter { name: "select", why })?;
     let pool: Option<PoolName> = params.get("pool")?;
-    let state = params.text("life").map(str::to_owned);
+    let state = params.text("state").map(str::to_owned);
     Ok(move |record: &NodeRecord| {
         let (name, node_pool, state_name) = (&record.node.name, &record.node.pool, record.state.as_str());
         select.as_ref().is_none_or(|select| select.matches(name, node_pool, state_name))
@@ -171,7 +172,11 @@ fn boots(store: &Store, node: &NodeName, results: &[ResultFacts]) -> Result<Vec<
         let Some(document) = evidence.and_then(|evidence| Document::parse_stored(&evidence.bytes).ok()) else {
             continue;
         };
-        boots.extend(document.hardware.boot_id.map(|boot| BootFacts { seen: document.started, boot, up: document.up }));
+        boots.extend(document.hardware.boot_id.map(|boot| BootFacts {
+            seen: document.started,
+            boot,
+            uptime: document.uptime,
+        }));
     }
     Ok(boots)
 }
@@ -187,25 +192,25 @@ fn node_row() -> Value {
     object(json!({
         "node": text(),
         "pool": or_null(text()),
-        "life": node_state(),
+        "state": node_state(),
         "since": or_null(timestamp()),
-        "used": used(),
-        "used_text": or_null(text()),
-        "tests": list(object(json!({ "test": text(), "standing": standing(), "at": or_null(timestamp()) }))),
+        "occupancy": occupancy(),
+        "occupancy_text": or_null(text()),
+        "tests": list(object(json!({ "test": text(), "status": test_status(), "at": or_null(timestamp()) }))),
         "findings": count(),
         "worst": or_null(severity()),
         "case": or_null(text()),
         "our_marks": list(text()),
         "foreign_marks": list(text()),
         "run": or_null(active_run()),
-        "passed_over": or_null(object(json!({ "code": text(), "text": text(), "since": timestamp() }))),
+        "skipped": or_null(object(json!({ "code": text(), "text": text(), "since": timestamp() }))),
         "agent": or_null(agent()),
     }))
 }
 
 fn agent() -> Value {
     object(json!({
-        "state": one_of(&AgentState::ALL.map(AgentState::word)), "silent": flag(), "heard": or_null(timestamp()),
+        "state": one_of(&AgentState::ALL.map(AgentState::word)), "silent": flag(), "last_contact": or_null(timestamp()),
         "program": or_null(text()), "skew": list(text()),
     }))
 }
@@ -215,7 +220,7 @@ pub(super) fn finding() -> Value {
     object(json!({
         "check": text(), "entity": text(), "verdict": verdict(), "severity": severity(), "remedy": remedy(),
         "reason": text(), "text": text(), "rule": text(), "evidence": text(), "run": or_null(text()),
-        "first_seen": timestamp(), "last_seen": timestamp(), "times": count(), "confirm": count(), "confirmed": flag(),
+        "first_seen": timestamp(), "last_seen": timestamp(), "sightings": count(), "confirm": count(), "confirmed": flag(),
     }))
 }
 
@@ -226,11 +231,11 @@ pub(super) fn failed_work() -> Value {
 
 fn case_schema() -> Value {
     let step = object(json!({
-        "at": timestamp(), "what": step_kind(), "state": step_state(), "tries": count(), "text": text(),
+        "at": timestamp(), "what": step_kind(), "state": step_state(), "attempts": count(), "text": text(),
     }));
     object(json!({
-        "id": text(), "opened": timestamp(), "severity": severity(), "rung": rung(), "open": flag(),
-        "waits_for_person": flag(), "advice": or_null(advice()), "failed_work": list(failed_work()),
+        "id": text(), "opened": timestamp(), "severity": severity(), "repair_step": repair_step(), "open": flag(),
+        "waits_for_operator": flag(), "advice": or_null(advice()), "job_failures": list(failed_work()),
         "steps": list(step),
     }))
 }
@@ -240,8 +245,8 @@ fn why_schema() -> Value {
         ("in-service", json!({})),
         ("suspect", json!({})),
         ("quarantined", json!({})),
-        ("repairing", json!({ "step": step_kind(), "tries": count() })),
-        ("proving", json!({ "run": text() })),
+        ("repairing", json!({ "step": step_kind(), "attempts": count() })),
+        ("requalifying", json!({ "run": text() })),
         ("out", json!({})),
         ("held", json!({ "by": text() })),
     ]);
@@ -257,7 +262,7 @@ fn why_schema() -> Value {
     }));
     let hold = object(json!({ "by": text(), "why": text(), "since": timestamp(), "until": or_null(timestamp()) }));
     let test_line = object(json!({
-        "test": text(), "standing": standing(), "cutoff": duration(), "last": or_null(last), "due": due,
+        "test": text(), "status": test_status(), "cutoff": duration(), "last": or_null(last), "due": due,
     }));
     let audit = object(json!({
         "at": timestamp(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),
@@ -265,13 +270,13 @@ fn why_schema() -> Value {
     let rest = object(json!({
         "at": timestamp(),
         "headline": text(),
-        "life_state": state_union,
+        "state_detail": state_union,
         "hardware": or_null(text()),
         "hold": or_null(hold),
         "backoff": or_null(object(json!({ "until": timestamp(), "times": count() }))),
         "case_file": or_null(case_schema()),
         "open_findings": list(finding()),
-        "failed_work": list(failed_work()),
+        "job_failures": list(failed_work()),
         "test_lines": list(test_line),
         "audit": list(audit),
         "next": list(text()),

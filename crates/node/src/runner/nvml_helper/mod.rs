@@ -287,7 +287,7 @@ impl HelperProcess {
             let is_closed = self.receive().map_err(NoReply::Io)?;
             while let Some(message) = self.incoming.next().map_err(NoReply::Io)? {
                 match message {
-                    HelperMessage::Asking(gpu) => self.current_gpu = Some(gpu),
+                    HelperMessage::Querying(gpu) => self.current_gpu = Some(gpu),
                     HelperMessage::Answer(result) => {
                         (self.pending, self.current_gpu, self.answered) = (None, None, true);
                         // Nothing follows an answer; do not keep a buffer of this size until the next one.

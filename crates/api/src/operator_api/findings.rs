@@ -80,7 +80,7 @@ impl FindingCursor {
 
 fn row_schema() -> Value {
     let node_fields =
-        object(json!({ "node": text(), "pool": or_null(text()), "life": node_state(), "case": or_null(text()) }));
+        object(json!({ "node": text(), "pool": or_null(text()), "state": node_state(), "case": or_null(text()) }));
     merged(&[node_fields, finding()])
 }
 

@@ -252,7 +252,7 @@ impl Index {
         }
         if record.state.is_out_of_service() || record.node.marks.keeps_out_of_service() {
             let state = if record.state.is_out_of_service() { record.state.clone() } else { NodeState::Quarantined };
-            return skipped(SkipReason::OutOfService { life: state }, Timestamp::MAX);
+            return skipped(SkipReason::OutOfService { state }, Timestamp::MAX);
         }
         if let Some(mark) = record.node.marks.blocking_foreign_mark() {
             let why = SkipReason::ForeignMark { by: mark.by.clone(), text: mark.text.clone() };
@@ -306,7 +306,7 @@ fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
 
 fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
     // A test over several nodes is not about a single node.
-    let applies = |test: &TestPolicy| !test.together && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
+    let applies = |test: &TestPolicy| !test.multi_node && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
     tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(index, _)| index).collect()
 }
 

@@ -126,7 +126,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::api::{cases, endpoint::Route, history, nodes, routes::ROUTES, runs};
+    use crate::operator_api::{cases, endpoint::Route, history, nodes, routes::ROUTES, runs};
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS).build().unwrap()

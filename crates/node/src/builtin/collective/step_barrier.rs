@@ -50,12 +50,12 @@ impl Barrier {
 
     pub(super) fn handle(&mut self, node: usize, up: ToFirst) -> Vec<Outgoing> {
         match up {
-            ToFirst::Opened { gpus, room: max_bytes } => self.gpus_opened(node, gpus, max_bytes),
+            ToFirst::Opened { gpus, free_bytes: max_bytes } => self.gpus_opened(node, gpus, max_bytes),
             ToFirst::Id(id) if node == 0 => self.begin(&id),
             // Only the first node creates the id.
             ToFirst::Id(_) => Vec::new(),
-            ToFirst::At(step) => self.step_reached(node, step),
-            ToFirst::Broken(text) => self.stop(format!("{}: {text}", self.describe_node(node))),
+            ToFirst::AtStep(step) => self.step_reached(node, step),
+            ToFirst::Failed(text) => self.stop(format!("{}: {text}", self.describe_node(node))),
             ToFirst::Report(report) => {
                 self.members[node].report = Some(report);
                 self.end()
@@ -74,7 +74,7 @@ impl Barrier {
         let ranks = opened.iter().map(|(gpus, _)| gpus).sum();
         let max_bytes = opened.iter().map(|(_, max_bytes)| *max_bytes).min().unwrap_or_default();
         let begin = opened.iter().enumerate().scan(0, |first_rank, (node, (gpus, _))| {
-            let begin = StartParams { id: id.to_owned(), first_rank: *first_rank, ranks, room: max_bytes };
+            let begin = StartParams { id: id.to_owned(), first_rank: *first_rank, ranks, free_bytes: max_bytes };
             *first_rank += gpus;
             Some(Outgoing::One(node, FromFirst::Begin(begin)))
         });
@@ -89,7 +89,7 @@ impl Barrier {
             return Vec::new();
         }
         self.last_step = Some(next);
-        vec![Outgoing::All(FromFirst::Go(next))]
+        vec![Outgoing::All(FromFirst::GoToStep(next))]
     }
 
     /// Handles a node whose connection ended or that no longer responds.
@@ -108,10 +108,10 @@ impl Barrier {
                 gpu: "?".to_owned(),
                 sizes: Vec::new(),
                 exchange: None,
-                broken: Some(RankFailure::Stopped),
+                failure: Some(RankFailure::Stopped),
             };
             let name = member.name.clone().unwrap_or_else(|| format!("rank {node}"));
-            member.report = Some(NodeReport { node: name, gpus: vec![gpu], other_way: None });
+            member.report = Some(NodeReport { node: name, gpus: vec![gpu], path_mismatch: None });
             self.stop(format!("{}: {text}", self.describe_node(node)))
         };
         outgoing.extend(self.end());
@@ -134,7 +134,7 @@ impl Barrier {
         }
         self.ended = true;
         let reports = self.members.iter().filter_map(|member| member.report.clone()).collect();
-        vec![Outgoing::All(FromFirst::All { reports, why: self.stop_reason.clone() })]
+        vec![Outgoing::All(FromFirst::Finished { reports, why: self.stop_reason.clone() })]
     }
 
     pub(super) const fn is_stopped(&self) -> bool {
@@ -181,14 +181,14 @@ mod tests {
         let mut barrier = Barrier::new(nodes);
         for node in 0..nodes {
             assert!(barrier.join(node, &format!("n{node}")));
-            let outgoing = barrier.handle(node, ToFirst::Opened { gpus: 2, room: 100 - node as u64 });
+            let outgoing = barrier.handle(node, ToFirst::Opened { gpus: 2, free_bytes: 100 - node as u64 });
             assert_eq!(!outgoing.is_empty(), node + 1 == nodes, "only when all are there");
         }
         barrier
     }
 
     fn report(node: usize) -> NodeReport {
-        NodeReport { node: format!("n{node}"), gpus: Vec::new(), other_way: None }
+        NodeReport { node: format!("n{node}"), gpus: Vec::new(), path_mismatch: None }
     }
 
     #[test]
@@ -198,30 +198,32 @@ mod tests {
         let starts: Vec<_> = outgoing
             .iter()
             .map(|message| match message {
-                Outgoing::One(node, FromFirst::Begin(begin)) => (*node, begin.first_rank, begin.ranks, begin.room),
+                Outgoing::One(node, FromFirst::Begin(begin)) => {
+                    (*node, begin.first_rank, begin.ranks, begin.free_bytes)
+                }
                 other => panic!("{other:?}"),
             })
             .collect();
         assert_eq!(starts, [(0, 0, 6, 98), (1, 2, 6, 98), (2, 4, 6, 98)]);
-        assert!(barrier.handle(1, ToFirst::At(0)).is_empty() && barrier.handle(0, ToFirst::At(0)).is_empty());
+        assert!(barrier.handle(1, ToFirst::AtStep(0)).is_empty() && barrier.handle(0, ToFirst::AtStep(0)).is_empty());
         assert_eq!(barrier.late(), [2]);
-        assert_eq!(barrier.handle(2, ToFirst::At(0)), [Outgoing::All(FromFirst::Go(0))]);
+        assert_eq!(barrier.handle(2, ToFirst::AtStep(0)), [Outgoing::All(FromFirst::GoToStep(0))]);
         assert!(barrier.late().is_empty(), "no node waits for another");
-        assert!(barrier.handle(2, ToFirst::At(1)).is_empty());
+        assert!(barrier.handle(2, ToFirst::AtStep(1)).is_empty());
         assert_eq!(barrier.late(), [0, 1]);
     }
 
     #[test]
     fn a_failed_node_stops_all_and_the_test_ends_with_all_reports() {
         let mut barrier = opened(2);
-        let outgoing = barrier.handle(1, ToFirst::Broken("out of memory".to_owned()));
+        let outgoing = barrier.handle(1, ToFirst::Failed("out of memory".to_owned()));
         assert_eq!(outgoing, [Outgoing::All(FromFirst::Stop("rank 1 (n1): out of memory".to_owned()))]);
-        assert!(barrier.handle(0, ToFirst::Broken("me too".to_owned())).is_empty(), "the first reason is the reason");
+        assert!(barrier.handle(0, ToFirst::Failed("me too".to_owned())).is_empty(), "the first reason is the reason");
         assert!(barrier.handle(0, ToFirst::Report(report(0))).is_empty());
         assert_eq!(barrier.without_report(), [1]);
         let outgoing = barrier.handle(1, ToFirst::Report(report(1)));
         let reason = Some("rank 1 (n1): out of memory".to_owned());
-        assert_eq!(outgoing, [Outgoing::All(FromFirst::All { reports: vec![report(0), report(1)], why: reason })]);
+        assert_eq!(outgoing, [Outgoing::All(FromFirst::Finished { reports: vec![report(0), report(1)], why: reason })]);
     }
 
     #[test]
@@ -234,7 +236,7 @@ mod tests {
         );
         assert!(barrier.node_lost(1, "again").is_empty());
         let outgoing = barrier.handle(0, ToFirst::Report(report(0)));
-        let [Outgoing::All(FromFirst::All { reports, why: Some(reason) })] = &outgoing[..] else {
+        let [Outgoing::All(FromFirst::Finished { reports, why: Some(reason) })] = &outgoing[..] else {
             panic!("{outgoing:?}")
         };
         assert_eq!((reports.len(), reason.contains("rank 1 (n1)")), (2, true));

@@ -20,9 +20,9 @@ use super::events::Change;
 /// A state older than this is marked as old: cycles and reads of the store are more frequent.
 const STALE_AFTER: Duration = Duration::from_secs(120);
 /// Header with the time that a response describes.
-const STATE_TIME_HEADER: &str = "x-doctor-picture";
+const STATE_TIME_HEADER: &str = "x-doctor-state-time";
 /// Header with the age of the state, where it is old.
-const STATE_AGE_HEADER: &str = "x-doctor-picture-age";
+const STATE_AGE_HEADER: &str = "x-doctor-state-age";
 
 /// The served cluster state.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ fn node_fingerprint(row: &MapRow, record: &NodeRecord) -> u64 {
             known.attempt().hash(to);
         }
         for open in &record.findings {
-            (open.times, open.last_seen, open.first_seen).hash(to);
+            (open.sightings, open.last_seen, open.first_seen).hash(to);
         }
         if !record.node.marks.ours.is_empty() || !record.node.marks.foreign.is_empty() {
             hash_debug(to, &record.node.marks);

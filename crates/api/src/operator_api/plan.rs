@@ -35,7 +35,7 @@ fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         let index = nodes.binary_search_by(|record| record.node.name.cmp(name));
         index.is_ok_and(|index| matches_filter(&nodes[index]))
     });
-    RawBody::json(&json!({ "at": facts.now, "actions": view.actions, "passed_over": view.passed_over }))
+    RawBody::json(&json!({ "at": facts.now, "actions": view.actions, "skipped": view.skipped }))
 }
 
 fn schema() -> Value {
@@ -43,5 +43,5 @@ fn schema() -> Value {
         "action": text(), "nodes": or_null(text()), "what": text(), "code": text(), "why": text(),
     }));
     let passed = object(json!({ "node": text(), "code": text(), "why": text() }));
-    object(json!({ "at": timestamp(), "actions": list(action), "passed_over": list(passed) }))
+    object(json!({ "at": timestamp(), "actions": list(action), "skipped": list(passed) }))
 }

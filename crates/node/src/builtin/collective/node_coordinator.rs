@@ -167,27 +167,27 @@ impl<'a> Coordinator<'a> {
     fn handle_worker_message(&mut self, message: WorkerMessage) -> Option<FromFirst> {
         match message {
             WorkerMessage::Opened(opened) => {
-                let up = ToFirst::Opened { gpus: opened.gpus.len() as u32, room: opened.room };
+                let up = ToFirst::Opened { gpus: opened.gpus.len() as u32, free_bytes: opened.free_bytes };
                 let is_single_gpu = opened.gpus.len() == 1 && self.link.is_only_node();
                 let gpu = opened.gpus.first().cloned().unwrap_or_default();
                 self.opened = Some(opened);
                 if is_single_gpu { Some(self.single_gpu_result(gpu)) } else { self.send_to_first(up) }
             }
             WorkerMessage::Id(id) => self.send_to_first(ToFirst::Id(id)),
-            WorkerMessage::At(step) => {
-                let up = self.wrong_transport(step).map_or(ToFirst::At(step), ToFirst::Broken);
+            WorkerMessage::AtStep(step) => {
+                let up = self.wrong_transport(step).map_or(ToFirst::AtStep(step), ToFirst::Failed);
                 self.send_to_first(up)
             }
             WorkerMessage::Report(report) => {
-                let rank_failure = report.broken.clone().filter(|rank_failure| *rank_failure != RankFailure::Stopped);
+                let rank_failure = report.failure.clone().filter(|rank_failure| *rank_failure != RankFailure::Stopped);
                 let text = format!("GPU {}: {}", report.gpu, rank_failure.as_ref().map_or("", RankFailure::text));
                 self.gpus.push(report);
-                rank_failure.and_then(|_| self.send_to_first(ToFirst::Broken(text)))
+                rank_failure.and_then(|_| self.send_to_first(ToFirst::Failed(text)))
             }
-            WorkerMessage::Cannot(failure) => {
+            WorkerMessage::Failed(failure) => {
                 let text = failure.text.clone();
                 self.failure.get_or_insert(failure);
-                self.send_to_first(ToFirst::Broken(text))
+                self.send_to_first(ToFirst::Failed(text))
             }
         }
     }
@@ -202,9 +202,9 @@ impl<'a> Coordinator<'a> {
 
     /// A sum over one GPU needs no communication.
     fn single_gpu_result(&self, gpu: String) -> FromFirst {
-        let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), exchange: None, broken: None };
-        FromFirst::All {
-            reports: vec![NodeReport { node: self.name.clone(), gpus: vec![gpu], other_way: None }],
+        let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), exchange: None, failure: None };
+        FromFirst::Finished {
+            reports: vec![NodeReport { node: self.name.clone(), gpus: vec![gpu], path_mismatch: None }],
             why: None,
         }
     }
@@ -225,13 +225,13 @@ impl<'a> Coordinator<'a> {
                 self.begin = Some(begin.clone());
                 self.worker.send(&WorkerCommand::Begin(begin));
             }
-            FromFirst::Go(step) => self.worker.send(&WorkerCommand::Go(step)),
+            FromFirst::GoToStep(step) => self.worker.send(&WorkerCommand::GoToStep(step)),
             FromFirst::Stop(reason) => {
                 eprintln!("ending the test: {reason}");
                 self.stop_requested_at.get_or_insert_with(Instant::now);
                 self.worker.send(&WorkerCommand::Stop);
             }
-            FromFirst::All { reports, why: reason } => return self.outcome(reports, reason).map(Some),
+            FromFirst::Finished { reports, why: reason } => return self.outcome(reports, reason).map(Some),
         }
         Ok(None)
     }
@@ -258,7 +258,7 @@ impl<'a> Coordinator<'a> {
         }
         self.complete();
         let gpus = std::mem::take(&mut self.gpus);
-        let has_failed = self.failure.is_some() || gpus.iter().any(|gpu| gpu.broken.is_some());
+        let has_failed = self.failure.is_some() || gpus.iter().any(|gpu| gpu.failure.is_some());
         let other_way = match self.classify_paths(gpus.len()) {
             Ok(paths) => {
                 self.paths = paths.filter(|_| !has_failed);
@@ -270,9 +270,9 @@ impl<'a> Coordinator<'a> {
             Err(error) => (!has_failed).then(|| error.to_string()),
         };
         let text = "its worker exited early".to_owned();
-        let report = NodeReport { node: self.name.clone(), gpus, other_way };
+        let report = NodeReport { node: self.name.clone(), gpus, path_mismatch: other_way };
         // A node that ends unasked stops the others; an earlier reason stays.
-        let stop = if has_failed { self.send_to_first(ToFirst::Broken(text)) } else { None };
+        let stop = if has_failed { self.send_to_first(ToFirst::Failed(text)) } else { None };
         self.send_to_first(ToFirst::Report(report)).or(stop)
     }
 
@@ -294,7 +294,7 @@ impl<'a> Coordinator<'a> {
                     gpu: gpu.clone(),
                     sizes: Vec::new(),
                     exchange: None,
-                    broken: Some(failure),
+                    failure: Some(failure),
                 });
             }
         }

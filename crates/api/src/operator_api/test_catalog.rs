@@ -56,10 +56,10 @@ struct TestRow<'a> {
     test: &'a TestId,
     title: &'a str,
     routine: bool,
-    together: bool,
+    multi_node: bool,
     exclusive: bool,
     cutoff: doctor_core::time::Span,
-    usual: doctor_core::time::Span,
+    typical_duration: doctor_core::time::Span,
     limit: doctor_core::time::Span,
 }
 
@@ -69,10 +69,10 @@ fn list_tests(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         test: &test.id,
         title: catalogue.get(&test.id).map_or("", |check| check.spec.title),
         routine: test.routine,
-        together: test.together,
+        multi_node: test.multi_node,
         exclusive: test.exclusive,
         cutoff: test.cutoff,
-        usual: test.usual,
+        typical_duration: test.typical_duration,
         limit: test.limit,
     });
     RawBody::json(&rows.collect::<Vec<_>>())
@@ -86,14 +86,14 @@ struct TestDistribution {
     read: usize,
     complete: bool,
     coverage: Option<view::CoverageRow>,
-    figures: Vec<MeasurementSpread>,
+    measurements: Vec<MeasurementSpread>,
 }
 
 #[derive(Debug, Serialize)]
 struct MeasurementSpread {
     name: String,
     unit: String,
-    spread: Distribution,
+    distribution: Distribution,
 }
 
 fn one_test(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
@@ -101,7 +101,7 @@ fn one_test(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let (figures, progress) = test_measurements(context, &test, spreads)?;
     let coverage = view::coverage(&context.fleet_view.facts).into_iter().find(|row| row.test == test);
     let Progress { nodes, read } = progress;
-    RawBody::json(&TestDistribution { test, nodes, read, complete: read == nodes, coverage, figures })
+    RawBody::json(&TestDistribution { test, nodes, read, complete: read == nodes, coverage, measurements: figures })
 }
 
 /// Nodes with a result, and how many measurements were read.
@@ -138,7 +138,7 @@ fn spreads(measurements: &TestMeasurements, latest: &[LatestRow]) -> Vec<Measure
     let spread = |(index, (name, unit)): (usize, &(String, String))| {
         let values: Vec<(NodeName, f64)> =
             measurements.by_node(index, latest).map(|(node, value)| (node.clone(), value)).collect();
-        Some(MeasurementSpread { name: name.clone(), unit: unit.clone(), spread: Distribution::of(&values)? })
+        Some(MeasurementSpread { name: name.clone(), unit: unit.clone(), distribution: Distribution::of(&values)? })
     };
     let mut spreads: Vec<MeasurementSpread> = measurements.names().iter().enumerate().filter_map(spread).collect();
     spreads.sort_by(|a, b| a.name.cmp(&b.name));
@@ -147,16 +147,16 @@ fn spreads(measurements: &TestMeasurements, latest: &[LatestRow]) -> Vec<Measure
 
 fn test_row() -> Value {
     object(json!({
-        "test": text(), "title": text(), "routine": flag(), "together": flag(), "exclusive": flag(), "cutoff": duration(),
-        "usual": duration(), "limit": duration(),
+        "test": text(), "title": text(), "routine": flag(), "multi_node": flag(), "exclusive": flag(), "cutoff": duration(),
+        "typical_duration": duration(), "limit": duration(),
     }))
 }
 
 fn spread_schema() -> Value {
     let outlier = object(json!({ "node": text(), "value": number(), "deviations": number() }));
     let spread = object(json!({
-        "nodes": count(), "least": number(), "p5": number(), "p25": number(), "median": number(), "p75": number(),
-        "p95": number(), "most": number(), "deviation": number(), "bars": list(count()), "outliers": list(outlier),
+        "nodes": count(), "min": number(), "p5": number(), "p25": number(), "median": number(), "p75": number(),
+        "p95": number(), "max": number(), "deviation": number(), "bars": list(count()), "outliers": list(outlier),
         "more_outliers": count(),
     }));
     object(json!({
@@ -165,6 +165,6 @@ fn spread_schema() -> Value {
         "read": count(),
         "complete": flag(),
         "coverage": or_null(coverage_row()),
-        "figures": list(object(json!({ "name": text(), "unit": text(), "spread": spread }))),
+        "measurements": list(object(json!({ "name": text(), "unit": text(), "distribution": spread }))),
     }))
 }

@@ -63,7 +63,7 @@ pub fn open_document(
     let context = ClassifyContext { settings, sku, acknowledged: &acknowledged };
     let classified = document.tests.iter().map(|evidence| {
         let baselines = baselines(&document.node, evidence);
-        outcome(&document, evidence, classify_evidence(context, evidence, &baselines, document.up), received)
+        outcome(&document, evidence, classify_evidence(context, evidence, &baselines, document.uptime), received)
     });
     let mut outcomes: Vec<Outcome> = classified.collect();
     if let Some(first) = outcomes.first_mut() {
@@ -97,7 +97,7 @@ fn outcome(
         reason: classification.reason,
         at: received,
         // By the node's own clock, which may run backwards: a duration is at least zero.
-        took: evidence.ended.since(evidence.started).min(Span::days(7)),
+        duration: evidence.ended.since(evidence.started).min(Span::days(7)),
         findings: classification.findings,
     }
 }
@@ -156,12 +156,12 @@ pub fn open_report(
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     for evidence in &report.checks {
         // Agents' reports are not kept as evidence: their rules know the time, but no earlier results.
-        let classification = classify_evidence(context, evidence, &Baselines::at(evidence.ended), report.up);
+        let classification = classify_evidence(context, evidence, &Baselines::at(evidence.ended), report.uptime);
         // An inconclusive result clears no finding.
         if classification.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), classification.findings);
         }
     }
-    let AgentReport { node, hardware, number, at: sent, dropped, .. } = report;
+    let AgentReport { node, hardware, sequence: number, at: sent, dropped, .. } = report;
     Ok(AgentFindings { node, number, sent, received, by_check, hardware, dropped })
 }

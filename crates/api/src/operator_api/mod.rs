@@ -42,7 +42,7 @@ mod schema;
 mod server;
 mod state;
 mod status;
-mod tests;
+mod test_catalog;
 mod tls;
 mod view_refresh;
 mod worker_pool;

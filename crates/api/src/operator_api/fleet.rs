@@ -32,8 +32,8 @@ fn schema() -> Value {
         "racks": list(text()),
         "skus": list(text()),
         "health": list(text()),
-        "lives": list(text()),
-        "uses": list(text()),
+        "states": list(text()),
+        "occupancies": list(text()),
         "severities": list(text()),
         "nodes": list(row),
     }))

@@ -101,6 +101,6 @@ impl PageCursor {
 fn row_schema() -> Value {
     object(json!({
         "node": text(), "test": text(), "at": timestamp(), "verdict": verdict(), "reason": text(),
-        "severity": or_null(severity()), "run": or_null(text()), "took": duration(), "untrusted": flag(),
+        "severity": or_null(severity()), "run": or_null(text()), "duration": duration(), "untrusted": flag(),
     }))
 }

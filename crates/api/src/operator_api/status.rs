@@ -28,7 +28,7 @@ pub(super) const STATUS: Route = Route {
         let facts = &context.fleet_view.facts;
         let mut status = view::status(facts, &cluster_state::ledger(&context.store, facts.now)?);
         status
-            .troubles
+            .problems
             .extend(context.fleet_view.stale_age().map(|age| format!("the displayed cluster state is {age} old")));
         RawBody::json(&status)
     },
@@ -86,11 +86,11 @@ fn status_schema() -> Value {
         ("no-leader", json!({})),
     ]);
     let cycle = object(json!({
-        "at": timestamp(), "took": or_null(duration()), "actions": count(), "submitted": count(), "trouble": or_null(text()),
+        "at": timestamp(), "duration": or_null(duration()), "actions": count(), "submitted": count(), "problem": or_null(text()),
     }));
     let nodes = object(json!({
         "total": count(), "free": count(), "busy": count(), "unknown": count(), "gone": count(), "overdue": count(),
-        "lives": list(tuple(&[node_state(), count()], 2)),
+        "states": list(tuple(&[node_state(), count()], 2)),
     }));
     let running = object(json!({ "planned": count(), "pending": count(), "running": count(), "limit": count() }));
     let breaker = object(json!({
@@ -106,16 +106,16 @@ fn status_schema() -> Value {
         "mode": mode(),
         "leader": leader,
         "last_cycle": or_null(cycle),
-        "seen": or_null(timestamp()),
+        "observed_at": or_null(timestamp()),
         "nodes": nodes,
         "running": running,
         "breaker": breaker,
         "pauses": list(pause),
-        "requests": count(),
+        "commands": count(),
         "silent": silent,
         "coverage": list(coverage_row()),
         "rejected": count(),
         "spent_today_hours": number(),
-        "troubles": list(text()),
+        "problems": list(text()),
     }))
 }

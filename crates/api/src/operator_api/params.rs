@@ -198,7 +198,7 @@ mod tests {
         Param::new("select", "", ParamSyntax::Text),
         Param::new("limit", "", ParamSyntax::Count { most: 500, usual: 100 }),
         Param::new("since", "", ParamSyntax::PastTime),
-        Param::new("life", "", ParamSyntax::OneOf(&["out", "held"])),
+        Param::new("state", "", ParamSyntax::OneOf(&["out", "held"])),
     ];
 
     fn read(query: &str) -> Result<RequestParams, ApiError> {
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(read("").unwrap().page_size(PARAMS), 100);
         let error = read("limt=7").unwrap_err();
         assert!(matches!(&error, ApiError::UnknownParameter { accepted, .. } if accepted.contains("limit")), "{error}");
-        for bad in ["limit=0", "limit=501", "limit=x", "limit=7&limit=8", "since=yesterday", "life=well", "select="] {
+        for bad in ["limit=0", "limit=501", "limit=x", "limit=7&limit=8", "since=yesterday", "state=well", "select="] {
             assert!(matches!(read(bad), Err(ApiError::BadParameter { .. })), "{bad}");
         }
     }
@@ -222,7 +222,7 @@ mod tests {
         let key = |query: &str| read(query).unwrap().key("/nodes");
         assert_eq!(key("limit=7&select=a"), key("select=%61&limit=7"));
         assert_ne!(key("limit=7"), key("limit=8"));
-        assert_ne!(key("select=a"), key("life=out"));
+        assert_ne!(key("select=a"), key("state=out"));
         assert_ne!(read("").unwrap().key("/nodes"), read("").unwrap().key("/runs"));
     }
 

@@ -70,7 +70,7 @@ impl ActionKind {
             Self::Test => &[
                 ("nodes", true, FieldKind::TextList),
                 ("tests", false, FieldKind::TextList),
-                ("together", false, FieldKind::Flag),
+                ("multi_node", false, FieldKind::Flag),
             ],
             Self::Hold => &[("nodes", true, FieldKind::TextList), ("until", false, FieldKind::Text)],
             Self::Release => &[("nodes", true, FieldKind::TextList)],
@@ -111,9 +111,9 @@ enum FieldKind {
 impl FieldKind {
     fn schema(self, name: &str) -> Value {
         let about = match name {
-            "nodes" => "selectors: node[01-64], pool=NAME, life=STATE, or a name with `*`",
+            "nodes" => "selectors: node[01-64], pool=NAME, state=STATE, or a name with `*`",
             "tests" => "tests or suites; default: all regular tests",
-            "together" => "one run over all these nodes",
+            "multi_node" => "one run over all these nodes",
             "until" => "a duration such as 4h, or a time; default: until released",
             "for" => "a duration such as 4h; default: until resumed",
             "drain" => "evict user work, if the cluster supports it",
@@ -137,7 +137,7 @@ pub(super) const MAX_NODE_NAMES: usize = 20_000;
 pub(super) fn parse_selector(text: &str, remaining: usize) -> Result<Selector, String> {
     Selector::parse_up_to(text, remaining).map_err(|error| match error {
         HostlistError::TooMany(_) => {
-            format!("more than {MAX_NODE_NAMES} names: use pool=NAME, life=STATE or a name with `*`")
+            format!("more than {MAX_NODE_NAMES} names: use pool=NAME, state=STATE or a name with `*`")
         }
         other => other.to_string(),
     })
@@ -248,7 +248,7 @@ impl ActionRequest {
 
     fn test_command(&self) -> Result<OperatorCommand, ApiError> {
         let (nodes, tests) = (self.nodes()?, self.text_list("tests")?);
-        if self.flag("together")? {
+        if self.flag("multi_node")? {
             let test = match tests.as_slice() {
                 [] => None,
                 [one] => Some((*one).to_owned()),

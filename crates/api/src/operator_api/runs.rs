@@ -294,7 +294,7 @@ fn run_view() -> Value {
 
 fn one_schema() -> Value {
     let outcome = object(json!({
-        "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": timestamp(), "took": duration(),
+        "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": timestamp(), "duration": duration(),
     }));
     merged(&[run_view(), object(json!({ "outcomes": list(outcome) }))])
 }

@@ -1,7 +1,8 @@
 //! The route table of readable endpoints, which the server, the description and the tests use.
 
 use super::{
-    audit, budget, cases, endpoint::Route, findings, fleet, history, measurements, nodes, plan, runs, status, tests,
+    audit, budget, cases, endpoint::Route, findings, fleet, history, measurements, nodes, plan, runs, status,
+    test_catalog,
 };
 
 pub(super) const ROUTES: [&Route; 22] = [
@@ -21,8 +22,8 @@ pub(super) const ROUTES: [&Route; 22] = [
     &runs::LOG,
     &runs::EVIDENCE,
     &history::LIST,
-    &tests::LIST,
-    &tests::ONE,
+    &test_catalog::LIST,
+    &test_catalog::ONE,
     &measurements::TEST_VALUES,
     &budget::BUDGET,
     &audit::LIST,

@@ -104,7 +104,7 @@ fn add_incomplete_rows(tx: &mut Tx<'_>, run: RunId, why: IncompleteReason, at: T
                 test: *test,
                 kind: kind.clone(),
                 at,
-                took: duration,
+                duration,
                 bundle: None,
             });
         }

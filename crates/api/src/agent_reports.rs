@@ -24,7 +24,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
-    agent_tokens::{BadAuthorization, TokenReviewCache, bearer_token},
+    token_review_cache::{BadAuthorization, TokenReviewCache, bearer_token},
 };
 
 /// Deadline for memory to become available and the body to arrive.
@@ -176,7 +176,7 @@ async fn accept_report(
     let bytes: Vec<u8> = bytes.into();
     let (report, key, bytes) = verify_report(&node, key, bytes).await?;
     let at = state.clock.now();
-    let AgentReport { number, at: sent, versions, .. } = &report;
+    let AgentReport { sequence: number, at: sent, versions, .. } = &report;
     let number = *number;
     let contact = AgentContact { at, number, sent: *sent, versions: versions.clone() };
     state.queue.record_contact(&node, &identity, contact);
@@ -232,11 +232,14 @@ async fn authenticate(
     })?;
     match (found, token_key) {
         (AgentKey::Revoked, _) => Err(IngestError::Revoked(node.clone())),
-        (AgentKey::Enrolled { key, heard, .. }, None) => Ok(ReportAuth { key, identity: AgentIdentity::Known(heard) }),
-        (AgentKey::ClusterToken { .. } | AgentKey::Unknown, None) => Err(IngestError::NotEnrolled(node.clone())),
-        (AgentKey::Enrolled { heard, .. } | AgentKey::ClusterToken { heard }, Some(key)) => {
+        (AgentKey::Enrolled { key, last_contact: heard, .. }, None) => {
             Ok(ReportAuth { key, identity: AgentIdentity::Known(heard) })
         }
+        (AgentKey::ClusterToken { .. } | AgentKey::Unknown, None) => Err(IngestError::NotEnrolled(node.clone())),
+        (
+            AgentKey::Enrolled { last_contact: heard, .. } | AgentKey::ClusterToken { last_contact: heard },
+            Some(key),
+        ) => Ok(ReportAuth { key, identity: AgentIdentity::Known(heard) }),
         (AgentKey::Unknown, Some(key)) => Ok(ReportAuth { key, identity: AgentIdentity::New }),
     }
 }

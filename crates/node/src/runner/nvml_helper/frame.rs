@@ -25,7 +25,7 @@ pub(super) struct DriverQuery {
 #[serde(rename_all = "kebab-case")]
 pub(super) enum HelperMessage {
     /// The next driver call is about this GPU.
-    Asking(QueriedGpu),
+    Querying(QueriedGpu),
     /// The last message of a query.
     Answer(GpuQueryResult),
 }
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn asking(index: u32) -> HelperMessage {
-        HelperMessage::Asking(QueriedGpu { index, bus: format!("0000:{index:02x}:00.0") })
+        HelperMessage::Querying(QueriedGpu { index, bus: format!("0000:{index:02x}:00.0") })
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
                 }
             }
             assert!(
-                matches!(&received[..], [HelperMessage::Asking(one), HelperMessage::Asking(other), HelperMessage::Answer(_)]
+                matches!(&received[..], [HelperMessage::Querying(one), HelperMessage::Querying(other), HelperMessage::Answer(_)]
                     if (one.index, other.index) == (0, 7) && other.bus == "0000:07:00.0"),
                 "{received:?}"
             );

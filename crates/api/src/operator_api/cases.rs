@@ -14,8 +14,8 @@ use super::{
     params::{Param, ParamSyntax},
     response_cache::CachePolicy,
     schema::{
-        advice, any_value, count, list, object, object_with_optional, one_of, or_null, page, remedy, rung, severity,
-        step_kind, step_state, tagged_union, text, timestamp, verdict,
+        advice, any_value, count, list, object, object_with_optional, one_of, or_null, page, remedy, repair_step,
+        severity, step_kind, step_state, tagged_union, text, timestamp, verdict,
     },
 };
 use crate::response::RawBody;
@@ -91,7 +91,7 @@ fn case_schema() -> Value {
         "reason": text(), "text": text(), "rule": text(), "evidence": any_value(), "confirm": count(),
     }));
     let step = object(json!({
-        "op": text(), "what": step_kind(), "rung": rung(), "state": step_state(), "at": timestamp(), "tries": count(),
+        "op": text(), "what": step_kind(), "repair_step": repair_step(), "state": step_state(), "at": timestamp(), "attempts": count(),
         "text": text(),
     }));
     let state = tagged_union(&[
@@ -105,12 +105,12 @@ fn case_schema() -> Value {
         "opened": timestamp(),
         "severity": severity(),
         "findings": list(finding),
-        "rung": rung(),
+        "repair_step": repair_step(),
         "steps": list(step),
         "state": state,
         "boot_id": or_null(text()),
         "advice": or_null(advice()),
-        "failed_work": list(failed_work()),
+        "job_failures": list(failed_work()),
     });
-    object_with_optional(fields, &["advice", "failed_work"])
+    object_with_optional(fields, &["advice", "job_failures"])
 }

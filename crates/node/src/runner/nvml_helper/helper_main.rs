@@ -50,7 +50,7 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
     while let Some(DriverQuery { fields }) = frame::read(&mut requests, MAX_QUERY_BYTES)? {
         let mut write_error = None;
         let result = gpus::query_driver(root, library, &fields, &mut |index, bus| {
-            let message = HelperMessage::Asking(QueriedGpu { index, bus: bus.to_owned() });
+            let message = HelperMessage::Querying(QueriedGpu { index, bus: bus.to_owned() });
             if let Err(error) = frame::write(&mut out, &message) {
                 write_error.get_or_insert(error);
             }

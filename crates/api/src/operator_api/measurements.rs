@@ -19,7 +19,7 @@ use super::{
     params::{Param, ParamSyntax},
     response_cache::CachePolicy,
     schema::{count, flag, list, number, object, or_null, text, timestamp},
-    tests::{Progress, TEST, test_measurements},
+    test_catalog::{Progress, TEST, test_measurements},
 };
 use crate::response::RawBody;
 
@@ -31,7 +31,7 @@ pub(super) const TEST_VALUES: Route = Route {
             nodes are still being read; repeat the request.",
     params: &[
         TEST,
-        Param::new("figure", "the measurement's name; default: the first one", ParamSyntax::Text),
+        Param::new("metric", "the measurement's name; default: the first one", ParamSyntax::Text),
         SELECT,
         POOL,
     ],
@@ -42,8 +42,8 @@ pub(super) const TEST_VALUES: Route = Route {
 };
 
 pub(super) const NODE_MEASUREMENTS: Route = Route {
-    path: "/nodes/{node}/figures",
-    name: "nodeFigures",
+    path: "/nodes/{node}/measurements",
+    name: "nodeMeasurements",
     summary: "Measurements of a node's tests, oldest first",
     description: "For each measurement of each test, the median over its parts in each of the node's latest results with stored evidence, \
             of at most 50 runs.",
@@ -57,7 +57,7 @@ pub(super) const NODE_MEASUREMENTS: Route = Route {
 #[derive(Debug, Serialize)]
 struct MeasurementValues {
     test: TestId,
-    figure: Option<String>,
+    metric: Option<String>,
     unit: Option<String>,
     nodes: usize,
     read: usize,
@@ -67,7 +67,7 @@ struct MeasurementValues {
 
 fn measurement_values(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let test: TestId = context.params.path_segment("test")?;
-    let requested = context.params.text("figure");
+    let requested = context.params.text("metric");
     let (found, Progress { nodes, read }) = test_measurements(context, &test, |measurements, latest| {
         let names = measurements.names();
         let index = match requested {
@@ -89,13 +89,13 @@ fn measurement_values(context: &RequestContext<'_>) -> Result<RawBody, ApiError>
     let (name, values) = found?.unzip();
     let (figure, unit) = name.unzip();
     let values = values.unwrap_or_default();
-    RawBody::json(&MeasurementValues { test, figure, unit, nodes, read, complete: read == nodes, values })
+    RawBody::json(&MeasurementValues { test, metric: figure, unit, nodes, read, complete: read == nodes, values })
 }
 
 #[derive(Debug, Serialize)]
 struct TestHistory {
     test: TestId,
-    figures: Vec<MeasurementHistory>,
+    measurements: Vec<MeasurementHistory>,
 }
 
 #[derive(Debug, Serialize)]
@@ -142,13 +142,13 @@ fn node_measurements(context: &RequestContext<'_>) -> Result<RawBody, ApiError> 
     let rows = tests
         .into_iter()
         .filter(|(_, figures)| !figures.is_empty())
-        .map(|(test, figures)| TestHistory { test, figures: figures.into_iter().map(figure).collect() });
+        .map(|(test, figures)| TestHistory { test, measurements: figures.into_iter().map(figure).collect() });
     RawBody::json(&rows.collect::<Vec<_>>())
 }
 
 fn values_schema() -> Value {
     object(json!({
-        "test": text(), "figure": or_null(text()), "unit": or_null(text()), "nodes": count(), "read": count(),
+        "test": text(), "metric": or_null(text()), "unit": or_null(text()), "nodes": count(), "read": count(),
         "complete": flag(), "values": { "type": "object", "additionalProperties": number() },
     }))
 }
@@ -156,5 +156,5 @@ fn values_schema() -> Value {
 fn history_schema() -> Value {
     let value = object(json!({ "at": timestamp(), "run": text(), "value": number() }));
     let figure = object(json!({ "name": text(), "unit": text(), "values": list(value) }));
-    list(object(json!({ "test": text(), "figures": list(figure) })))
+    list(object(json!({ "test": text(), "measurements": list(figure) })))
 }
