@@ -161,7 +161,7 @@ impl AgentListener {
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
-        let server = HttpServer::start("doctor-door", listener, router(state)).map_err(failed)?;
+        let server = HttpServer::start("doctor-agents", listener, router(state)).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }
 

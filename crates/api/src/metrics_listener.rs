@@ -96,7 +96,7 @@ impl MetricsState {
         let mut waiting = vec![("history", self.store.queued_results() as u64)];
         if let Some(Spool(queue)) = &self.process.spool {
             let (on_nodes, queued) = queue.waiting_counts();
-            waiting.extend([("nodes", on_nodes), ("door", queued as u64)]);
+            waiting.extend([("nodes", on_nodes), ("endpoint", queued as u64)]);
         }
         let (observed_at, cluster) = match snapshot::last_observed(&self.store)? {
             Some((at, cluster)) => (Some(at), cluster),

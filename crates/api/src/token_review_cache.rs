@@ -39,7 +39,7 @@ struct CachedReviews {
 
 impl std::fmt::Debug for TokenReviewCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens").field("remember", &self.ttl).finish_non_exhaustive()
+        f.debug_struct("TokenReviewCache").field("ttl", &self.ttl).finish_non_exhaustive()
     }
 }
 

@@ -185,7 +185,7 @@ async fn fetch_document_and_log(
         match result_transport::extract_from_log(&ask(lines, lines * LINE_BYTES).await?) {
             Ok(found) => document = Some(found),
             Err(why) => {
-                tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, %why, "result missing from the job log")
+                tracing::warn!(run = %log_fetch.run, pod = log_fetch.pod, %why, "result missing from the job log");
             }
         }
     }

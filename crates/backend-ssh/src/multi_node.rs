@@ -28,7 +28,7 @@ pub(super) fn combined_state(parts: &[ObservedJobState]) -> ObservedJobState {
     for part in parts {
         match part {
             ObservedJobState::Running { since, .. } => {
-                (running, running_since) = (true, earlier(running_since, *since))
+                (running, running_since) = (true, earlier(running_since, *since));
             }
             ObservedJobState::Pending { since, .. } => pending_since = earlier(pending_since, *since),
             ObservedJobState::Ended { started, at, how, .. } => {

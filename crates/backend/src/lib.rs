@@ -174,7 +174,7 @@ pub struct ObservedNode {
     pub jobs: Vec<RunId>,
 }
 
-/// Failed user work and its nodes. A failure over many nodes says little about each; see [`doctor_core::failed_work`].
+/// Failed user work and its nodes. A failure over many nodes says little about each; see [`doctor_core::job_failures`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJobFailure {
     pub job: JobFailure,

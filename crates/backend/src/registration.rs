@@ -122,7 +122,7 @@ impl OpenedCluster {
 
 impl Debug for OpenedCluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Opened").field("backend", &self.backend.name()).finish_non_exhaustive()
+        f.debug_struct("OpenedCluster").field("backend", &self.backend.name()).finish_non_exhaustive()
     }
 }
 

@@ -39,7 +39,7 @@ pub enum Probe {
     ClockDiscipline,
     /// Fields of each GPU from NVIDIA's driver, by the names of [`crate::gpu`].
     Gpu { fields: Vec<String> },
-    /// The health watches of DCGM's host engine at this address, in the format of [`crate::dcgm_watch`]. A missing
+    /// The health watches of DCGM's host engine at this address, in the format of [`crate::dcgm_health_report`]. A missing
     /// library is a failure `missing`.
     DcgmHealth { address: String },
     /// A program with its arguments; no shell.

@@ -198,7 +198,7 @@ mod tests {
             timeout: Span::minutes(3),
         };
         let text = serde_json::to_string(&order).unwrap();
-        assert!(text.starts_with(r#"{"places":[{"mount":"/data"},{"directory":"/var/tmp"}]"#), "{text}");
+        assert!(text.starts_with(r#"{"targets":[{"mount":"/data"},{"directory":"/var/tmp"}]"#), "{text}");
         assert_eq!(serde_json::from_str::<StorageParams>(&text).unwrap(), order);
     }
 

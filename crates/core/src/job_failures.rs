@@ -2,7 +2,7 @@
 //!
 //! Most work fails through its own fault, so weak evidence has little weight: one piece of work counts once, divided
 //! among the nodes that it failed on; and one owner counts once, divided among all failed work of that owner. Work of
-//! several owners that fails on one node and not elsewhere is typical of a bad node. See [`trial_result`].
+//! several owners that fails on one node and not elsewhere is typical of a bad node. See [`weigh`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -32,7 +32,7 @@ pub struct Snapshot {
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
     pub commands: Vec<PendingCommand>,
-    /// Results of the trials that [`CommandKind::Together`] requests name.
+    /// Results of the trials that [`CommandKind::MultiNodeTest`] requests name.
     pub trials: Vec<Trial>,
     /// Whether the present silence of agents was already reported.
     pub silence_reported: bool,

@@ -1,6 +1,6 @@
 //! Views for people and programs: the data behind tables, JSON and reports.
 //!
-//! A view is a pure function of [`FaultProfile`]: the cluster as last observed, combined with the store, at one moment. A
+//! A view is a pure function of [`Facts`]: the cluster as last observed, combined with the store, at one moment. A
 //! missing result never counts as healthy: never tested, inconclusive, not applicable and stale are different values
 //! ([`TestStatus`]) in every view.
 

@@ -33,6 +33,6 @@ pub struct EngineDeps {
 
 impl std::fmt::Debug for EngineDeps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts").field("backend", &self.backend.name()).finish_non_exhaustive()
+        f.debug_struct("EngineDeps").field("backend", &self.backend.name()).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! Tests hosts together and, if they fail, in pairs, until the faulty host or pair is identified.
 //!
-//! [`doctor_core::trials`] decides the next trial. Trials without a common host run in parallel.
+//! [`doctor_core::fault_localization`] decides the next trial. Trials without a common host run in parallel.
 
 use std::{collections::BTreeSet, sync::Mutex};
 

@@ -95,7 +95,7 @@ const HEADER_ALLOWANCE: usize = 4 * 1024;
 const MAX_CLOCK_SKEW: Span = Span::minutes(5);
 const MAX_LINE_CHARS: usize = 200;
 
-/// The limit in bytes of a host's output for [`parse`].
+/// The limit in bytes of a host's output for [`read`].
 pub const MAX_OUTPUT_BYTES: usize = (Source::ALL.len() + 1) * (MAX_LOG_BYTES + MAX_STATUS_BYTES + HEADER_ALLOWANCE);
 
 /// Returns the shell script that prints a host's time and the ends of its files. `word` must not occur in the files.

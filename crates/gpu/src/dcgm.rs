@@ -88,7 +88,8 @@ const fn version<T>(number: usize) -> c_uint {
     (size_of::<T>() | number << 24) as c_uint
 }
 
-/// Queries the watches of the engine at `address` and returns [`Watch::to_text`]. If `library` is empty, the known names are tried.
+/// Queries the watches of the engine at `address` and returns the text of `dcgm_health_report`. If `library` is empty, the known names
+/// are tried.
 ///
 /// # Errors
 /// Returns `Missing` without the library, and `Failed` with DCGM's code for everything else.

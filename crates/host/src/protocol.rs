@@ -107,14 +107,14 @@ pub struct MultiNode {
 /// Omits the secret, so that it cannot reach a log.
 impl std::fmt::Debug for MultiNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Together").field("nodes", &self.nodes).finish_non_exhaustive()
+        f.debug_struct("MultiNode").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 
 /// Omits the key, so that it cannot reach a log.
 impl std::fmt::Debug for StartRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Start").field("run", &self.run).field("tests", &self.tests).finish_non_exhaustive()
+        f.debug_struct("StartRun").field("run", &self.run).field("tests", &self.tests).finish_non_exhaustive()
     }
 }
 
@@ -295,10 +295,10 @@ mod tests {
 
     #[test]
     fn a_response_to_another_request_is_rejected() {
-        assert!(matches!(parse_response(br#"{"number": 7, "said": "done"}"#, 7), Ok(HostResponse::Done)));
-        let error = parse_response(br#"{"number": 6, "said": "done"}"#, 7).unwrap_err();
+        assert!(matches!(parse_response(br#"{"number": 7, "response": "done"}"#, 7), Ok(HostResponse::Done)));
+        let error = parse_response(br#"{"number": 6, "response": "done"}"#, 7).unwrap_err();
         assert!(error.contains("request 6"), "{error}");
-        for line in ["", "Welcome!", "{\"number\": 7}", "{\"number\": 7, \"said\": \"done\"", "[7]"] {
+        for line in ["", "Welcome!", "{\"number\": 7}", "{\"number\": 7, \"response\": \"done\"", "[7]"] {
             assert!(parse_response(line.as_bytes(), 7).is_err(), "{line}");
         }
     }
@@ -309,7 +309,7 @@ mod tests {
             r#"{"run": "r0000000000000", "node": "n", "tests": ["memory"], "limit": "1m", "key": "feedface",
                 "outputs": null, "policy": null,
                 "multi_node": {"nodes": ["n", "m"], "rendezvous": "n:1", "secret": "cafebabe"},
-                "users": {}, "max_load_per_core": 0.7}"#,
+                "status_query": {}, "max_load_per_core": 0.7}"#,
         )
         .unwrap();
         let printed = format!("{:?} {start:?}", start.multi_node);

@@ -1,8 +1,8 @@
 //! The node program: runs probes, checks and validation jobs, and reports the results.
 //!
 //! [`runner`] executes probes and is the only module that a broken machine can hang. [`check`] runs checks and
-//! classifies them locally, for an operator or a health hook; [`test_command`] does the same for tests that load the node.
-//! [`job_params`] is the entry point of a validation job: it collects evidence and leaves the classification to the
+//! classifies them locally, for an operator or a health hook; [`test`] does the same for tests that load the node.
+//! [`job`] is the entry point of a validation job: it collects evidence and leaves the classification to the
 //! controller. [`agent`] runs checks continuously and reports changes. [`host`] serves a controller that reaches this
 //! machine over SSH.
 

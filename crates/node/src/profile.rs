@@ -1,6 +1,6 @@
 //! Detects the machine type, selects its hardware profile, and learns new profiles.
 //!
-//! `doctor-node check` judges counts and sizes by the profile found here. [`doctor_core::machine`] decides; this module
+//! `doctor-node check` judges counts and sizes by the profile found here. [`doctor_core::sku_detection`] decides; this module
 //! gathers the facts from the machine and its cloud.
 
 mod diff;

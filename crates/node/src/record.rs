@@ -60,7 +60,7 @@ pub fn record(policy: &Policy, runner: &dyn ProbeRunner, root: &Path, out: &Path
         .into_iter()
         .collect();
     if let ProbeOutput::Gpus(result) = runner.run(&Probe::Gpu { fields }) {
-        write(&out.join("scene.toml"), nvml_fixture(&result).as_bytes())?;
+        write(&out.join("nvml.toml"), nvml_fixture(&result).as_bytes())?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Requests to stop, from a signal or from the job's time limit.
 //!
-//! A probe may be blocked in poll(2) when the request arrives, so [`PodStop`] offers a file descriptor to poll beside the
+//! A probe may be blocked in poll(2) when the request arrives, so [`Stop`] offers a file descriptor to poll beside the
 //! flag.
 
 use std::{

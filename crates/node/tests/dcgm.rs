@@ -127,7 +127,7 @@ impl Testbed {
         for setting in &self.settings {
             command.arg("--set").arg(setting);
         }
-        command.env("DOCTOR_FAKE_NVIDIA", self.machine.path("scene.toml")).env("TMPDIR", self.file("tmp"));
+        command.env("DOCTOR_FAKE_NVIDIA", self.machine.path("nvml.toml")).env("TMPDIR", self.file("tmp"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.file("bin").display()));
         command
     }

@@ -133,7 +133,7 @@ fn hook(machine: &InstalledMachine, kind: &str, state: &str) -> Command {
     let config = machine.path(&format!("{state}.toml"));
     fs::write(&config, settings).unwrap();
     let mut command = Command::new(PROGRAM);
-    command.args(["hook", kind, "--config"]).arg(config).env("DOCTOR_FAKE_NVIDIA", machine.path("scene.toml"));
+    command.args(["hook", kind, "--config"]).arg(config).env("DOCTOR_FAKE_NVIDIA", machine.path("nvml.toml"));
     command
 }
 
@@ -143,7 +143,7 @@ fn job(machine: &InstalledMachine) -> Command {
     command.arg("--log").arg(machine.path("job.log")).arg("--document").arg(machine.path("document"));
     command.arg("--root").arg(machine.path("root")).arg("--nvml").arg(library());
     command.arg("--state").arg(machine.path("job-state")).arg("--policy").arg(machine.path("policy.toml"));
-    command.env("DOCTOR_FAKE_NVIDIA", machine.path("scene.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
+    command.env("DOCTOR_FAKE_NVIDIA", machine.path("nvml.toml")).env("DOCTOR_RUN_KEY", "ab".repeat(32));
     command
 }
 
@@ -248,7 +248,7 @@ impl<'a> Bench<'a> {
     fn at(turn: StuckLock, machine: &'a InstalledMachine) -> Self {
         let program = machine.path("helper");
         let text =
-            format!("#!/bin/sh\nDOCTOR_FAKE_NVIDIA={} exec {PROGRAM} \"$@\"\n", machine.path("scene.toml").display());
+            format!("#!/bin/sh\nDOCTOR_FAKE_NVIDIA={} exec {PROGRAM} \"$@\"\n", machine.path("nvml.toml").display());
         fs::write(&program, text).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let state = tempfile::tempdir().unwrap();
@@ -453,7 +453,7 @@ fn at_most_two_unkillable_helpers_exist_and_they_are_reported_until_they_end() {
     let started = Instant::now();
     let mut other = Command::new(PROGRAM);
     other.args(["check", "gpu-driver", "--json", "--root"]).arg(machine.path("root")).arg("--nvml").arg(library());
-    other.arg("--state").arg(bench.state.path()).env("DOCTOR_FAKE_NVIDIA", machine.path("scene.toml"));
+    other.arg("--state").arg(bench.state.path()).env("DOCTOR_FAKE_NVIDIA", machine.path("nvml.toml"));
     let output = other.output().unwrap();
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());

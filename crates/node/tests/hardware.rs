@@ -439,7 +439,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         create_parent(path);
         fs::write(host_path(path), text).unwrap();
     }
-    fs::write(folder.path().join("scene.toml"), &recording.scene).unwrap();
+    fs::write(folder.path().join("nvml.toml"), &recording.scene).unwrap();
     // The machine had just been booted, and the program at that time had neither the boot grace nor `job-ends`.
     let policy = "[agents]\nboot_grace = \"0s\"\n[tests.job-ends]\nenabled = false\n";
     fs::write(folder.path().join("policy.toml"), policy).unwrap();
@@ -451,7 +451,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
         .arg(folder.path().join("policy.toml"))
         .arg("--nvml")
         .arg(library())
-        .env("DOCTOR_FAKE_NVIDIA", folder.path().join("scene.toml"))
+        .env("DOCTOR_FAKE_NVIDIA", folder.path().join("nvml.toml"))
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), recording.expected);

@@ -24,7 +24,7 @@ fn install(machine: &FakeMachine) -> InstalledMachine {
 fn reset(machine: &InstalledMachine, command: &str) -> Output {
     let mut repair = Command::new(PROGRAM);
     repair.args(["repair", "reset", "--nvml"]).arg(library()).arg("--root").arg(machine.path("root"));
-    repair.args(["--", command]).env("DOCTOR_FAKE_NVIDIA", machine.path("scene.toml")).output().unwrap()
+    repair.args(["--", command]).env("DOCTOR_FAKE_NVIDIA", machine.path("nvml.toml")).output().unwrap()
 }
 
 fn output_text(output: &Output) -> String {

@@ -44,7 +44,7 @@ impl Testbed {
     fn report(&self, more: &[&str]) -> (Output, Value) {
         let mut command = Command::new(PROGRAM);
         command.args(["report", "--out"]).arg(self.folder.path().join("out")).args(more).arg("--nvml").arg(library());
-        command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_FAKE_NVIDIA", self.machine.path("scene.toml"));
+        command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_FAKE_NVIDIA", self.machine.path("nvml.toml"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
         let output = command.output().unwrap();
         let text = fs::read(self.folder.path().join("out/machine.json")).unwrap_or_default();

@@ -2,8 +2,8 @@
 //! a clock that jumps. It has behaviour; it is not a mock. The production engine runs against it, from observing to
 //! acting.
 //!
-//! Reading order: [`assumptions`] holds the world's parameters, [`config`] its configuration; [`library_fault`] and [`simulated_tests`]
-//! list what can break and what detects it; [`namespaces`] is the world itself; [`backend`] is a controller's view of it,
+//! Reading order: [`assumptions`] holds the world's parameters, [`config`] its configuration; [`fault`] and [`simulated_tests`]
+//! list what can break and what detects it; [`world`] is the world itself; [`backend`] is a controller's view of it,
 //! [`serve`] and [`remote`] the same from another process; [`effects`] is the record of what really happened and
 //! [`invariants`] checks invariants against it; [`truth`] is for scoring only.
 

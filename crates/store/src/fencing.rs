@@ -2,7 +2,7 @@
 //!
 //! A controller leads while the row has its fence. A take-over increments the fence, and every write of a controller
 //! checks the fence in its own transaction. A controller that was suspended for an hour can therefore not write; nor
-//! can it act, because it calls [`Store::holds_lease`](super::Store::still_ours) right before each effect.
+//! can it act, because it calls [`Store::holds_lease`](super::Store::holds_lease) right before each effect.
 
 use doctor_core::time::{Span, Timestamp};
 

@@ -88,7 +88,7 @@ pub use self::{
 #[derive(Debug, Clone)]
 pub struct Store {
     shared: Arc<Shared>,
-    /// See [`Store::until`].
+    /// See [`Store::with_deadline`].
     deadline: Option<Instant>,
 }
 
@@ -192,7 +192,7 @@ impl Store {
         self.write_concurrently(access, lease, foresee, body)
     }
 
-    /// As [`Self::write_foreseeing`], for the result path itself: it runs while results come in.
+    /// As [`Self::write_with_prefetch`], for the result path itself: it runs while results come in.
     fn write_concurrently<T>(
         &self,
         access: Access,

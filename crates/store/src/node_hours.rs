@@ -35,7 +35,7 @@ impl Store {
 }
 
 impl Store {
-    /// As [`Self::spent_since`], by day (UTC); days without any are omitted.
+    /// As [`Self::node_time_since`], by day (UTC); days without any are omitted.
     pub fn node_time_by_day(&self, since: Timestamp) -> Result<Vec<(Timestamp, Span)>> {
         const DAY: i64 = 86_400_000 / SLOT;
         let sql = "SELECT slot, node_millis FROM node_hours WHERE slot >= $1";

@@ -90,7 +90,7 @@ impl Store {
         })
     }
 
-    /// As [`Self::machines_of`], without the hardware.
+    /// As [`Self::hardware_history`], without the hardware.
     pub fn hardware_ids(&self, node: &NodeName) -> Result<Vec<(HardwareId, Timestamp, Timestamp)>> {
         self.read(|tx| {
             let Some(id) = tx.ids.node_id(node) else { return Ok(Vec::new()) };

@@ -104,7 +104,7 @@ pub struct OperatorCommands<'a, 'tx> {
 
 impl std::fmt::Debug for OperatorCommands<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Orders").finish_non_exhaustive()
+        f.debug_struct("OperatorCommands").finish_non_exhaustive()
     }
 }
 

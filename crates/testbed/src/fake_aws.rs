@@ -78,7 +78,7 @@ impl FakeAws {
         environment(&self.programs, &self.url)
     }
 
-    /// As [`Self::before`], for another server that plays the cloud.
+    /// As [`Self::command_prefix`], for another server that plays the cloud.
     pub fn command_prefix_at(&self, url: &str) -> Vec<String> {
         environment(&self.programs, url)
     }

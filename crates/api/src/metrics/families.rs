@@ -111,9 +111,9 @@ pub const FAMILIES: &[Family] = &[
     counter("doctor_documents_rejected_total", "Documents rejected: unsigned, malformed, or from the wrong node."),
     gauge(
         "doctor_spool_waiting",
-        &[("place", "nodes, door, history")],
-        "Waiting for ingestion by this process. nodes: reports on nodes, as last reported by their agents; door: reports at the agent \
-         endpoint; history: stored results not yet in history. nodes and door are absent without an agent endpoint.",
+        &[("place", "nodes, endpoint, history")],
+        "Waiting for ingestion by this process. nodes: reports on nodes, as last reported by their agents; endpoint: reports at the agent \
+         endpoint; history: stored results not yet in history. nodes and endpoint are absent without an agent endpoint.",
     ),
     gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notifications that are not in a message yet."),
     gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages that are not delivered yet."),

@@ -174,7 +174,7 @@ impl ApiServer {
         let start =
             |name: &str, body: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.to_owned()).spawn(body);
         let threads = vec![
-            start("doctor-scene", Box::new(refresh)).map_err(ApiServerError::Start)?,
+            start("doctor-view", Box::new(refresh)).map_err(ApiServerError::Start)?,
             start("doctor-web", Box::new(serving)).map_err(ApiServerError::Start)?,
         ];
         Ok(Self { addr: at, snapshot_feed: feed, close: Some(close), threads })

@@ -35,7 +35,7 @@ pub struct ApiDeps {
 
 impl std::fmt::Debug for ApiDeps {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WebParts").finish_non_exhaustive()
+        f.debug_struct("ApiDeps").finish_non_exhaustive()
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) struct ApiState {
 
 impl std::fmt::Debug for ApiState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hall").field("guard", &self.auth).finish_non_exhaustive()
+        f.debug_struct("ApiState").field("auth", &self.auth).finish_non_exhaustive()
     }
 }
 

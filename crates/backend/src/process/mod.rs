@@ -1,6 +1,6 @@
 //! Runs a child process with a deadline, capped output and a bounded end. Every process that the controller waits for runs here.
 //!
-//! [`run`] passes output to listeners while the process runs; [`output_path`] collects it. [`ChildProcess`] is a started process for a
+//! [`run`] passes output to listeners while the process runs; [`output`] collects it. [`ChildProcess`] is a started process for a
 //! caller that communicates with it. Every wait is bounded: a process that survives SIGKILL, because it is blocked in the kernel,
 //! is abandoned, and a later call reaps it if it ends after all.
 
@@ -18,7 +18,7 @@ pub use running::{ChildProcess, Group};
 
 /// How often to check whether a process has ended. Its pipes do not reveal it: a child of the process may hold them open.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How much of the beginning of standard error [`output_path`] keeps, in bytes.
+/// How much of the beginning of standard error [`output`] keeps, in bytes.
 const MAX_STDERR: usize = 16 * 1024;
 
 /// Receives a process's output on a dedicated thread. Methods must not block.
@@ -154,7 +154,7 @@ pub enum ProcessEnd {
     OutputLimit,
 }
 
-/// The result of [`output_path`].
+/// The result of [`output`].
 #[derive(Debug)]
 pub enum ProcessOutput {
     Exited {

@@ -43,7 +43,7 @@ impl RequestError {
     }
 }
 
-/// A request as it is sent: the host parses it as a [`doctor_host::protocol::Question`].
+/// A request as it is sent: the host parses it as a [`doctor_host::protocol::RequestFrame`].
 #[derive(Serialize)]
 struct NumberedRequest<'a> {
     number: u64,

@@ -59,7 +59,7 @@ impl BreakerGuard {
         true
     }
 
-    /// Returns whether [`Self::take_out`] would allow one more node, without taking it.
+    /// Returns whether [`Self::try_take_out`] would allow one more node, without taking it.
     pub(super) fn has_room(&self, pool: u16, name: &str, count: &PoolCount) -> bool {
         self.state == BreakerGuardState::Closed && self.limit_reached(pool, name, count).is_none()
     }

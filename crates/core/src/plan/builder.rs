@@ -330,7 +330,7 @@ pub(super) fn purpose_with_reason(purpose: Purpose, code: &'static str, text: St
 
 impl std::fmt::Debug for PlanBuilder<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Draft").field("actions", &self.actions).finish_non_exhaustive()
+        f.debug_struct("PlanBuilder").field("actions", &self.actions).finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@
 //! pair with a known-good node: a node that passes is cleared, a node that fails with two different partners is at
 //! fault. If all are cleared, neighbours are tested with each other, and a failing pair is reported as a pair.
 //!
-//! The next trial depends only on the results so far ([`crate::trials`]), never on state kept in this process.
+//! The next trial depends only on the results so far ([`crate::fault_localization`]), never on state kept in this process.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 

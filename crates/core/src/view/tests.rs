@@ -451,7 +451,7 @@ fn every_view_is_json() {
         assert_eq!(text.matches(&format!("\"{key}\":")).count(), 1 + nested(&json, key), "{key} is there twice");
     }
     assert_eq!(json["open_findings"][0]["rule"], "a-rule");
-    assert_eq!(json["test_lines"][0]["standing"], "never-tested");
+    assert_eq!(json["test_lines"][0]["status"], "never-tested");
     assert_eq!(json["test_lines"][1]["due"]["is"], "now");
     assert!(serde_json::to_string(&status(&facts, &StoredStatus::default())).is_ok());
     assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());

@@ -115,7 +115,7 @@ impl AgentFixture {
     /// Returns what `doctor config check --live` reports about this.
     fn live(&self, what: &str) -> Value {
         let view = self.workdir.json(&["config", "check", "--live"]);
-        let found = view["live"].as_array().unwrap().iter().find(|one| one["what"] == what).cloned();
+        let found = view["live"].as_array().unwrap().iter().find(|one| one["subject"] == what).cloned();
         found.unwrap_or_else(|| panic!("nothing of {what}: {view}"))
     }
 
@@ -193,8 +193,8 @@ fn a_live_check_names_silent_agents_and_an_api_server_outage_rejects_tokens_and_
         fixture.live("store")["text"].as_str().map(|text| text.ends_with("the first start creates it")),
         Some(true)
     );
-    assert_eq!(fixture.live("data")["standing"], "good");
-    assert_eq!(fixture.live("agents")["standing"], "unknown", "not known without a store");
+    assert_eq!(fixture.live("data")["status"], "good");
+    assert_eq!(fixture.live("agents")["status"], "unknown", "not known without a store");
     let mut service = Service::start(&fixture.workdir);
     service.wait_for_log("agent endpoint listening");
     let mut agent = fixture.agent("gpu-1");
@@ -219,7 +219,7 @@ fn a_live_check_names_silent_agents_and_an_api_server_outage_rejects_tokens_and_
     agent.wait_for_log("is busy (503: token review failed");
     wait_until("a report that waits", || fixture.spooled("gpu-1") >= 1);
     assert!(!fixture.has_finding("Machine Check"));
-    assert_eq!(fixture.live("cluster")["standing"], "bad");
+    assert_eq!(fixture.live("cluster")["status"], "bad");
     fixture.cluster.plane.restart_apiserver().unwrap();
     fixture.renew_token("agent-1");
     wait_until("the finding", || fixture.has_finding("Machine Check"));

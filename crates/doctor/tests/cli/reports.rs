@@ -109,7 +109,7 @@ fn a_case_bundle_contains_what_a_vendor_needs() {
         assert!(file(name).contains("fell off the bus") && !file(name).contains("swordfish"), "{}", file(name));
     }
     let machines: serde_json::Value = serde_json::from_str(&file("machines.json")).unwrap();
-    assert!(machines.as_array().unwrap().iter().any(|machine| machine["of_the_case"] == true), "{machines}");
+    assert!(machines.as_array().unwrap().iter().any(|machine| machine["belongs_to_case"] == true), "{machines}");
     assert_eq!(file("more/bug-report.log"), "token=abcdef", "added files are not changed");
     assert!(std::fs::read_dir(workdir.path(&format!("case-{case}/evidence"))).unwrap().count() > 0);
     assert!(file("summary.md").contains("It was not taken: not requested"), "{}", file("summary.md"));

@@ -124,8 +124,8 @@ fn a_live_check_verifies_that_configured_resources_exist() {
     assert!(!workdir.path("doctor.db").exists(), "looking makes nothing");
     std::fs::write(workdir.path("doctor.db"), "this is no database at all, whatever its name says").unwrap();
     let view = workdir.json(&["config", "check", "--live"]);
-    let store = view["live"].as_array().unwrap().iter().find(|one| one["what"] == "store").unwrap();
-    assert_eq!(store["standing"], "bad", "{view}");
+    let store = view["live"].as_array().unwrap().iter().find(|one| one["subject"] == "store").unwrap();
+    assert_eq!(store["status"], "bad", "{view}");
     assert!(store["remedy"].is_string(), "{view}");
     std::fs::remove_dir(workdir.path("data")).unwrap();
     workdir.expect(1, &["config", "check", "--live"]).stdout_contains("bad      data: ").stdout_contains(" failed; ");

@@ -17,12 +17,12 @@ fn run_tests_this_machine_and_other_commands_show_the_findings() {
     let rows = workdir.json(&["nodes"]);
     let tests = rows[0]["tests"].as_array().unwrap();
     assert!(tests.len() >= 3, "{rows}");
-    assert!(tests.iter().all(|test| test["standing"] != "never-tested"), "{rows}");
+    assert!(tests.iter().all(|test| test["status"] != "never-tested"), "{rows}");
     let run = workdir.json(&["history"])[0]["run"].as_str().unwrap().to_owned();
     workdir.expect(0, &["log", &run]).stdout_contains("disk-space");
     // Nothing is due, and that is the reason given.
     let plan = workdir.json(&["plan"]);
-    assert_eq!(plan["passed_over"][0]["code"], "fresh", "{plan}");
+    assert_eq!(plan["skipped"][0]["code"], "fresh", "{plan}");
     let why = workdir.doctor(&["why", "here"]);
     why.stdout_contains("(fresh): no test is due before");
     assert!(workdir.path("data/metadata/free_nodes.txt").exists());
@@ -78,7 +78,7 @@ fn imported_history_does_not_count_as_fresh_results() {
     workdir.expect(0, &["history", "--store", "other.db"]).stdout_contains("imported, untrusted");
     let rows = workdir.json(&["nodes", "--store", "other.db"]);
     let tests = rows[0]["tests"].as_array().unwrap();
-    assert!(tests.iter().all(|test| test["standing"] == "never-tested"), "{rows}");
+    assert!(tests.iter().all(|test| test["status"] == "never-tested"), "{rows}");
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl<'g> GemmKernels<'g> {
     /// Creates the two matrices. `expected` are the checksums of [`expected_sums::row_sums`].
     ///
     /// # Panics
-    /// Panics if the number is none of [`Self::numbers`].
+    /// Panics if the GPU does not support the number format.
     pub fn product<'p>(&'p self, number: NumberFormat, shape: Shape, expected: &[u32]) -> Result<Gemm<'p>, CudaError> {
         let row = shape.k * number.bytes();
         let (kernel, launch) = self.kernel(number)?;

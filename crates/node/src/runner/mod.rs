@@ -4,7 +4,7 @@
 //! mount, and every driver call. A thread stuck in the kernel keeps its whole process from exiting, so the job would
 //! never end. A child is killed with its process group at its time limit and left behind if that does not end it.
 //! Abandoned children are recorded ([`hung_probes`]): the same probe is not started again while an old one hangs, so that
-//! nothing piles up on a sick node. A helper process serves all queries of the GPU driver ([`driver`]).
+//! nothing piles up on a sick node. A helper process serves all queries of the GPU driver ([`nvml_helper`]).
 //!
 //! Everything else, on kernel file systems and local disks, is read in this process on a watched thread ([`watchdog`]),
 //! because a child takes longer than all the reads of a fast check. A pass that announces its probes

@@ -43,7 +43,7 @@ impl Sender {
                 let result = self.post(&batch);
                 match &result {
                     Ok(_) if failing => {
-                        tracing::info!(dropped = self.queue.counts().dropped(), "trace export recovered")
+                        tracing::info!(dropped = self.queue.counts().dropped(), "trace export recovered");
                     }
                     Err(error) if !failing => tracing::warn!(%error, "trace export failed"),
                     Ok(_) | Err(_) => {}

@@ -162,7 +162,7 @@ impl<'a> FromSql<'a> for AnyInt {
 pub(crate) enum Row<'a> {
     Sqlite(&'a rusqlite::Row<'a>),
     Postgres(&'a tokio_postgres::Row),
-    /// A row of integers, see [`super::copied`].
+    /// A row of integers, see [`super::copy_reader`].
     Copied(&'a [Option<i64>]),
 }
 

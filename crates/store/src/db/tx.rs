@@ -189,7 +189,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Announces a later call of [`Self::keyed`]. PostgreSQL receives it with the next query, so that the rows are
+    /// Announces a later call of [`Self::rows_by_key`]. PostgreSQL receives it with the next query, so that the rows are
     /// there then; SQLite has no round trip to save.
     pub(crate) fn prefetch(&mut self, operation: &'static str, sql: &str, keys: &[i64]) {
         if let Conn::Postgres(session) = &mut self.conn
@@ -216,7 +216,7 @@ impl Tx<'_> {
         }
     }
 
-    /// As [`Self::each`], executed immediately. Returns the number of rows changed.
+    /// As [`Self::execute_each`], executed immediately. Returns the number of rows changed.
     pub(crate) fn execute_each_counted(
         &mut self,
         operation: &'static str,
@@ -243,7 +243,7 @@ impl Tx<'_> {
         self.insert_rows(operation, into, kinds, rows, conflict, SendOrder::InOrder)
     }
 
-    /// As [`Self::bulk`], for rows that every transaction updates: they are locked only at its end, to keep others
+    /// As [`Self::insert_many`], for rows that every transaction updates: they are locked only at its end, to keep others
     /// waiting as briefly as possible.
     pub(crate) fn upsert_contended(
         &mut self,

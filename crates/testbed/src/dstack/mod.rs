@@ -173,7 +173,7 @@ impl Dstack {
     /// Sends a request as this user.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// As [`Self::post`].
     pub fn post_as(&self, person: &User, path: &str, body: &Value) -> Result<Value, DstackTestbedError> {
         api::post(self.at, &person.token, path, body)
     }

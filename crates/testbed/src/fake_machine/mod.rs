@@ -460,7 +460,7 @@ impl FakeMachine {
             in_folder(path);
             std::os::unix::fs::symlink(to, path_of(path)).expect("the testbed is writable");
         }
-        fs::write(folder.join("scene.toml"), self.scene()).expect("the testbed is writable");
+        fs::write(folder.join("nvml.toml"), self.scene()).expect("the testbed is writable");
         fs::write(folder.join("policy.toml"), &self.policy).expect("the testbed is writable");
         fs::write(folder.join("profile.toml"), &self.profile).expect("the testbed is writable");
     }
@@ -490,7 +490,7 @@ impl FakeMachine {
 }
 
 impl InstalledMachine {
-    /// Returns the path of a file: `policy.toml`, `profile.toml`, `scene.toml`, or one of the machine's own below
+    /// Returns the path of a file: `policy.toml`, `profile.toml`, `nvml.toml`, or one of the machine's own below
     /// `root`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -509,7 +509,7 @@ impl InstalledMachine {
     pub fn set_driver(&self, machine: &FakeMachine) {
         let beside = self.path("scene.new");
         fs::write(&beside, machine.scene())
-            .and_then(|()| fs::rename(beside, self.path("scene.toml")))
+            .and_then(|()| fs::rename(beside, self.path("nvml.toml")))
             .expect("the testbed is writable");
     }
 
@@ -518,7 +518,7 @@ impl InstalledMachine {
         let mut command = Command::new(&self.program);
         command.arg("check").arg("--root").arg(self.path("root")).arg("--state").arg(self.path("state"));
         command.arg("--policy").arg(self.path("policy.toml")).arg("--nvml").arg(&self.library).args(arguments);
-        command.env("DOCTOR_FAKE_NVIDIA", self.path("scene.toml"));
+        command.env("DOCTOR_FAKE_NVIDIA", self.path("nvml.toml"));
         command
     }
 
@@ -535,7 +535,7 @@ impl InstalledMachine {
         command.arg("agent").arg("--credential").arg(key).arg("--state").arg(self.path("agent-state"));
         command.arg("--root").arg(self.path("root")).arg("--nvml").arg(&self.library);
         command.arg("--policy").arg(self.path("policy.toml")).arg("--profile").arg(self.path("profile.toml"));
-        command.env("DOCTOR_FAKE_NVIDIA", self.path("scene.toml"));
+        command.env("DOCTOR_FAKE_NVIDIA", self.path("nvml.toml"));
         command
     }
 

@@ -18,12 +18,12 @@ const SECURITY_VARIABLE: &str = "SLURMRESTD_SECURITY=disable_user_check";
 pub(super) const LOG: &str = "rest.log";
 
 impl Slurm {
-    /// Returns the socket on which slurmrestd serves root, with [`ClusterFields::Socket`].
+    /// Returns the socket on which slurmrestd serves root, with [`Rest::Socket`].
     pub fn rest_socket(&self) -> PathBuf {
         self.paths_and_ports.rest_socket()
     }
 
-    /// Returns the URL on which slurmrestd serves clients with a token, with [`ClusterFields::Token`]: `http://127.0.0.1:PORT`.
+    /// Returns the URL on which slurmrestd serves clients with a token, with [`Rest::Token`]: `http://127.0.0.1:PORT`.
     pub fn rest_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.paths_and_ports.rest_port)
     }
@@ -31,7 +31,7 @@ impl Slurm {
     /// Creates a token for this user, valid for an hour.
     ///
     /// # Errors
-    /// Fails if slurmctld issues none, as without [`ClusterFields::Token`].
+    /// Fails if slurmctld issues none, as without [`Rest::Token`].
     pub fn token(&self, user: &str) -> Result<String, SlurmTestbedError> {
         let stdout = self.run("scontrol", &["token", &format!("username={user}"), "lifespan=3600"])?;
         Ok(stdout.strip_prefix("SLURM_JWT=").unwrap_or(&stdout).to_owned())

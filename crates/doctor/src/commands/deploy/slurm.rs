@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", default_value = "/usr/bin/doctor-node")]
     doctor_node: PathBuf,
     /// User that the controller runs as: root, Slurm's SlurmUser, or with accounting an operator.
-    #[arg(long, value_name = "USER", default_value = "root", conflicts_with = "alone")]
+    #[arg(long, value_name = "USER", default_value = "root", conflicts_with = "standalone")]
     user: String,
     /// Write the files below this new directory, in one directory per kind of machine.
     #[arg(long, value_name = "DIR")]

@@ -31,7 +31,7 @@ pub(super) struct JobPosition {
 
 impl std::fmt::Debug for JobPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").field("rank", &self.rank).field("nodes", &self.nodes).finish_non_exhaustive()
+        f.debug_struct("JobPosition").field("rank", &self.rank).field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 

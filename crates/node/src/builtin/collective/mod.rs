@@ -2,8 +2,8 @@
 //!
 //! This process loads neither CUDA nor NCCL, because it could not be ended while it hangs there. The worker
 //! ([`worker`]) drives the GPUs. Its messages and, in a multi-node job, those of the other nodes come together here
-//! ([`coordinator`]), with the time limits. The first node synchronises all of them ([`barrier`]) over authenticated
-//! connections ([`rendezvous_secret`], [`seal`]). At the end each node has the reports of all, and NCCL's log shows whether
+//! ([`node_coordinator`]), with the time limits. The first node synchronises all of them ([`step_barrier`]) over authenticated
+//! connections ([`rendezvous`], [`frame_auth`]). At the end each node has the reports of all, and NCCL's log shows whether
 //! the requested transport was used.
 
 mod environment;

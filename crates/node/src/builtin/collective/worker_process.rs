@@ -54,7 +54,7 @@ impl Worker {
         // Both pipes must be read to their end before the worker counts as ended: its log is judged then.
         thread::spawn(move || {
             let listener = thread::spawn(move || {
-                for_each_line(log, |line| logged.send(CoordinatorEvent::Log(line.to_owned())).is_ok())
+                for_each_line(log, |line| logged.send(CoordinatorEvent::Log(line.to_owned())).is_ok());
             });
             for_each_line(output, |line| match serde_json::from_str::<WorkerMessage>(line) {
                 Ok(message) => messages.send(CoordinatorEvent::Worker(message)).is_ok(),

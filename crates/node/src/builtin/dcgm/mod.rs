@@ -1,7 +1,7 @@
 //! `doctor-node test dcgm`: runs NVIDIA's diagnosis, `dcgmi diag`, under controlled conditions.
 //!
 //! DCGM's output is passed on unchanged, because the check parses it and the evidence should be DCGM's own. This module
-//! makes the result meaningful: the GPUs are unused ([`preconditions`]), there is a host engine ([`controller`]), and the
+//! makes the result meaningful: the GPUs are unused ([`preconditions`]), there is a host engine ([`engine`]), and the
 //! diagnosis ends in time or is stopped with SIGTERM. Killing `dcgmi` would leave the diagnosis running in the engine.
 
 mod engine;

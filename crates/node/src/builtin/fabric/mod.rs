@@ -1,7 +1,7 @@
 //! `doctor-node test fabric`: moves data through each port of the fast network and back, and reports faults as
 //! findings.
 //!
-//! The standard tools move the data ([`nccl_tests`]), with server and client on this machine ([`client_server`]), one port at a time.
+//! The standard tools move the data ([`tool`]), with server and client on this machine ([`client_server`]), one port at a time.
 //! Before the first port, each tool is run as a negative control on a device that does not exist: a tool that still
 //! reports a result ignores its device argument, and its other results do not count.
 

@@ -7,7 +7,7 @@
 //!
 //! The helper announces each GPU before it queries it, so that a timeout names the GPU on which the driver hangs. The
 //! helper is then killed, and the next query starts another one. A helper that is stuck in the kernel survives SIGKILL.
-//! It is recorded like an abandoned probe ([`super::abandoned`]), and one further helper may be tried. If that one is
+//! It is recorded like an abandoned probe ([`super::hung_probes`]), and one further helper may be tried. If that one is
 //! stuck too, queries fail immediately and report which processes are stuck, since when and on which GPU, until one of
 //! them is gone.
 //!

@@ -257,7 +257,7 @@ fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
         report.versions.queued = waiting;
         fixture.expect("200", name, &signed(&report, name));
     };
-    ["nodes", "door", "history"].iter().for_each(|location| assert_waiting(location, 0));
+    ["nodes", "endpoint", "history"].iter().for_each(|location| assert_waiting(location, 0));
     send_backlog("n1", 1, 7);
     send_backlog("n2", 1, 4);
     assert_waiting("nodes", 11);
@@ -266,7 +266,7 @@ fn waiting_reports_on_nodes_and_at_the_endpoint_are_exported_as_metrics() {
     let (to, body) = (fixture.listener.address(), signed(&report("n1", 3), "n1"));
     let agent = std::thread::spawn(move || exchange(to, &head("n1", body.len()), &body));
     assert!(fixture.trigger.wait(Duration::from_secs(120)), "the engine was not woken");
-    assert_waiting("door", 1);
+    assert_waiting("endpoint", 1);
     assert!(agent.join().unwrap().starts_with("HTTP/1.1 503 "), "the report was not stored");
 }
 
