@@ -19,7 +19,7 @@ use super::{
     names,
     objects::{ApiNode, node_resource},
     result_transport::PodResults,
-    template::TemplateFile,
+    job_template::TemplateFile,
     token_review::KubernetesTokenReviewer,
     watch::{self, WatchCache},
     webhook,

@@ -20,7 +20,7 @@ use super::{
     objects::{CachedNode, PodObject, pod_resource},
     occupancy::{has_gpus, is_gpu, parse_whole},
     rbac::{self, ACCOUNT, Permission},
-    template::TemplateFile,
+    job_template::TemplateFile,
 };
 
 /// The limit for one request to the API server.

@@ -16,7 +16,7 @@ use super::{
         RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
     objects::{Condition, ContainerState, JobObject, PodObject, Quantities, Time},
-    template::Template,
+    job_template::Template,
     volcano,
 };
 

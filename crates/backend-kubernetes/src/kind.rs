@@ -60,7 +60,7 @@ mod with_client {
         registration::OpenedCluster,
     };
 
-    pub(super) use crate::template::check_template;
+    pub(super) use crate::job_template::check_template;
     use crate::{KubernetesBackend, KubernetesConfig};
 
     pub(super) fn inspect(config: &KubernetesConfig) -> Inspection {

@@ -42,7 +42,7 @@ mod runs;
 #[cfg(feature = "client")]
 mod status_writer;
 #[cfg(feature = "client")]
-mod template;
+mod job_template;
 #[cfg(feature = "client")]
 mod token_review;
 #[cfg(feature = "client")]
@@ -61,4 +61,4 @@ pub use kind::Kubernetes;
 pub use rbac::manifests;
 
 /// The default template of jobs, as a starting point for a site's own.
-pub const STANDARD_TEMPLATE: &str = include_str!("template/standard.yaml");
+pub const STANDARD_TEMPLATE: &str = include_str!("job_template/standard.yaml");

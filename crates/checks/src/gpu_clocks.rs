@@ -18,7 +18,7 @@ use doctor_core::observation::{Event, ObservationBuilder, Metric, Observation, U
 
 use crate::{
     gpu::{Gpu, require_gpus, not_applicable, read_number},
-    device_outliers::{Part, outliers},
+    differing_devices::{Part, outliers},
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };

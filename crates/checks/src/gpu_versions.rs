@@ -20,7 +20,7 @@ use doctor_core::observation::{Entity, Event, FailureKind, ObservationBuilder, M
 
 use crate::{
     gpu::{Gpu, require_gpus, no_gpu, read_text},
-    device_outliers::{Part, outliers},
+    differing_devices::{Part, outliers},
     probe::{Probe, ProbeOutput},
     check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},

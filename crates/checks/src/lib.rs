@@ -20,7 +20,7 @@ pub mod dcgm_health_report;
 pub mod dcgm_params;
 pub mod dcgm_text_output;
 mod default_rules;
-pub mod device_outliers;
+pub mod differing_devices;
 pub mod document;
 pub mod drain_permit;
 pub mod fabric_counters;

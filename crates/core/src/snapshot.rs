@@ -69,6 +69,15 @@ impl NodeRecord {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
     }
 
+    /// Returns whether the node name belongs to another machine than before, or to the first one known.
+    pub fn is_new_machine(&self) -> bool {
+        let Some(hardware) = &self.node.hardware else { return false };
+        match &self.hardware {
+            Some(before) => !hardware.matches(before) && hardware.is_known(),
+            None => hardware.is_known(),
+        }
+    }
+
     /// Returns the weight of failed user work, which makes the node be tested sooner.
     pub fn risk(&self) -> Weight {
         self.job_failures.as_ref().map_or(Weight::NONE, |failed| failed.weight)

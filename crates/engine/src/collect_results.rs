@@ -19,7 +19,7 @@ use doctor_store::{
 };
 
 use crate::{
-    baselines::{BaselineQuery, BaselineReader},
+    baseline_reader::{BaselineQuery, BaselineReader},
     cycle_report::CycleReport,
     deps::EngineDeps,
     rejection::Rejection,

@@ -2,7 +2,7 @@
 
 pub mod agents;
 pub mod allocator;
-pub mod baselines;
+pub mod baseline_reader;
 pub mod cluster_state;
 mod collect_results;
 pub mod cycle;

@@ -21,7 +21,7 @@ use doctor_store::{
 use serde::Serialize;
 
 use crate::{
-    baselines::{BaselineQuery, BaselineReader},
+    baseline_reader::{BaselineQuery, BaselineReader},
     result_validation::{self, ClassifyContext},
     settings::Settings,
 };

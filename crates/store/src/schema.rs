@@ -8,8 +8,8 @@ use super::{
     error::{Result, StoreError},
 };
 
-/// The schema of the first migration. Schemas 1 to 8 were those of development versions, which are rejected.
-const FIRST: i64 = 9;
+/// The schema of the first migration. Schemas 1 to 9 were those of development versions, which are rejected.
+const FIRST: i64 = 10;
 
 /// In order; the first takes an empty database to schema [`FIRST`].
 const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_store_of_a_development_version_is_rejected_with_instructions() {
-        for found in [1, 8] {
+        for found in [1, 9] {
             let database = database(Some(found));
             let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
             assert_eq!(

@@ -97,6 +97,12 @@ impl ResponseCache {
         entry
     }
 
+    /// Removes all responses: none is served again after the cluster state has changed. Requests that are waiting for a
+    /// response still get it.
+    pub(super) fn clear(&self) {
+        *self.lock() = CacheEntries::default();
+    }
+
     /// Removes an outdated response.
     pub(super) fn evict(&self, entry: &mut Option<CachedResponse>) {
         if let Some(old) = entry.take() {

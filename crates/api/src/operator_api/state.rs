@@ -102,6 +102,7 @@ impl ApiState {
         let view = FleetView::new(previous.number + 1, facts, settings, agents, self.rack_before.as_deref());
         let changes = view.changes(Some(&previous).filter(|previous| previous.number > 0).map(|previous| &**previous));
         *self.fleet_view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+        self.response_cache.clear();
         self.events.publish(&changes);
     }
 }

@@ -1,4 +1,4 @@
-//! A Slurm with the backend, and the contract's [`Bed`] for it.
+//! A Slurm with the backend, and the contract's [`Testbed`](doctor_backend::contract_tests::Testbed) for it.
 
 use std::{
     cell::Cell,

@@ -1,7 +1,7 @@
 //! Hardware identity: a machine became known under a node name, was exchanged, or came back under another name. Its
 //! history and its case follow the machine.
 
-use super::{Action, builder::PlanBuilder, new_case::new_case, priority::is_new_machine};
+use super::{Action, builder::PlanBuilder, new_case::new_case};
 use crate::{
     case::{Case, CaseOutcome, RepairStep, StepKind, StepState},
     finding::Severity,
@@ -14,7 +14,7 @@ use crate::{
 /// Handles a node whose machine is new. A node with another machine, or with a case that moved to it, is left alone for
 /// the rest of the cycle.
 pub(super) fn plan(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord) {
-    if !is_new_machine(record) {
+    if !record.is_new_machine() {
         return;
     }
     let Some(now) = record.node.hardware.as_ref().and_then(|hardware| hardware.id()) else { return };
@@ -53,7 +53,7 @@ pub(super) fn rebind_lost_cases(builder: &mut PlanBuilder<'_>) {
     }
     for (node, record) in (0..).zip(&snapshot.nodes) {
         let Some(hardware) = record.node.hardware.as_ref().filter(|hardware| hardware.is_known()) else { continue };
-        let is_there = !matches!(record.node.occupancy, Occupancy::Unknown { .. }) && !is_new_machine(record);
+        let is_there = !matches!(record.node.occupancy, Occupancy::Unknown { .. }) && !record.is_new_machine();
         let is_free = record.case.is_none() && !builder.finished.contains(&node);
         let Some(case) = lost.iter().find(|case| hardware.matches(&case.hardware) && case.node != record.node.name)
         else {
@@ -88,7 +88,7 @@ fn handle_replacement(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
 fn appears_elsewhere(builder: &PlanBuilder<'_>, here: u32, machine: &HardwareId) -> bool {
     builder.index.needs_attention.iter().filter(|node| **node != here).any(|node| {
         let record = &builder.snapshot.nodes[*node as usize];
-        is_new_machine(record) && record.node.hardware.as_ref().is_some_and(|hardware| hardware.matches(machine))
+        record.is_new_machine() && record.node.hardware.as_ref().is_some_and(|hardware| hardware.matches(machine))
     })
 }
 

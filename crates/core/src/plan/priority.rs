@@ -317,16 +317,7 @@ fn needs_attention(record: &NodeRecord) -> bool {
         || !record.node.marks.ours.is_empty()
         || record.hold.is_some()
         || record.case.is_some()
-        || is_new_machine(record)
-}
-
-/// Returns whether the node name belongs to another machine than before, or to the first one known.
-pub(super) fn is_new_machine(record: &NodeRecord) -> bool {
-    let Some(hardware) = &record.node.hardware else { return false };
-    match &record.hardware {
-        Some(before) => !hardware.matches(before) && hardware.is_known(),
-        None => hardware.is_known(),
-    }
+        || record.is_new_machine()
 }
 
 /// Returns whether users cannot have the node, for whatever reason: this is what the breaker counts.

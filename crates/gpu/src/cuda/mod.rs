@@ -206,7 +206,7 @@ impl<'c> Gpu<'c> {
         self.elapsed(from, to)
     }
 
-    /// As [`Self::timed`], for work that may never complete: polls while `go_on` returns true, and returns `None`
+    /// As [`Self::timed`], for work that may never complete: polls while `keep_going` returns true, and returns `None`
     /// afterwards. The device may then still be working.
     pub fn timed_while<E: From<CudaError>>(
         &self,

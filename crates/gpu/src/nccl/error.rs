@@ -10,7 +10,7 @@ pub enum NcclError {
     NoSymbol { symbol: &'static str },
     #[error("{call} returned {code}: {text}")]
     Failed { call: &'static str, code: i32, text: String },
-    /// The caller's `go_on` ended the wait.
+    /// The caller ended the wait.
     #[error("{call} was aborted")]
     Aborted { call: &'static str },
 }

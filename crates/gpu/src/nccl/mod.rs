@@ -164,7 +164,7 @@ impl fmt::Debug for Communicator<'_> {
 }
 
 impl Communicator<'_> {
-    /// Waits until all ranks have joined, or until `go_on` returns false.
+    /// Waits until all ranks have joined, or until `keep_waiting` returns false.
     pub fn ready(&self, keep_waiting: &dyn Fn() -> bool) -> Result<(), NcclError> {
         self.wait_for_call(INIT, symbols::IN_PROGRESS, keep_waiting)
     }

@@ -18,7 +18,7 @@
 //! this machine's files elsewhere, so a test's folder can be mounted under its own path.
 //!
 //! A link that only the two can reach connects node and control plane. The API server contacts the kubelet directly.
-//! The kubelet reaches the API server, which listens only on loopback, through a relay at the host's end of the link (`road`).
+//! The kubelet reaches the API server, which listens only on loopback, through a relay at the host's end of the link ([`tcp_proxy`]).
 
 mod settings;
 mod tcp_proxy;

@@ -95,7 +95,7 @@ impl Template {
         Ok(Self(job))
     }
 
-    /// Builds the job of a run: the template overrides `usual`, and `ours` overrides both.
+    /// Merges the template of a run's job: it overrides `usual`, and `ours` overrides both.
     pub(super) fn fill(&self, mut usual: Value, ours: Value) -> Value {
         merge(&mut usual, self.0.clone());
         merge(&mut usual, ours);
