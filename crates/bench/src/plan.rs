@@ -80,7 +80,7 @@ fn event(planner: &Planner, random: &mut Random) -> NodeRecord {
     let nodes = &planner.snapshot().nodes;
     let index = usize::try_from(random.below(nodes.len() as u64)).unwrap_or(0);
     let mut record = nodes[index].clone();
-    record.node.occupancy = match record.node.occupancy {
+    record.node_mut().occupancy = match record.node.occupancy {
         Occupancy::Free => Occupancy::Busy { by: "user job 77".into() },
         Occupancy::Busy { .. } | Occupancy::Unknown { .. } => Occupancy::Free,
     };

@@ -30,7 +30,7 @@ pub struct Node {
 #[serde(default, deny_unknown_fields)]
 pub struct NodeOverrides {
     /// The cluster starts no work on the node, but a path past the scheduler reaches it and has shown that it is not in
-    /// use. Proving runs can use that path. The node still does not count as free.
+    /// use. Requalification runs can use that path. The node still does not count as free.
     pub out_of_band: bool,
     /// The cluster itself reports that the node has no work and cannot receive any.
     pub vacant: bool,

@@ -45,7 +45,8 @@ pub struct Snapshot {
 /// A node with everything that the store knows about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeRecord {
-    pub node: Node,
+    /// Shared with the backend and with other snapshots while it does not change.
+    pub node: Arc<Node>,
     pub state: NodeState,
     /// When `state` last changed.
     pub since: Timestamp,
@@ -67,6 +68,11 @@ impl NodeRecord {
     /// Returns the operator's hold that is in force at this moment. An expired hold stays recorded and has no effect.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
+    }
+
+    /// Returns the node for a change. Other holders of it keep the old one.
+    pub fn node_mut(&mut self) -> &mut Node {
+        Arc::make_mut(&mut self.node)
     }
 
     /// Returns whether the node name belongs to another machine than before, or to the first one known.

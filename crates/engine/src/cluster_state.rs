@@ -5,7 +5,7 @@
 //! together with its policy and tests: a reader on another machine, with other configuration files, shows what the
 //! leader uses.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use doctor_backend::{Backend, BackendError, ObservedNode, PolledJob};
 use doctor_core::{
@@ -85,7 +85,7 @@ fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, changed_nodes: &[N
         let Ok(index) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
         let known = &mut snapshot.nodes[index];
         let node =
-            ObservedNode { node: known.node.clone().into(), agent_last_seen: known.last_report, jobs: Vec::new() };
+            ObservedNode { node: Arc::clone(&known.node), agent_last_seen: known.last_report, jobs: Vec::new() };
         *known = node_record(&tests, &never, node, Some(stored), known.job_failures.clone());
     }
     let runs = active_runs(&store.active_runs()?, &BTreeMap::new(), &BTreeMap::new());

@@ -285,9 +285,9 @@ impl PlannerState {
                 let mut observed: Vec<ObservedNode> = known
                     .iter()
                     .map(|record| {
-                        let mut node = record.node.clone();
-                        node.occupancy = Occupancy::Unknown { why: why.clone() };
-                        ObservedNode { node: node.into(), agent_last_seen: record.last_report, jobs: Vec::new() }
+                        let mut node = Arc::clone(&record.node);
+                        Arc::make_mut(&mut node).occupancy = Occupancy::Unknown { why: why.clone() };
+                        ObservedNode { node, agent_last_seen: record.last_report, jobs: Vec::new() }
                     })
                     .collect();
                 apply_report_times(&deps.inboxes, &mut observed);
@@ -313,7 +313,7 @@ impl PlannerState {
         for (index, observed) in observed.into_iter().enumerate() {
             let known = &planner.snapshot().nodes[index];
             let reload = dirty.binary_search(&observed.node.name).is_ok();
-            if (reload || known.node != *observed.node)
+            if (reload || known.node != observed.node)
                 && let Some(changed) = &mut self.changed
             {
                 changed.push(known.node.name.clone());
@@ -322,9 +322,9 @@ impl PlannerState {
             if reload {
                 let stored = stored.remove(&known.node.name);
                 planner.set_node(node_record(&deps.settings.tests, &never, observed, stored, failed));
-            } else if known.node != *observed.node || known.job_failures != failed {
+            } else if known.node != observed.node || known.job_failures != failed {
                 let mut record = known.clone();
-                record.node = Arc::unwrap_or_clone(observed.node);
+                record.node = observed.node;
                 (record.last_report, record.job_failures) = (observed.agent_last_seen, failed);
                 planner.set_node(record);
             } else {

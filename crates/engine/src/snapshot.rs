@@ -180,7 +180,7 @@ pub(crate) fn node_record(
     );
     match stored {
         Some(stored) => NodeRecord {
-            node: Arc::unwrap_or_clone(observed.node),
+            node: observed.node,
             state: stored.state,
             since: stored.state_since,
             test_records: records,
@@ -193,7 +193,7 @@ pub(crate) fn node_record(
             job_failures: failed,
         },
         None => NodeRecord {
-            node: Arc::unwrap_or_clone(observed.node),
+            node: observed.node,
             state: NodeState::InService,
             since: Timestamp::MIN,
             test_records: records,

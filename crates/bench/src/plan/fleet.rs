@@ -106,7 +106,7 @@ fn record(index: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
     let suspect = random.chance(20);
     let findings = if suspect { vec![unconfirmed(&tests[0])] } else { Vec::new() };
     NodeRecord {
-        node,
+        node: node.into(),
         state: if suspect { NodeState::Suspect } else { NodeState::InService },
         since: NOW.minus(Span::days(30)),
         test_records: tests.iter().map(|_| past(random)).collect(),

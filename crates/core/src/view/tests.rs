@@ -85,7 +85,8 @@ impl Facts {
                 hardware: None,
                 sku: None,
                 overrides: None,
-            },
+            }
+            .into(),
             state: NodeState::InService,
             since: Timestamp::MIN,
             test_records: TestRecords::untested(self.snapshot.tests.len()),
@@ -334,7 +335,7 @@ fn status_lists_only_problems_that_need_attention() {
     assert!(status(&cluster(), &lost).problems[0].contains("the lease of ctl expired 1h ago"));
 
     let mut facts = cluster().with("a").with("b").with("c");
-    facts.snapshot.nodes[0].node.occupancy = Occupancy::Unknown { why: "no answer".into() };
+    facts.snapshot.nodes[0].node_mut().occupancy = Occupancy::Unknown { why: "no answer".into() };
     for record in &mut facts.snapshot.nodes {
         record.last_report = Some(NOW.minus(Span::hours(1)));
     }

@@ -64,7 +64,7 @@ fn a_node_that_is_out_may_be_silent() {
 #[test]
 fn a_silent_node_moves_only_once_in_a_plan() {
     let mut adopted = acting().fillers(20).node(free("a").fresh().reported(1.hours()));
-    adopted.record("a").node.marks.ours.push(unhealthy_mark());
+    adopted.record("a").node_mut().marks.ours.push(unhealthy_mark());
     let quarantined = acting()
         .fillers(20)
         .node(free("a").fresh().reported(1.hours()))

@@ -128,7 +128,7 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
         overrides: None,
     };
     let record = NodeRecord {
-        node,
+        node: node.into(),
         state: NodeState::InService,
         since: NOW.minus(30.days()),
         test_records: TestRecords::default(),
@@ -184,7 +184,7 @@ impl NodeFixture {
     }
 
     pub(super) fn pool(mut self, text: &str) -> Self {
-        self.record.node.pool = pool(text);
+        self.record.node_mut().pool = pool(text);
         self
     }
 
@@ -209,17 +209,17 @@ impl NodeFixture {
     }
 
     pub(super) fn marked(mut self) -> Self {
-        self.record.node.marks.ours.push(unhealthy_mark());
+        self.record.node_mut().marks.ours.push(unhealthy_mark());
         self
     }
 
     pub(super) fn cordoned_by(mut self, by: &str) -> Self {
-        self.record.node.marks.foreign.push(cordon_of(by));
+        self.record.node_mut().marks.foreign.push(cordon_of(by));
         self
     }
 
     pub(super) fn apart(mut self, apart: NodeOverrides) -> Self {
-        self.record.node.overrides = Some(apart.into());
+        self.record.node_mut().overrides = Some(apart.into());
         self
     }
 
@@ -294,7 +294,7 @@ impl NodeFixture {
     /// Out of service, drained by us, and seen without user work after that.
     pub(super) fn emptied(self, severity: Severity, repair_step: RepairStep) -> Self {
         let mut emptied = self.out(severity, repair_step).step(done(StepKind::Drain, repair_step, 1.hours()));
-        emptied.record.node.marks.ours.push(OurMark { kind: MarkKind::Cordon, case: None });
+        emptied.record.node_mut().marks.ours.push(OurMark { kind: MarkKind::Cordon, case: None });
         emptied.step(done(StepKind::SaveEvidence, repair_step, 50.minutes()))
     }
 

@@ -145,7 +145,7 @@ fn an_outage_long_after_a_reset_does_not_make_the_reset_fail() {
     requalify(&mut cluster, Verdict::Inconclusive);
     cluster.cycle();
     cluster.wait(20.minutes());
-    cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
+    cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
     assert!(cluster.lines().is_empty());
 }
 
@@ -196,9 +196,9 @@ fn an_unreachable_node_never_seen_empty_is_not_disrupted() {
         cluster.wait(25.hours());
         assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{repair_step}");
         assert!(cluster.cycle().is_empty(), "{repair_step}");
-        cluster.record("a").node.occupancy = crate::node::Occupancy::Free;
+        cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Free;
         assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{repair_step}");
-        cluster.record("a").node.occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
+        cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
         assert_eq!(cluster.cycle().len(), 2, "{repair_step}: once seen empty, it may be rebooted or replaced");
     }
 }
@@ -353,7 +353,7 @@ fn a_failed_mark_is_retried_with_exponential_backoff() {
     for (tries, due) in [(1, true), (2, false)] {
         failed.attempts = tries;
         let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset));
-        cluster.record("a").node.marks.ours.clear();
+        cluster.record("a").node_mut().marks.ours.clear();
         cluster.snapshot.cases[0].steps = vec![failed.clone()];
         assert_eq!(!cluster.lines().is_empty(), due, "try {tries}");
     }

@@ -34,7 +34,7 @@ fn a_hardware_id_is_recorded_once() {
 fn a_node_without_hardware_id_changes_nothing() {
     assert!(lone(free("a").fresh().was_machine("J1")).lines().is_empty());
     let mut silent = lone(free("a").fresh().machine("J1"));
-    silent.record("a").node.hardware = Some(crate::node::Hardware::default().into());
+    silent.record("a").node_mut().hardware = Some(crate::node::Hardware::default().into());
     assert!(silent.lines().is_empty());
 }
 
@@ -72,7 +72,7 @@ fn replaced_hardware_closes_its_case_and_the_new_machine_is_requalified_under_th
 #[test]
 fn replaced_hardware_without_a_mark_is_in_service_and_tested_soon() {
     let mut cluster = lone(out("a").shows_machine("J2"));
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle(), ["close a replaced: machine-exchanged", "rename a board-J2: machine-exchanged"]);
     assert_eq!(cluster.chosen(), ["a dl"]);
 }
@@ -139,7 +139,7 @@ fn a_serial_number_shared_by_two_nodes_takes_no_node_out() {
 #[test]
 fn a_name_of_unknown_occupancy_does_not_keep_the_case_of_its_hardware() {
     let mut old = lone(out("a")).node(free("b").fresh().shows_machine("J1"));
-    old.record("a").node.occupancy = unknown_occupancy();
+    old.record("a").node_mut().occupancy = unknown_occupancy();
     assert_eq!(old.cycle()[1], "follow b: machine-followed");
     old.wait(1.minutes());
     assert_eq!(old.cycle(), ["step b mark try 2: case"], "and the old name is left as it is");
@@ -149,7 +149,7 @@ fn a_name_of_unknown_occupancy_does_not_keep_the_case_of_its_hardware() {
 fn a_rebound_case_takes_no_step_under_its_old_name() {
     for (old, new) in [("a", "b"), ("b", "a")] {
         let mut cluster = lone(out(old).cordoned_by("bob")).node(free(new).fresh().shows_machine("J1"));
-        cluster.record(old).node.occupancy = unknown_occupancy();
+        cluster.record(old).node_mut().occupancy = unknown_occupancy();
         let lines = cluster.cycle();
         assert!(!lines.iter().any(|line| line.starts_with(&format!("move {old}"))), "{lines:?}");
         assert_eq!((cluster.record(old).case, cluster.record(new).case.is_some()), (None, true));

@@ -80,7 +80,7 @@ fn a_foreign_mark_on_a_node_of_ours_makes_it_theirs_until_the_mark_is_gone() {
         cluster.wait(1.days());
     }
     assert_eq!(cluster.record("a").node.marks.foreign, [cordon_of("bob")], "never touched");
-    cluster.record("a").node.marks.foreign.clear();
+    cluster.record("a").node_mut().marks.foreign.clear();
     assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"]);
 }
 
@@ -110,13 +110,13 @@ fn a_foreign_mark_that_does_not_block_work_is_not_a_hold() {
 #[test]
 fn our_mark_removed_by_another_party_is_not_set_again() {
     let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset));
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
     for _ in 0..5 {
         assert!(cluster.cycle().is_empty());
         cluster.wait(1.days());
     }
-    cluster.record("a").node.marks.ours.push(unhealthy_mark());
+    cluster.record("a").node_mut().marks.ours.push(unhealthy_mark());
     assert_eq!(cluster.cycle(), ["move a quarantined: hold-over"], "they changed their mind");
 }
 
@@ -134,7 +134,7 @@ fn a_mark_set_by_a_crashed_controller_counts_once_it_is_observed() {
     cluster.snapshot.cases[0].steps[0].state = StepState::Intended;
     assert_eq!(cluster.cycle(), ["settle done: seen-done", "step a drain: case"]);
     cluster.wait(5.minutes());
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"]);
 }
 
@@ -142,7 +142,7 @@ fn a_mark_set_by_a_crashed_controller_counts_once_it_is_observed() {
 fn a_mark_that_is_not_visible_yet_was_not_removed() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
     cluster.cycle();
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert!(cluster.cycle().is_empty());
     cluster.wait(2.minutes());
     assert_eq!(cluster.lines(), ["move a held by another party, which removed our mark: mark-removed"]);
@@ -158,7 +158,7 @@ fn a_mark_that_we_removed_was_not_removed_by_another_party() {
         5.minutes(),
     );
     let mut cluster = lone(node);
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.lines(), ["close a returned: proved", "move a in-service: proved"]);
 }
 
@@ -189,10 +189,10 @@ fn adopting_a_mark_bypasses_the_breaker_and_does_not_open_it() {
 fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
     for kind in [MarkKind::Unhealthy, MarkKind::Cordon] {
         let mut cluster = lone(free("a").fresh());
-        cluster.record("a").node.marks.ours = vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
+        cluster.record("a").node_mut().marks.ours = vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
         cluster.cycle();
         cluster.wait(10.minutes());
-        cluster.record("a").node.marks.ours.retain(|mark| mark.kind != kind);
+        cluster.record("a").node_mut().marks.ours.retain(|mark| mark.kind != kind);
         assert_eq!(cluster.cycle(), ["move a held by another party, which removed our mark: mark-removed"], "{kind}");
         assert!(cluster.cycle().is_empty(), "{kind}");
     }

@@ -87,7 +87,7 @@ fn only_changed_skip_reasons_are_returned() {
     assert_eq!(planner.plan(NOW, &mut ids).skipped.len(), 2);
     assert!(planner.plan(NOW.plus(1.hours()), &mut ids).skipped.is_empty());
     let mut record = cluster.snapshot.nodes[0].clone();
-    record.node.occupancy = crate::node::Occupancy::Busy { by: "user job 9".into() };
+    record.node_mut().occupancy = crate::node::Occupancy::Busy { by: "user job 9".into() };
     planner.set_node(record);
     let changed = planner.plan(NOW.plus(2.hours()), &mut ids).skipped;
     assert_eq!(changed, [(name("a"), SkipReason::Busy { by: "user job 9".into() })]);
@@ -116,8 +116,8 @@ fn an_unknown_node_or_a_changed_pool_needs_a_new_planner() {
     let cluster = cluster().node(free("a"));
     let mut planner = Planner::new(cluster.snapshot.clone());
     let mut record = cluster.snapshot.nodes[0].clone();
-    record.node.pool = super::cluster::pool("other");
+    record.node_mut().pool = super::cluster::pool("other");
     assert!(!planner.set_node(record.clone()));
-    record.node.name = name("b");
+    record.node_mut().name = name("b");
     assert!(!planner.set_node(record));
 }

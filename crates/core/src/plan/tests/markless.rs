@@ -52,9 +52,9 @@ fn a_node_with_user_work_waits_until_it_ends() {
     let mut cluster = lone(busy("a").fresh().found(bad("dl", Severity::Isolate)));
     assert_eq!(cycles(&mut cluster, 4), ["open a replace: confirmed", "move a quarantined: confirmed"]);
     // It does not answer: users may still be on it.
-    cluster.record("a").node.occupancy = Occupancy::Unknown { why: "no answer".into() };
+    cluster.record("a").node_mut().occupancy = Occupancy::Unknown { why: "no answer".into() };
     assert_eq!(cycles(&mut cluster, 3), [""; 0]);
-    cluster.record("a").node.overrides = Some(NodeOverrides { vacant: true, ..NodeOverrides::default() }.into());
+    cluster.record("a").node_mut().overrides = Some(NodeOverrides { vacant: true, ..NodeOverrides::default() }.into());
     assert!(
         cycles(&mut cluster, 2).contains(&"step a replace: case".to_owned()),
         "the cluster reports that it runs no work"
@@ -107,6 +107,6 @@ fn requalification_past_the_cluster_ends_when_a_user_arrives_and_returns_a_healt
     taken.cycle();
     taken.snapshot.runs[0].job = running(1.minutes());
     assert_eq!(taken.lines(), [""; 0], "unknown occupancy is no reason to stop");
-    taken.record("a").node.occupancy = Occupancy::Busy { by: "process 7 (train) holds a GPU".into() };
+    taken.record("a").node_mut().occupancy = Occupancy::Busy { by: "process 7 (train) holds a GPU".into() };
     assert!(taken.lines()[0].starts_with("cancel"), "{:?}", taken.lines());
 }

@@ -84,7 +84,7 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
         // The store keeps such findings; the model has none.
         Action::AttributeFault { .. } => {}
         Action::RemoveMaintenanceMark { node, .. } => {
-            record(snapshot, node).node.marks.ours.retain(|mark| mark.kind != MarkKind::Maintenance);
+            record(snapshot, node).node_mut().marks.ours.retain(|mark| mark.kind != MarkKind::Maintenance);
         }
         Action::HardwareReplaced { node, hardware } => begin_anew(snapshot, node, hardware),
     }
@@ -158,14 +158,14 @@ fn add_step(snapshot: &mut Snapshot, case: CaseId, op: OpId, what: StepKind, sta
 }
 
 fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
-    let ours = &mut record.node.marks.ours;
+    let ours = &mut record.node_mut().marks.ours;
     let mark = |kind| OurMark { kind, case: Some(case) };
     match step {
         StepKind::Mark if ours.iter().all(|known| known.kind != MarkKind::Unhealthy) => {
             ours.push(mark(MarkKind::Unhealthy));
         }
         StepKind::Drain if ours.iter().all(|known| known.kind != MarkKind::Cordon) => ours.push(mark(MarkKind::Cordon)),
-        StepKind::Evict => record.node.occupancy = Occupancy::Free,
+        StepKind::Evict => record.node_mut().occupancy = Occupancy::Free,
         StepKind::Unmark => ours.retain(|known| known.kind == MarkKind::Cordon),
         StepKind::Undrain => ours.retain(|known| known.kind != MarkKind::Cordon),
         StepKind::Reboot => {

@@ -106,7 +106,7 @@ fn without_permission_to_mark_the_node_stays_in_service_with_a_proposal() {
 fn a_proposed_case_continues_when_its_node_is_marked() {
     let mut cluster = found(Mode::Act, Severity::Reset).policy(|policy| policy.allow.mark = false);
     cluster.cycle();
-    cluster.record("a").node.marks.ours.push(super::cluster::unhealthy_mark());
+    cluster.record("a").node_mut().marks.ours.push(super::cluster::unhealthy_mark());
     assert_eq!(cluster.cycle(), ["move a quarantined: marked"]);
 }
 
@@ -115,7 +115,7 @@ fn observe_mode_sets_no_mark_for_an_open_case() {
     let mut cluster = found(Mode::Act, Severity::Reset);
     cluster.cycle();
     // The mark was never set.
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     let case = &mut cluster.snapshot.cases[0];
     case.steps[0].state = crate::case::StepState::Intended;
     assert_eq!(cluster.lines(), ["step a mark: case"]);

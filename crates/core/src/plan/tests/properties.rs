@@ -472,7 +472,7 @@ proptest! {
             apply_event(&mut cluster, &ClusterEvent::JobStarts(n));
             apply_event(&mut cluster, &ClusterEvent::Result(n, Verdict::Inconclusive));
             if let Some(record) = cluster.snapshot.nodes.get_mut(n) {
-                record.node.occupancy = occupancy(how);
+                record.node_mut().occupancy = occupancy(how);
             }
             let plan = cycle(&mut cluster);
             for action in &plan.actions {
@@ -524,8 +524,8 @@ fn heal(cluster: &mut Cluster) {
     snapshot.commands.clear();
     snapshot.breaker = Breaker::Closed { since: Some(snapshot.at) };
     for record in &mut snapshot.nodes {
-        record.node.occupancy = crate::node::Occupancy::Free;
-        record.node.marks.foreign.clear();
+        record.node_mut().occupancy = crate::node::Occupancy::Free;
+        record.node_mut().marks.foreign.clear();
         record.hold = None;
         record.findings.clear();
         record.last_report = None;

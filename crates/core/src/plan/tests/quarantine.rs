@@ -123,7 +123,7 @@ fn nothing_is_evicted_before_the_node_is_drained() {
     cluster.cycle();
     let drained = cluster.cycle();
     assert_eq!(drained, ["step a drain: case"]);
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     for case in &mut cluster.snapshot.cases {
         for step in case.steps.iter_mut().filter(|step| step.what == StepKind::Drain) {
             step.state = StepState::Intended;
@@ -139,7 +139,7 @@ fn work_that_does_not_end_is_proposed_to_an_operator_after_the_deadline() {
     cluster.cycle();
     cluster.cycle();
     let stays = |cluster: &mut Cluster| {
-        cluster.record("a").node.occupancy = Occupancy::Busy { by: "train".into() };
+        cluster.record("a").node_mut().occupancy = Occupancy::Busy { by: "train".into() };
         for case in &mut cluster.snapshot.cases {
             for step in case.steps.iter_mut().filter(|step| step.what == StepKind::Evict) {
                 step.state = StepState::Intended;

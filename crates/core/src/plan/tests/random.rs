@@ -313,9 +313,9 @@ fn apply_node_event(snapshot: &mut Snapshot, n: usize, event: &ClusterEvent) {
     use ClusterEvent as E;
     let at = snapshot.at;
     let Some(record) = snapshot.nodes.get_mut(n) else { return };
-    let marks = &mut record.node.marks;
+    let marks = &mut record.node_mut().marks;
     match event {
-        E::Occupied(_, how) => record.node.occupancy = occupancy(*how),
+        E::Occupied(_, how) => record.node_mut().occupancy = occupancy(*how),
         E::Found(_, open) => {
             record.findings.retain(|known| known.finding.check != open.finding.check);
             record.findings.push(OpenFinding { first_seen: at, last_seen: at, ..open.clone() });

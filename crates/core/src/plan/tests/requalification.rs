@@ -235,7 +235,7 @@ fn in_observe_mode_the_mark_of_a_requalified_node_is_left_to_an_operator() {
     let mut cluster = cluster.policy(|policy| policy.mode = Mode::Observe);
     assert_eq!(cluster.cycle(), ["propose a unmark: not-allowed"]);
     assert!(cluster.cycle().is_empty());
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
 }
 
@@ -300,7 +300,7 @@ fn releasing_a_node_in_service_or_in_requalification_changes_nothing() {
 fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
     let node = free("a").fresh().out(Severity::Reset, RepairStep::Reset).state(NodeState::Held { by: "ann".into() });
     let mut cluster = acting().fillers(20).node(node).asks(CommandKind::Release { node: name("a") });
-    cluster.record("a").node.marks.ours.clear();
+    cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle()[2], "move a quarantined: released");
     assert_eq!(cluster.cycle()[1], "submit a dl: proof");
 }

@@ -235,7 +235,7 @@ fn a_job_preempted_for_a_user_is_taken_and_not_crashed() {
 fn a_maintenance_mark_is_removed_when_its_run_ends_or_a_user_wants_the_node() {
     let mark = OurMark { kind: MarkKind::Maintenance, case: None };
     let marked = |mut cluster: Cluster| {
-        cluster.record("a").node.marks.ours.push(mark.clone());
+        cluster.record("a").node_mut().marks.ours.push(mark.clone());
         cluster
     };
     let runs = || run("a", &["dl"], running(5.minutes()));
