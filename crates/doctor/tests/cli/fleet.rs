@@ -339,11 +339,11 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     let health: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["health"].as_str().unwrap()).collect();
     assert_eq!(health, ["healthy", "unhealthy", "unknown", "unknown"], "{rows}");
     fixture.expect(0, &["health", "--logs", "/root/log", "--hosts", "host1"]).stdout_contains("healthy");
-    fixture.expect(3, &["health", "--logs", "/root/log", "--hosts", "host3", "--of", "aznhc"]);
-    fixture.expect(2, &["health", "--of", "nhc"]).stderr_contains("expected one of aznhc, dcgm, own");
+    fixture.expect(3, &["health", "--logs", "/root/log", "--hosts", "host3", "--sources", "aznhc"]);
+    fixture.expect(2, &["health", "--sources", "nhc"]).stderr_contains("expected one of aznhc, dcgm, own");
     // Our own check writes the same format; its earlier result does not count.
     fixture.put(1, "log/doctor-check.log.status", "2020-01-01T00:00:00 passed\n");
-    let rows = fixture.json(&["health", "--run", "--logs", "/root/log", "--hosts", "host1", "--of", "own"]);
+    let rows = fixture.json(&["health", "--run", "--logs", "/root/log", "--hosts", "host1", "--sources", "own"]);
     assert!(rows[0]["checks"][0]["age"].is_string(), "{rows}");
     let home = fixture.fleet.hosts()[0].home();
     let (log, status) = (home.join("log/doctor-check.log"), home.join("log/doctor-check.log.status"));
@@ -353,7 +353,7 @@ fn the_health_of_hosts_is_read_from_their_logs_and_a_passed_without_a_check_is_u
     assert!(log.contains("CHECK") && log.contains("\ndoctor-node check "), "{log}");
     assert_eq!(status.lines().count(), 2, "{status}");
     // A check that fails to run is not replaced by an older result.
-    let rows = fixture.json(&["health", "--run", "--logs", "/proc/none", "--hosts", "host1", "--of", "own"]);
+    let rows = fixture.json(&["health", "--run", "--logs", "/proc/none", "--hosts", "host1", "--sources", "own"]);
     assert!(
         rows[0]["health"] == "unknown"
             && rows[0]["checks"][0]["why"].as_str().unwrap().contains("could not be checked: "),

@@ -298,7 +298,7 @@ fn check_again(page: &mut PageRunner<'_>) {
     all.stdout_contains("host[1-3]: /var/log/doctor-check.log: passed")
         .stdout_contains("host[1-3]: /var/log/dcgmi-diag.log: passed");
     page.head(0, "doctor fleet health --hostfile hostfile").stdout_contains("3 hosts: 3 healthy");
-    page.head(0, "doctor fleet health --run --of own --hostfile hostfile").stdout_contains("3 hosts: 3 healthy");
+    page.head(0, "doctor fleet health --run --sources own --hostfile hostfile").stdout_contains("3 hosts: 3 healthy");
 }
 
 /// Step 7.

@@ -49,7 +49,7 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   doctor fleet health --hostfile hostfile
-  doctor fleet health --run --of own          # where neither AzNHC nor DCGM is installed
+  doctor fleet health --run --sources own     # where neither AzNHC nor DCGM is installed
   doctor fleet health --json | jq -r '.[] | select(.health != \"healthy\") | .host'";
 
 fn source(text: &str) -> std::result::Result<Source, String> {
