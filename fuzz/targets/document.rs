@@ -16,7 +16,7 @@ use doctor_checks::{
 };
 use doctor_core::{classify::Baselines, finding::Verdict, observation::Observation, policy::Policy, time::Span};
 use doctor_engine::{
-    ingest::{ClassifyContext, classify_evidence},
+    result_validation::{ClassifyContext, classify_evidence},
     settings::Settings,
 };
 use hmac::{Hmac, KeyInit, Mac};

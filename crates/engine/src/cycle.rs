@@ -166,7 +166,7 @@ impl Engine {
             actions = Empty,
             results = Empty,
             rejected = Empty,
-            troubles = Empty,
+            problems = Empty,
             failed = Empty
         );
         let outcome = span.in_scope(|| {
@@ -262,7 +262,7 @@ impl Engine {
             self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;
-        report.problems.extend(in_span(&span!("show", failed = Empty), || self.sync_status(lease))?);
+        report.problems.extend(in_span(&span!("status.sync", failed = Empty), || self.sync_status(lease))?);
         in_span(&span!("publish", failed = Empty), || {
             self.publisher.publish(&self.deps, &self.planner_state, now, &mut report.problems);
             self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state, now)
@@ -370,7 +370,7 @@ fn record_outcome(span: &tracing::Span, outcome: &Result<CycleReport, CycleError
                 ("actions", report.actions.len()),
                 ("results", report.results),
                 ("rejected", report.rejected),
-                ("troubles", report.problems.len()),
+                ("problems", report.problems.len()),
             ];
             for (name, count) in counts {
                 span.record(name, count as u64);

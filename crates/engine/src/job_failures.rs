@@ -69,7 +69,7 @@ impl JobFailures {
             none => none.insert(newest(by_work_and_node(deps.store.job_failures_since(begin)?), MAX_KNOWN)),
         };
         let since = self.last_query.map_or(begin, |last| last.minus(OVERLAP).max(begin));
-        let span = span!("backend.failed_work", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
+        let span = span!("backend.job_failures", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
         match in_span(&span, || deps.backend.job_failures(since)) {
             Ok(reported) => {
                 self.last_query = Some(now);

@@ -124,7 +124,7 @@ struct ProfileArgs {
 
 /// Record what the checks read on this machine, for replay elsewhere.
 ///
-/// The output directory gets a file tree for `check --root DIR/root` and a scene for the fake NVML library of Cluster
+/// The output directory gets a file tree for `check --root DIR/root` and values for the fake NVML library of Cluster
 /// Doctor's tests. The recording contains serial numbers and process names: review it before you share it.
 #[derive(Debug, Args)]
 struct RecordArgs {

@@ -1,4 +1,4 @@
-//! `doctor-node record`: saves what the quick checks read as a file tree and a scene for the fake NVML library, so that
+//! `doctor-node record`: saves what the quick checks read as a file tree and values for the fake NVML library, so that
 //! `check --root` sees the same machine elsewhere.
 //!
 //! Unreadable files are absent from the recording too, so the checks give the same result. A recording contains serial

@@ -101,7 +101,7 @@ pub const FAMILIES: &[Family] = &[
         &[],
         "Duration of the last recorded cycle, from its plan to its last action.",
     ),
-    gauge("doctor_cycle_trouble", &[], "1 if the last recorded cycle had errors."),
+    gauge("doctor_cycle_failed", &[], "1 if the last recorded cycle had errors."),
     counter("doctor_cycles_total", "Recorded cycles: those with an action, and one every ten minutes."),
     gauge("doctor_leader", &[], "1 while a controller leads."),
     gauge("doctor_lease_remaining_seconds", &[], "Time until the leader's lease expires."),

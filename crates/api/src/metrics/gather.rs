@@ -147,7 +147,7 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
         if let Some(duration) = cycle.duration {
             scrape.add("doctor_cycle_duration_seconds", &[], seconds(duration));
         }
-        scrape.add("doctor_cycle_trouble", &[], flag(cycle.problem.is_some()));
+        scrape.add("doctor_cycle_failed", &[], flag(cycle.problem.is_some()));
     }
     let lease = match &status.leader {
         LeaderView::Leads { until, .. } => Some(until.since(facts.now)),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     endpoint::{JSON, Page, RequestContext, Route},
     error::ApiError,
-    nodes::{CURSOR, LIMIT, SELECT, failed_work, node_filter},
+    nodes::{CURSOR, LIMIT, SELECT, job_failure, node_filter},
     params::{Param, ParamSyntax},
     response_cache::CachePolicy,
     schema::{
@@ -110,7 +110,7 @@ fn case_schema() -> Value {
         "state": state,
         "boot_id": or_null(text()),
         "advice": or_null(advice()),
-        "job_failures": list(failed_work()),
+        "job_failures": list(job_failure()),
     });
     object_with_optional(fields, &["advice", "job_failures"])
 }

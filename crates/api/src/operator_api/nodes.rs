@@ -225,7 +225,7 @@ pub(super) fn finding() -> Value {
 }
 
 /// Schema of a failed user job.
-pub(super) fn failed_work() -> Value {
+pub(super) fn job_failure() -> Value {
     object(json!({ "id": text(), "name": text(), "owner": text(), "at": timestamp(), "how": any_value() }))
 }
 
@@ -235,7 +235,7 @@ fn case_schema() -> Value {
     }));
     object(json!({
         "id": text(), "opened": timestamp(), "severity": severity(), "repair_step": repair_step(), "open": flag(),
-        "waits_for_operator": flag(), "advice": or_null(advice()), "job_failures": list(failed_work()),
+        "waits_for_operator": flag(), "advice": or_null(advice()), "job_failures": list(job_failure()),
         "steps": list(step),
     }))
 }
@@ -276,7 +276,7 @@ fn why_schema() -> Value {
         "backoff": or_null(object(json!({ "until": timestamp(), "times": count() }))),
         "case_file": or_null(case_schema()),
         "open_findings": list(finding()),
-        "job_failures": list(failed_work()),
+        "job_failures": list(job_failure()),
         "test_lines": list(test_line),
         "audit": list(audit),
         "next": list(text()),

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{clock::now, job::output::write_atomically};
 
-const FOLDER: &str = "handed";
+const FOLDER: &str = "hook-reports";
 const SOCKET_FILE: &str = "bell";
 
 /// Locks the state directory. Only the holder may assign report numbers.
