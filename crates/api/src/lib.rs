@@ -1,6 +1,6 @@
 //! The agent endpoint: a small HTTP server on its own thread, beside an engine that knows nothing of HTTP.
 //!
-//! Messages are checked before they cost anything. A sender that is neither enrolled nor vouched for by the cluster is
+//! Messages are checked before they cost anything. A sender that is neither enrolled nor authenticated by the cluster is
 //! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
 //! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
 //! is answered immediately and stored with others.

@@ -97,7 +97,7 @@ fn without_a_cloud_no_service_is_queried_and_the_gpus_decide() {
     let output = node(root.path(), &["profile", "show", "--json", "--metadata", &url]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["detection"]["found"]["sku"], "hgx-h100", "{json}");
-    assert_eq!(json["detection"]["found"]["by"], "gpus");
+    assert_eq!(json["detection"]["found"]["source"], "gpus");
     assert!(listener.accept().is_err(), "the metadata service was queried");
     // The operator's choice overrides detection.
     let output = node(root.path(), &["profile", "show", "--sku", "Standard_ND96isr_H100_v5"]);

@@ -42,7 +42,7 @@ function renderList(page) {
   });
 }
 
-function renderOutliers(page, { name, unit, spread: distribution }) {
+function renderOutliers(page, { name, unit, distribution }) {
   if (!distribution.outliers.length) return el("p", { class: "dim" }, "No outliers.");
   return [
     el(
@@ -70,7 +70,7 @@ function renderOutliers(page, { name, unit, spread: distribution }) {
   ];
 }
 
-const percentile = ({ spread, unit }, key) => formatMeasurement(spread[key], unit);
+const percentile = ({ distribution, unit }, key) => formatMeasurement(distribution[key], unit);
 
 function renderTest(page, test) {
   const container = el("div", {});

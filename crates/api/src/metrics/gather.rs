@@ -101,7 +101,7 @@ fn cases(scrape: &mut Scrape, store: &Store, facts: &Facts) -> Result<(), StoreE
         scrape.add("doctor_findings_open", &[severity.code()], float(findings));
     }
     let waiting = open.iter().filter(|case| case.waits_for_operator()).count();
-    scrape.add("doctor_cases_waiting_for_person", &[], float(waiting));
+    scrape.add("doctor_cases_waiting_for_operator", &[], float(waiting));
     let muted = store.mutes()?;
     let muted = open.iter().filter(|case| muted.contains_key(&case.id)).count();
     scrape.add("doctor_cases_muted", &[], float(muted));
@@ -139,7 +139,7 @@ fn service(scrape: &mut Scrape, status: &StatusView, facts: &Facts) {
     scrape.add("doctor_breaker_open", &[], flag(status.breaker.state == BreakerState::Open));
     scrape.add("doctor_nodes_taken_out_last_hour", &[], float(status.breaker.taken_out.len()));
     scrape.add("doctor_pauses", &[], float(status.pauses.len()));
-    scrape.add("doctor_requests_waiting", &[], float(status.commands));
+    scrape.add("doctor_commands_waiting", &[], float(status.commands));
     if let Some(observed_at) = facts.observed_at {
         scrape.add("doctor_cycle_age_seconds", &[], seconds(facts.now.since(observed_at)));
     }
@@ -162,7 +162,7 @@ fn counters(scrape: &mut Scrape, store: &Store) -> Result<(), StoreError> {
     for (name, count) in [
         ("doctor_runs_ended_total", counters.runs_ended),
         ("doctor_cycles_total", counters.cycles),
-        ("doctor_results_kept_total", counters.results_stored),
+        ("doctor_results_stored_total", counters.results_stored),
         ("doctor_results_duplicate_total", counters.results_duplicate),
         ("doctor_results_unknown_run_total", counters.results_of_unknown_runs),
         ("doctor_documents_rejected_total", counters.documents_rejected),

@@ -54,7 +54,7 @@ fn metrics_match_their_declaration_and_prometheus_accepts_them() {
     for part in [
         "doctor_leader 1\n",
         "doctor_breaker_open 0\n",
-        "doctor_test_nodes{test=\"memory\",standing=\"never-tested\"} 1\n",
+        "doctor_test_nodes{test=\"memory\",status=\"never-tested\"} 1\n",
         "doctor_test_coverage_ratio{test=\"memory\"} 0\n",
         "doctor_node_out_of_service{node=\"here\",pool=\"local\"} 0\n",
         "doctor_cases_open{severity=\"isolate\"} 0\n",
