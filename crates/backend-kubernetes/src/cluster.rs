@@ -16,10 +16,10 @@ use tokio::runtime::Runtime;
 use super::{
     KubernetesConfig, Replace,
     failures::{self, Failures},
+    job_template::TemplateFile,
     names,
     objects::{ApiNode, node_resource},
     result_transport::PodResults,
-    job_template::TemplateFile,
     token_review::KubernetesTokenReviewer,
     watch::{self, WatchCache},
     webhook,

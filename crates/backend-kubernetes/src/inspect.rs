@@ -17,10 +17,10 @@ use kube::{
 use super::{
     KubernetesConfig, Share,
     cluster::connect,
+    job_template::TemplateFile,
     objects::{CachedNode, PodObject, pod_resource},
     occupancy::{has_gpus, is_gpu, parse_whole},
     rbac::{self, ACCOUNT, Permission},
-    job_template::TemplateFile,
 };
 
 /// The limit for one request to the API server.

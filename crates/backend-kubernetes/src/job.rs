@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, RunAs, Share},
+    job_template::Template,
     multi_node,
     names::{
         CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
         RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
     objects::{Condition, ContainerState, JobObject, PodObject, Quantities, Time},
-    job_template::Template,
     volcano,
 };
 

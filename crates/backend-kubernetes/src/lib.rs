@@ -20,6 +20,8 @@ mod interned_map;
 #[cfg(feature = "client")]
 mod job;
 #[cfg(feature = "client")]
+mod job_template;
+#[cfg(feature = "client")]
 mod marks;
 #[cfg(feature = "client")]
 mod multi_node;
@@ -41,8 +43,6 @@ mod result_transport;
 mod runs;
 #[cfg(feature = "client")]
 mod status_writer;
-#[cfg(feature = "client")]
-mod job_template;
 #[cfg(feature = "client")]
 mod token_review;
 #[cfg(feature = "client")]

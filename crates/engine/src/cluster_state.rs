@@ -84,8 +84,7 @@ fn refresh_from_store(store: &Store, snapshot: &mut Snapshot, changed_nodes: &[N
     for (name, stored) in stored {
         let Ok(index) = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&name)) else { continue };
         let known = &mut snapshot.nodes[index];
-        let node =
-            ObservedNode { node: Arc::clone(&known.node), agent_last_seen: known.last_report, jobs: Vec::new() };
+        let node = ObservedNode { node: Arc::clone(&known.node), agent_last_seen: known.last_report, jobs: Vec::new() };
         *known = node_record(&tests, &never, node, Some(stored), known.job_failures.clone());
     }
     let runs = active_runs(&store.active_runs()?, &BTreeMap::new(), &BTreeMap::new());

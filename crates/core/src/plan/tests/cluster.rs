@@ -248,7 +248,7 @@ impl NodeFixture {
     }
 
     pub(super) fn shows_machine(mut self, serial: &str) -> Self {
-        let hardware = Arc::make_mut(self.record.node.hardware.get_or_insert_default());
+        let hardware = Arc::make_mut(self.record.node_mut().hardware.get_or_insert_default());
         hardware.board_serial = Some(serial.to_owned());
         self
     }
@@ -259,7 +259,7 @@ impl NodeFixture {
     }
 
     pub(super) fn boot(mut self, id: &str) -> Self {
-        Arc::make_mut(self.record.node.hardware.get_or_insert_default()).boot_id = Some(id.to_owned());
+        Arc::make_mut(self.record.node_mut().hardware.get_or_insert_default()).boot_id = Some(id.to_owned());
         self
     }
 

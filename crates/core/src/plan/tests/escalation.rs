@@ -123,7 +123,7 @@ fn a_reboot_is_done_when_the_node_is_free_with_another_boot_id() {
     let cluster = rebooting(free("a").fresh().machine("J1").boot("one"), 5);
     assert!(cluster.lines().is_empty(), "still the old boot");
     let mut cluster = cluster;
-    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).boot_id = Some("two".into());
+    std::sync::Arc::make_mut(cluster.record("a").node_mut().hardware.as_mut().unwrap()).boot_id = Some("two".into());
     assert_eq!(cluster.lines(), PROOF);
 }
 
@@ -271,7 +271,7 @@ fn a_proposed_reboot_is_detected_by_the_boot_id() {
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "propose a reboot: not-allowed");
     assert!(cluster.cycle().is_empty());
-    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).boot_id = Some("two".into());
+    std::sync::Arc::make_mut(cluster.record("a").node_mut().hardware.as_mut().unwrap()).boot_id = Some("two".into());
     assert_eq!(cluster.cycle(), ["settle done: rebooted"]);
     assert_eq!(cluster.cycle(), PROOF);
 }

@@ -41,7 +41,8 @@ fn a_node_without_hardware_id_changes_nothing() {
 #[test]
 fn replaced_hardware_starts_without_results() {
     let mut cluster = lone(free("a").fresh().machine("J1").found(bad("dl", Severity::Monitor)).suspect());
-    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).board_serial = Some("J2".into());
+    std::sync::Arc::make_mut(cluster.record("a").node_mut().hardware.as_mut().unwrap()).board_serial =
+        Some("J2".into());
     assert_eq!(cluster.cycle(), ["rename a board-J2: machine-exchanged"]);
     assert_eq!(cluster.chosen(), ["a dl"], "never tested");
 }
@@ -177,6 +178,7 @@ fn a_rebound_case_is_not_closed_when_the_old_name_gets_new_hardware() {
     cluster.snapshot.cases[0].node = name("b");
     cluster.record("b").case = Some(id);
     cluster.record("b").state = NodeState::Out;
-    std::sync::Arc::make_mut(cluster.record("a").node.hardware.as_mut().unwrap()).board_serial = Some("J2".into());
+    std::sync::Arc::make_mut(cluster.record("a").node_mut().hardware.as_mut().unwrap()).board_serial =
+        Some("J2".into());
     assert!(!cluster.lines().iter().any(|line| line.starts_with("close")), "{:?}", cluster.lines());
 }

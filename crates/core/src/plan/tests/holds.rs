@@ -103,7 +103,7 @@ fn a_bad_node_that_another_party_keeps_out_is_recorded_and_not_marked() {
 #[test]
 fn a_foreign_mark_that_does_not_block_work_is_not_a_hold() {
     let mut cluster = lone(free("a").fresh().out(Severity::Reset, RepairStep::Reset).cordoned_by("bob"));
-    cluster.record("a").node.marks.foreign[0].blocks = false;
+    cluster.record("a").node_mut().marks.foreign[0].blocks = false;
     assert_eq!(cluster.lines(), ["step a keep-evidence: case"]);
 }
 
@@ -189,7 +189,8 @@ fn adopting_a_mark_bypasses_the_breaker_and_does_not_open_it() {
 fn an_adopted_mark_that_another_party_removes_is_not_set_again() {
     for kind in [MarkKind::Unhealthy, MarkKind::Cordon] {
         let mut cluster = lone(free("a").fresh());
-        cluster.record("a").node_mut().marks.ours = vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
+        cluster.record("a").node_mut().marks.ours =
+            vec![unhealthy_mark(), OurMark { kind: MarkKind::Cordon, case: None }];
         cluster.cycle();
         cluster.wait(10.minutes());
         cluster.record("a").node_mut().marks.ours.retain(|mark| mark.kind != kind);

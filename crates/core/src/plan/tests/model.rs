@@ -169,8 +169,11 @@ fn effect(record: &mut NodeRecord, step: StepKind, case: CaseId) {
         StepKind::Unmark => ours.retain(|known| known.kind == MarkKind::Cordon),
         StepKind::Undrain => ours.retain(|known| known.kind != MarkKind::Cordon),
         StepKind::Reboot => {
-            if let Some(boot) =
-                record.node.hardware.as_mut().and_then(|hardware| std::sync::Arc::make_mut(hardware).boot_id.as_mut())
+            if let Some(boot) = record
+                .node_mut()
+                .hardware
+                .as_mut()
+                .and_then(|hardware| std::sync::Arc::make_mut(hardware).boot_id.as_mut())
             {
                 boot.push('+');
             }

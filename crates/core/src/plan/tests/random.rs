@@ -333,11 +333,11 @@ fn apply_node_event(snapshot: &mut Snapshot, n: usize, event: &ClusterEvent) {
         }
         E::Unheld(_) => record.hold = None,
         E::Exchanged(_, machine) => {
-            std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default()).board_serial =
+            std::sync::Arc::make_mut(record.node_mut().hardware.get_or_insert_default()).board_serial =
                 Some(format!("J{machine}"));
         }
         E::Rebooted(_) => {
-            let hardware = std::sync::Arc::make_mut(record.node.hardware.get_or_insert_default());
+            let hardware = std::sync::Arc::make_mut(record.node_mut().hardware.get_or_insert_default());
             hardware.boot_id = Some(at.millis().to_string());
         }
         E::Heard(_) => record.last_report = Some(at),
