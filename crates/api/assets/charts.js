@@ -1,7 +1,7 @@
 // Charts. Each has a text alternative for screen readers; the tables contain the exact values.
 
 import { el, plainText, svg } from "./dom.js";
-import { formatMeasurement, formatTimestamp } from "./format.js";
+import { formatMeasurement, formatTimestamp, plural } from "./format.js";
 
 const plot = (width, height, label, ...content) =>
   svg(
@@ -102,7 +102,10 @@ export function historyChart(values, unit, peers = null) {
 export function dailyChart(rows, limit) {
   const [width, height] = [960, 200];
   const max = Math.max(...rows.map((row) => row.node_hours), limit ?? 0, 1);
-  const slot = width / Math.max(1, rows.length);
+  // The margins leave room for the first and the last label.
+  const margin = 14;
+  const slot = (width - 2 * margin) / Math.max(1, rows.length);
+  const left = (index) => margin + index * slot;
   const barHeight = (hours) => (hours / max) * (height - 40);
   const bar = (row, index) =>
     svg(
@@ -111,11 +114,11 @@ export function dailyChart(rows, limit) {
       svg(
         "title",
         {},
-        `${row.day.slice(0, 10)}: ${row.node_hours.toFixed(1)} node-hours, ${row.faults} faults found, ${row.closed} closed`,
+        `${row.day.slice(0, 10)}: ${row.node_hours.toFixed(1)} node-hours, ${plural(row.faults, "fault")} found, ${row.closed} closed`,
       ),
       svg("rect", {
         class: "column",
-        x: index * slot + slot * 0.15,
+        x: left(index) + slot * 0.15,
         width: slot * 0.7,
         y: height - 14 - barHeight(row.node_hours),
         height: barHeight(row.node_hours),
@@ -123,13 +126,13 @@ export function dailyChart(rows, limit) {
       row.faults > 0 &&
         svg(
           "text",
-          { class: "fault", x: index * slot + slot / 2, y: height - 20 - barHeight(row.node_hours), "text-anchor": "middle" },
+          { class: "fault", x: left(index) + slot / 2, y: height - 20 - barHeight(row.node_hours), "text-anchor": "middle" },
           `✕${row.faults}`,
         ),
       (rows.length <= 16 || index % Math.ceil(rows.length / 16) === 0) &&
         svg(
           "text",
-          { class: "tick", x: index * slot + slot / 2, y: height - 2, "text-anchor": "middle" },
+          { class: "tick", x: left(index) + slot / 2, y: height - 2, "text-anchor": "middle" },
           row.day.slice(5, 10),
         ),
     );

@@ -98,5 +98,15 @@ export const severityRank = (code) => Object.keys(SEVERITIES).indexOf(code);
 // A severity with its meaning, such as "reset: GPU reset needed".
 export const severityText = (code) => (SEVERITIES[code] ? `${code}: ${SEVERITIES[code]}` : (code ?? ""));
 
-// A code as a label: "never-tested" becomes "Never tested".
-export const codeLabel = (code) => (code ? code[0].toUpperCase() + code.slice(1).replaceAll("-", " ") : "");
+// Terms with capitals that a plain first letter would get wrong.
+const TERMS = Object.fromEntries(
+  "ACS BMC CPU CUDA DCGM ECC EFA GPU GPUs HBM IB MIG NCCL NIC NTP NUMA NVLink NVMe NVML PCIe RDMA RoCE SXid TLS XFS Xid"
+    .split(" ")
+    .map((term) => [term.toLowerCase(), term]),
+);
+// A code as a label: "never-tested" becomes "Never tested", "gpu-off-bus" becomes "GPU off bus".
+export const codeLabel = (code) => {
+  const words = (code ?? "").split("-").map((word) => TERMS[word] ?? word);
+  const [first = "", ...rest] = words;
+  return [TERMS[first.toLowerCase()] ? first : first.charAt(0).toUpperCase() + first.slice(1), ...rest].join(" ");
+};
