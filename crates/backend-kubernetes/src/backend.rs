@@ -23,13 +23,12 @@ use super::{
     cluster::{KubeRequestError, KubernetesBackend, LIST_TIMEOUT, MAX_ATTEMPTS},
     config::{KubernetesConfig, Replace},
     interned_map::Interner,
-    job,
-    marks::{self, NodeMarks},
-    names,
+    job, names,
     objects::{CachedNode, FIELD_MANAGER, JobObject, PodObject, pod_resource},
     occupancy::{PodOnNode, occupancy},
     pending_demand::{self, CandidateNode, PendingPod},
-    repair::Repair,
+    repair_job::Repair,
+    taints::{self, NodeMarks},
     watch::{CachedPod, PlacedPod},
 };
 
@@ -192,7 +191,7 @@ impl Backend for KubernetesBackend {
                 Some(node) => node,
                 None => self.request(operation, nodes.get(name))?.into(),
             };
-            let Some(patch) = marks::patch(&now, change.op, &change.what, &self.config) else { return Ok(()) };
+            let Some(patch) = taints::patch(&now, change.op, &change.what, &self.config) else { return Ok(()) };
             match self.request(operation, nodes.patch(name, &parameters, &Patch::Merge(patch))) {
                 Ok(written) => {
                     self.record_event(&written, &change.what);

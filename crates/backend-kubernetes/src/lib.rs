@@ -12,6 +12,8 @@ mod cluster;
 #[cfg(feature = "client")]
 mod collect_results;
 #[cfg(feature = "client")]
+mod evict_and_repair;
+#[cfg(feature = "client")]
 mod failures;
 #[cfg(feature = "client")]
 mod inspect;
@@ -22,13 +24,9 @@ mod job;
 #[cfg(feature = "client")]
 mod job_template;
 #[cfg(feature = "client")]
-mod marks;
-#[cfg(feature = "client")]
 mod multi_node;
 #[cfg(feature = "client")]
 mod names;
-#[cfg(feature = "client")]
-mod node_ops;
 #[cfg(feature = "client")]
 mod objects;
 #[cfg(feature = "client")]
@@ -36,13 +34,15 @@ mod occupancy;
 #[cfg(feature = "client")]
 mod pending_demand;
 #[cfg(feature = "client")]
-mod repair;
+mod repair_job;
 #[cfg(feature = "client")]
 mod result_transport;
 #[cfg(feature = "client")]
 mod runs;
 #[cfg(feature = "client")]
 mod status_writer;
+#[cfg(feature = "client")]
+mod taints;
 #[cfg(feature = "client")]
 mod token_review;
 #[cfg(feature = "client")]

@@ -6,8 +6,8 @@ use doctor_core::node::Occupancy;
 
 use super::{
     config::KubernetesConfig,
-    marks::NodeMarks,
     objects::{CachedNode, Container, PodSpec, Quantities, Ready},
+    taints::NodeMarks,
 };
 
 /// The part of a pod that is kept.

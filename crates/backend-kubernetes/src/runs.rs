@@ -7,12 +7,11 @@ use kube::{Api, ResourceExt, api::DynamicObject, core::ApiResource};
 use super::{
     KubernetesBackend, RunAs,
     cluster::{KubeRequestError, LIST_TIMEOUT},
-    job,
-    marks::NodeMarks,
-    multi_node, names,
-    node_ops::post_params,
+    evict_and_repair::post_params,
+    job, multi_node, names,
     objects::{JobObject, Quantities, job_resource, secret_resource, service_resource},
     occupancy::{is_gpu, parse_whole},
+    taints::NodeMarks,
     volcano::{self, VolcanoJob},
 };
 

@@ -292,7 +292,7 @@ async fn watch_kind<K, T>(
                     (listed, is_listing) = (Some(Instant::now()), false);
                     change(&mut ObjectCache::finish_list);
                     // Most of each object was dropped: the heap has gaps between what is kept.
-                    doctor_host::allocator::give_back();
+                    doctor_host::heap::give_back();
                 }
                 Err(error) if streams && is_stream_rejected(&error) => {
                     tracing::info!(kind = name, "API server does not stream lists; listing in pages");

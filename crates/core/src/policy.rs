@@ -3,6 +3,7 @@
 //! The commented default is `policy.toml` beside this file and is compiled in. A site's file overrides it key by key,
 //! and rules by id. Unknown keys are errors with line and column.
 
+mod breaker_limits;
 mod rule;
 mod suite;
 
@@ -19,6 +20,7 @@ use crate::{
     toml_text::{self, Limit, TomlError},
 };
 
+pub use breaker_limits::BreakerLimits;
 pub use rule::{Rule, When};
 pub use suite::SuiteSettings;
 
@@ -104,23 +106,6 @@ pub struct Retry {
     pub not_started_cap: Span,
     /// Delay before a failing test is repeated, until it is confirmed or passes.
     pub confirm: Span,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BreakerLimits {
-    /// The largest share of a pool's nodes that may be out; one node always may.
-    pub percent_of_pool: f64,
-    /// Nodes that the controller may take out within an hour, in the whole cluster.
-    pub nodes_per_hour: u32,
-}
-
-impl BreakerLimits {
-    /// Returns how many of `total` nodes may be out. At least one, or a pool of five could never lose a node.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a u32 fits in a u32")]
-    pub fn max_out(&self, total: u32) -> u32 {
-        ((f64::from(total) * self.percent_of_pool / 100.0).floor().max(0.0) as u32).max(1)
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

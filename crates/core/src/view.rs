@@ -12,6 +12,7 @@ mod due;
 mod findings;
 mod formatting;
 mod map;
+mod node_explanation;
 mod nodes;
 mod period;
 mod plan;
@@ -21,8 +22,6 @@ mod status;
 mod text;
 mod time_slots;
 mod timeline;
-mod why;
-mod why_view;
 
 use std::collections::BTreeMap;
 
@@ -36,6 +35,7 @@ pub use self::{
     findings::{FindingRow, findings},
     formatting::{format_hours, format_percent, format_time, plural},
     map::{FleetMap, MapRow, fleet_map},
+    node_explanation::{AuditLine, CaseView, FindingView, StepView, StoredNodeData, TestLine, WhyView, why},
     nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
     period::{Period, RunFacts, TestResult},
     plan::{ActionRow, PlanView, SkippedRow, action_row, plan_view},
@@ -48,8 +48,6 @@ pub use self::{
     text::{CodeMeaning, SKIP_REASONS, evidence, run_end, skip_code, skip_text},
     time_slots::Slot,
     timeline::{BootFacts, ResultFacts, TimelineEntry, TimelineKind, timeline},
-    why::{StoredNodeData, why},
-    why_view::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
 };
 pub use crate::test_status::TestStatus;
 use crate::{

@@ -1,7 +1,6 @@
 //! The engine: the control loop between the pure logic of `doctor-core` and the outside world.
 
 pub mod agents;
-pub mod allocator;
 pub mod baseline_reader;
 pub mod cluster_state;
 mod collect_results;
@@ -10,6 +9,7 @@ pub mod cycle_report;
 pub mod deps;
 pub mod execute;
 pub mod gzip;
+pub mod heap;
 pub mod inbox;
 mod job_failures;
 mod mark_recovery;

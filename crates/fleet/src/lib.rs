@@ -5,8 +5,8 @@
 //! database.
 
 pub mod azure;
-pub mod faulty_host_search;
 pub mod hostfiles;
+pub mod localization_trials;
 pub mod nccl;
 pub mod ranks;
 pub mod status;

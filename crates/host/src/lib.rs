@@ -3,8 +3,8 @@
 //! The local backend calls this crate on its own machine. On an SSH host, `doctor-node host` calls it, and the
 //! controller talks to that program through [`protocol`].
 
-pub mod allocator;
 pub mod files;
+pub mod heap;
 pub mod host_directory;
 pub mod jobs;
 pub mod marks;

@@ -7,12 +7,12 @@
 //! machine over SSH.
 
 pub mod agent;
-pub mod allocator;
 pub mod builtin;
 mod builtin_test;
 pub mod check;
 pub mod clock;
 pub mod hardware;
+pub mod heap;
 pub mod hook;
 pub mod host;
 pub mod job;

@@ -15,7 +15,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_node::{
-    agent, allocator, builtin, check,
+    agent, builtin, check, heap,
     hook::{self, HOOK_ARGUMENT},
     host,
     job::{self, JobParams, ResultTarget, node_paths},
@@ -320,7 +320,7 @@ impl PathArgs {
 }
 
 fn main() -> ExitCode {
-    allocator::use_one_arena();
+    heap::use_one_arena();
     let mut args = std::env::args_os();
     match args.nth(1) {
         Some(argument) if argument == HELPER_ARGUMENT => return helper(args),

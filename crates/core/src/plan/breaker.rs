@@ -87,17 +87,3 @@ impl BreakerGuard {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_node_of_a_small_pool_may_be_out_and_a_tenth_of_a_large_one() {
-        let limits = |percent_of_pool| BreakerLimits { percent_of_pool, nodes_per_hour: 3 };
-        for (total, most) in [(1, 1), (5, 1), (10, 1), (19, 1), (20, 2), (1000, 100)] {
-            assert_eq!(limits(10.0).max_out(total), most, "{total}");
-        }
-        assert_eq!(limits(0.0).max_out(100), 1);
-    }
-}

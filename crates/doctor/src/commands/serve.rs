@@ -52,7 +52,7 @@ const MIN_CYCLE_GAP: Duration = Duration::from_millis(200);
 const IDLE_BEFORE_TRIM: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    doctor_engine::allocator::limit_heap();
+    doctor_engine::heap::limit_heap();
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
     let store = context.open_or_create_store()?;
@@ -74,7 +74,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let mut service =
         ServiceLoop { controller, logged: LoggedState::default(), last_pruned: None, reporter: Reporter::default() };
     // Memory used for the start is not needed again.
-    doctor_engine::allocator::release_free();
+    doctor_engine::heap::release_free();
     let mut done = 0;
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
@@ -130,7 +130,7 @@ fn wait(stop: &AtomicBool, trigger: &Trigger, until: Instant, earliest: Instant)
     while !stop.load(Ordering::Relaxed) {
         if !woken && !rested && began.elapsed() >= IDLE_BEFORE_TRIM {
             rested = true;
-            doctor_engine::allocator::release_free();
+            doctor_engine::heap::release_free();
         }
         let until = if woken { earliest.min(until) } else { until };
         let left = until.saturating_duration_since(Instant::now());

@@ -49,9 +49,9 @@ use self::{
     spool::Spool,
 };
 use crate::{
-    allocator, check,
+    check,
     clock::now,
-    hardware,
+    hardware, heap,
     job::{MAX_EVIDENCE_BYTES, truncate_evidence},
     runner::{DriverHelper, LocalRunner, ProbeRunner},
     stop::Stop,
@@ -84,7 +84,7 @@ pub enum AgentError {
 /// # Errors
 /// Only at startup. Later only a signal ends the agent.
 pub fn run(cli_settings: &AgentSettings, file: Option<&std::path::Path>, stop: &Stop) -> Result<(), AgentError> {
-    allocator::limit_memory();
+    heap::limit_memory();
     let config = Config::load(cli_settings, file)?;
     let failed = |source| AgentError::State { path: config.state.clone(), source };
     let spool = Spool::open(&config.state.join("spool"), config.spool_limits).map_err(failed)?;
@@ -201,7 +201,7 @@ impl<'a> Agent<'a> {
             }
             if !due.is_empty() {
                 self.run_checks(&due);
-                allocator::give_back();
+                heap::give_back();
             }
             self.sleep();
         }

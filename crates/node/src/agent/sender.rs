@@ -22,7 +22,7 @@ use super::{
     spool::{NextMessage, Spool},
     token::Token,
 };
-use crate::{allocator, clock::now};
+use crate::{clock::now, heap};
 
 /// Interval of heartbeats while there is nothing to report.
 const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -179,7 +179,7 @@ impl Sender<'_> {
         self.handle_outcome(next.as_ref(), tried);
         drop(next);
         if was_large {
-            allocator::give_back();
+            heap::give_back();
         }
         true
     }

@@ -14,7 +14,7 @@ use doctor_core::{
     ids::{NodeName, Sku},
     time::Span,
 };
-use doctor_fleet::{faulty_host_search::search, nccl::NcclTrialResult};
+use doctor_fleet::{localization_trials::search, nccl::NcclTrialResult};
 use serde::Serialize;
 
 use self::job::{AllReduceJob, ReadyHost, SkippedHost, inspect_hosts};

@@ -15,7 +15,7 @@ use super::{
     DRIVER_ARGUMENT,
     frame::{self, DriverQuery, HelperMessage, MAX_QUERY_BYTES, QueriedGpu},
 };
-use crate::allocator;
+use crate::heap;
 
 /// NVML leaks a file descriptor each time it is unloaded (an eventfd; driver 580.159.04 on an H200, 2026-11-17). A
 /// helper that holds more than this exits after its answer, long before it runs out.
@@ -34,7 +34,7 @@ pub fn serve_driver_queries(mut args: impl Iterator<Item = OsString>) -> ExitCod
     if !is_bound || getppid().map(|pid| pid.to_string()).as_deref() != parent.to_str() {
         return ExitCode::FAILURE;
     }
-    allocator::limit_memory();
+    heap::limit_memory();
     match serve(Path::new(&root), &library) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -58,7 +58,7 @@ fn serve(root: &Path, library: &OsStr) -> io::Result<()> {
         write_error.map_or(Ok(()), Err)?;
         // The driver session is closed and the library unloaded by now.
         frame::write(&mut out, &HelperMessage::Answer(result))?;
-        allocator::give_back();
+        heap::give_back();
         // The next query gets a new helper.
         if fs::read_dir("/proc/self/fd").is_ok_and(|open| open.count() > MAX_DESCRIPTORS) {
             return Ok(());

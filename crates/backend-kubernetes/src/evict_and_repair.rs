@@ -26,7 +26,7 @@ use super::{
     marks,
     objects::{ApiNode, FIELD_MANAGER, JobObject, PodObject, Time, job_resource, pod_resource},
     occupancy::uses_gpus,
-    repair::{self, EvictionClass, Repair, RepairStage},
+    repair_job::{self, EvictionClass, Repair, RepairStage},
     webhook,
 };
 
@@ -55,7 +55,7 @@ impl KubernetesBackend {
         let mut left = Vec::new();
         for pod in self.pods_on(operation, node)? {
             let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-            match repair::eviction_class(&pod, &self.config) {
+            match repair_job::eviction_class(&pod, &self.config) {
                 EvictionClass::Exempt => {}
                 EvictionClass::Terminating => left.push(format!("{name} is terminating")),
                 EvictionClass::Unowned => {
@@ -105,17 +105,17 @@ impl KubernetesBackend {
         let now = self.read_node(operation, node)?;
         let boot = now.status.as_ref().map_or_else(String::new, |status| status.node_info.boot_id.clone());
         let jobs: Api<JobObject> = self.jobs(&job_resource());
-        let job = match self.request(operation, jobs.get(&repair::job_name(op))) {
+        let job = match self.request(operation, jobs.get(&repair_job::job_name(op))) {
             Ok(job) => Some(job),
             Err(KubeRequestError { code: Some(404), .. }) => None,
             Err(failed) => return Err(failed.into()),
         };
-        let recorded = marks::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config);
-        let before = job.as_ref().and_then(|job| repair::boot_id_before(job, &self.config)).or(recorded.clone());
+        let recorded = taints::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config);
+        let before = job.as_ref().and_then(|job| repair_job::boot_id_before(job, &self.config)).or(recorded.clone());
         if what == Repair::Reboot && !boot.is_empty() && before.as_ref().is_some_and(|before| *before != boot) {
             return Ok(());
         }
-        match job.as_ref().map(repair::stage) {
+        match job.as_ref().map(repair_job::stage) {
             Some(RepairStage::Failed(text))
                 if what == Repair::Reboot && (!is_ready(&now) || failed_recently(job.as_ref())) =>
             {
@@ -142,7 +142,7 @@ impl KubernetesBackend {
     fn require_no_pods(&self, operation: &'static str, node: &NodeName, gpus_only: bool) -> Result<(), BackendError> {
         let pods = self.pods_on(operation, node)?;
         let stays = |pod: &&PodObject| {
-            repair::eviction_class(pod, &self.config) != EvictionClass::Exempt
+            repair_job::eviction_class(pod, &self.config) != EvictionClass::Exempt
                 && (!gpus_only || uses_gpus(&pod.spec, &self.config))
         };
         let left: Vec<String> = pods
@@ -161,7 +161,7 @@ impl KubernetesBackend {
 
     fn start_repair(&self, what: Repair, op: OpId, node: &NodeName, boot: &str) -> Result<(), BackendError> {
         let operation = what.operation();
-        let job: DynamicObject = serde_json::from_value(repair::manifest(what, op, node, boot, &self.config))
+        let job: DynamicObject = serde_json::from_value(repair_job::manifest(what, op, node, boot, &self.config))
             .map_err(|error| permanent_error(operation, error.to_string()))?;
         let api: Api<DynamicObject> = self.jobs(&job_resource());
         match self.request(operation, api.create(&post_params(), &job)) {
@@ -182,7 +182,7 @@ impl KubernetesBackend {
             }
             other => other?,
         };
-        if marks::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config).is_some() {
+        if taints::recorded_op(now.metadata.annotations.as_ref(), op, operation, &self.config).is_some() {
             return Ok(());
         }
         // For a node that is not ready, the planner has already considered its last known pods.
@@ -234,7 +234,7 @@ impl KubernetesBackend {
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         for _ in 0..MAX_ATTEMPTS {
             let now = self.read_node(what, node)?;
-            let patch = Patch::Merge(marks::record_op_patch(&now.metadata, op, what, text, &self.config));
+            let patch = Patch::Merge(taints::record_op_patch(&now.metadata, op, what, text, &self.config));
             match self.request(what, self.nodes().patch(node.as_str(), &parameters, &patch)) {
                 Ok(_) => return Ok(()),
                 Err(KubeRequestError { code: Some(409), .. }) => {}
