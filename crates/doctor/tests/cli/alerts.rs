@@ -196,7 +196,7 @@ fn an_opened_case_is_notified_with_its_reason_until_acknowledged() {
     let (workdir, store) = setup(receiver.port, "");
     let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    workdir.carry_out(&["quarantine", "here", "--why", "it smells", "--yes"]);
     let notes = || -> Vec<serde_json::Value> {
         let requests = receiver.requests.lock().unwrap();
         requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
@@ -347,7 +347,7 @@ fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its
     };
     let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
+    workdir.carry_out(&["quarantine", "here", "--why", "it smells", "--yes"]);
     wait_until("the case fires", || !notes("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
     let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
@@ -378,7 +378,7 @@ fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its
 
     // The machine is no longer in use: it is requalified and returned to service.
     std::fs::remove_file(workdir.path("busy")).unwrap();
-    workdir.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
+    workdir.carry_out(&["release", "here", "--why", "it does not", "--yes"]);
     wait_until("the case is closed", || workdir.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
     wait_until("the notification", || !notes("resolved").is_empty());
     wait_until("nothing fires", || cases().is_empty());

@@ -117,10 +117,10 @@ fn a_failing_instance_is_examined_and_requalified_over_ssh() {
     let service = Service::start(&workdir);
     wait_until("the first check", || workdir.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
     assert_eq!(passed(&workdir), [""; 0], "no routine runs there");
-    workdir.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
+    workdir.carry_out(&["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
     wait_until("the examination", || passed(&workdir) == ["bed-0"]);
     wait_until("the advice", || workdir.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
-    workdir.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
+    workdir.carry_out(&["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
     wait_until("its return", || workdir.json(&["nodes"])[0]["state"] == "in-service");
     let all = rows(&workdir, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();

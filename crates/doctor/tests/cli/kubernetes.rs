@@ -237,19 +237,19 @@ fn nodes_are_tested_by_real_jobs_and_a_faulty_one_is_tainted_until_requalified()
 
     workdir.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
     service.wait_for_log("configuration reloaded policy=3");
-    workdir.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    workdir.carry_out(&["release", "gpu-1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || !taint().contains("cluster-doctor"));
     assert_eq!(workdir.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
     wait_until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
     assert_eq!(label("gpu-2", "status"), "pass");
 
     // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
-    workdir.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
+    workdir.carry_out(&["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
     wait_until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "an operator decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
     workdir.doctor(&["why", "gpu-2"]).stdout_contains("the examination recommends return");
-    workdir.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
+    workdir.carry_out(&["release", "gpu-2", "--why", "it does not", "--yes"]);
     wait_until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
     wait_until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);

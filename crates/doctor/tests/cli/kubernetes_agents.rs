@@ -168,7 +168,7 @@ fn an_agent_authenticates_with_its_pod_token_and_its_finding_taints_the_node_unt
 
     // The check passes again, an operator releases the node, and a run requalifies it.
     fixture.set_policy("version = 3\n", 3, &mut service, &mut agent);
-    fixture.workdir.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    fixture.workdir.carry_out(&["release", "gpu-1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || !fixture.taints().contains("cluster-doctor"));
     wait_until("label and annotation to say so", || {
         written("labels", "status") != "fail" && !written("annotations", "results").contains("a planted fault")

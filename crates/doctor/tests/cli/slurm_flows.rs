@@ -274,7 +274,7 @@ fn stays_drained_while_quarantined(generation: Generation) {
     let mut service = Restarted::start(workdir);
     service.until("both nodes to pass", || rows(workdir, "memory").len() == 2);
 
-    workdir.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
+    workdir.carry_out(&["quarantine", "node1", "--why", "it smells", "--yes"]);
     service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     assert!(reason(slurm, "node1").starts_with("doctor:"), "{}", reason(slurm, "node1"));
     // If the node opens for users at any moment, this job starts and keeps running.
@@ -291,7 +291,7 @@ fn stays_drained_while_quarantined(generation: Generation) {
     assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "an operator decides");
     let before = rows(workdir, "memory").len();
 
-    workdir.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
+    workdir.carry_out(&["release", "node1", "--why", "it does not", "--yes"]);
     service.until("the node to be back", || slurm.job_state(user).is_ok_and(|state| state == "RUNNING"));
     let proven = rows(workdir, "memory");
     assert_eq!(proven.len(), before + 1, "requalified once: {proven:?}");
@@ -340,7 +340,7 @@ fn an_injected_fault_drains_the_node_and_an_operators_drain_is_kept() {
 
     workdir.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
     service.wait_for_log("configuration reloaded policy=3");
-    workdir.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
+    workdir.carry_out(&["release", "node1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
     let proven = rows(workdir, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
     assert_eq!(proven["verdict"], "pass", "requalified: {proven}");

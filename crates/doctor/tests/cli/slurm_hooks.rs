@@ -124,7 +124,7 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
     fs::remove_file(workdir.path("here/hook/verdict.json")).unwrap();
     fs::remove_file(&verdict).unwrap();
     hook(&workdir, "health").stderr_contains("damage (isolate) of kernel-log").stderr_contains("the agent reports it");
-    wait_until("nothing that waits", || fs::read_dir(workdir.path("here/agent/handed")).unwrap().count() == 0);
+    wait_until("nothing that waits", || fs::read_dir(workdir.path("here/agent/hook-reports")).unwrap().count() == 0);
     assert_eq!(agent.stop().0, Some(0));
     assert_eq!(service.stop().0, Some(0));
 }

@@ -84,6 +84,18 @@ impl Workdir {
         output
     }
 
+    /// Runs a command that changes a node beside a running controller. It is rejected, and repeated here, if the
+    /// controller changes the node between the command's plan and its execution.
+    #[track_caller]
+    pub(crate) fn carry_out(&self, args: &[&str]) {
+        wait_until(&args.join(" "), || {
+            let output = self.doctor(args);
+            let is_outdated = output.err.contains("has changed since the plan was made");
+            assert!(output.code == 0 || is_outdated, "doctor {}\n{}\n{}", args.join(" "), output.out, output.err);
+            output.code == 0
+        });
+    }
+
     #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
         let output = self.doctor(&[args, &["--json"]].concat());

@@ -46,7 +46,7 @@ pub(super) fn repair(state: &Path, runs: &Jobs, request: &RepairRequest) -> io::
     flock(&lock, FlockOperation::LockExclusive)?;
     // The job's id is the operation's number; runs are in another directory.
     let id = RunId::from_number(request.op.number());
-    let intent_file = repairs.run_directory(id).join("intent.json");
+    let intent_file = repairs.run_directory(id).join("repair.json");
     let boot = process::boot_id();
     let intent = files::read::<RepairIntent>(&intent_file)?;
     if request.kind == RepairKind::Reboot && intent.as_ref().is_some_and(|intent| intent.boot != boot) {
