@@ -1,6 +1,8 @@
 // UI components that the pages share: loading, error and empty views, form fields, and sections that reload on events.
 
+import { badge } from "./colours.js";
 import { el, inlineCode, replaceContent } from "./dom.js";
+import { severityRank } from "./format.js";
 
 // Limits the rate of reloads, because events come in bursts.
 const MIN_RELOAD_INTERVAL_MS = 1500;
@@ -14,6 +16,15 @@ export function errorView(error, retry) {
 
 export const emptyView = (...text) => el("p", { class: "placeholder" }, ...text);
 export const loadingView = () => el("p", { class: "placeholder", "aria-busy": "true" }, "Loading …");
+
+// A table column with the severity of each row, sorted by rank.
+export const SEVERITY_COLUMN = {
+  key: "severity",
+  title: "Severity",
+  value: (row) => row.severity,
+  sortValue: (row) => severityRank(row.severity),
+  cell: (row) => badge(row.severity),
+};
 
 // A section that loads its data and reloads it on events. `load` fetches the data, `render` returns its elements, `events` are the names of
 // the events that reload it, or functions of name and data that return whether to reload.

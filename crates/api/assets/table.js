@@ -17,9 +17,9 @@ function compare(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
-// columns: { key, title, value(row) for sorting and CSV, cell(row) for display if it differs, alignRight, wide }. `name` is the name of the
-// CSV file and the prefix of the URL parameters. `defaultSort` is a column key, with a leading `-` for descending order. `loadMore` fetches
-// older rows.
+// columns: { key, title, value(row) for sorting and CSV, sortValue(row) for sorting and cell(row) for display if they differ, alignRight,
+// wide }. `name` is the name of the CSV file and the prefix of the URL parameters. `defaultSort` is a column key, with a leading `-` for
+// descending order. `loadMore` fetches older rows.
 export function table(
   page,
   { name, caption, columns, rows, defaultSort = null, emptyText = "No rows.", loadMore = null, pageSize = ROWS_PER_PAGE },
@@ -31,9 +31,8 @@ export function table(
     const sort = page.query.get(sortKey) ?? defaultSort;
     const [key, descending] = sort?.startsWith("-") ? [sort.slice(1), true] : [sort, false];
     const sortColumn = columns.find((column) => column.key === key);
-    const sorted = sortColumn
-      ? [...rows].sort((a, b) => (descending ? -1 : 1) * compare(sortColumn.value(a), sortColumn.value(b)))
-      : rows;
+    const sortValue = sortColumn?.sortValue ?? sortColumn?.value;
+    const sorted = sortColumn ? [...rows].sort((a, b) => (descending ? -1 : 1) * compare(sortValue(a), sortValue(b))) : rows;
     const pageCount = Math.max(1, Math.ceil(sorted.length / pageSize));
     const pageNumber = Math.min(pageCount, Math.max(1, Number(page.query.get(pageKey) ?? 1) || 1));
     const visible = sorted.slice((pageNumber - 1) * pageSize, pageNumber * pageSize);

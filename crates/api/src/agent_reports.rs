@@ -73,7 +73,7 @@ enum IngestError {
     Schema(DocumentError),
     #[error("{0}")]
     Malformed(String),
-    #[error("this controller does not lead, or is still starting")]
+    #[error("this controller is not the leader, or is still starting")]
     NotLeading,
     #[error("the report did not arrive in time")]
     BodyTimeout,

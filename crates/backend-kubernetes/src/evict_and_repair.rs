@@ -138,7 +138,8 @@ impl KubernetesBackend {
         }
     }
 
-    /// Fails while pods on the node would be ended. A reboot ends all of them; a reset only those that use its GPUs.
+    /// Fails while the node has pods that the operation would terminate. A reboot terminates all pods; a reset only
+    /// those that use GPUs.
     fn require_no_pods(&self, operation: &'static str, node: &NodeName, gpus_only: bool) -> Result<(), BackendError> {
         let pods = self.pods_on(operation, node)?;
         let stays = |pod: &&PodObject| {

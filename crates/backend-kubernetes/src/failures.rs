@@ -41,12 +41,12 @@ use super::{
 };
 
 const FAILED_PODS: &str = "status.phase=Failed";
-/// The most failures held until they are queried. The oldest are dropped.
+/// The maximum number of failures held until they are queried. The oldest are dropped.
 const MAX_FAILURES: usize = 4096;
 /// Reasons of failed pods that were evicted, were rejected by their node, or exceeded their own time limit.
 const IGNORED_REASONS: [&str; 8] =
     ["Evicted", "Preempting", "Shutdown", "NodeShutdown", "Terminated", "NodeAffinity", "Rejected", "DeadlineExceeded"];
-/// The most runs remembered as ended by the death of their node. No more end within one cycle.
+/// The maximum number of runs remembered as ended by the death of their node. No more end within one cycle.
 const MAX_NODE_DEATHS: usize = 256;
 /// The limit for fetching one log.
 const LOG_TIMEOUT: Duration = Duration::from_secs(15);

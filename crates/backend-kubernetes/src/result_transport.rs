@@ -27,7 +27,7 @@ const LOG_BYTES: usize = 4 << 20;
 const LINES_AFTER_DOCUMENT: usize = 8;
 /// Longer than any line of a document.
 const LINE_BYTES: usize = 4096;
-/// The most pods whose results are held. More are never active.
+/// The maximum number of pods whose results are held. More are never active.
 const MAX_PODS: usize = 1024;
 
 /// Results taken from pods, by run and pod.

@@ -12,7 +12,7 @@ pub struct PingpongResult {
     /// Bytes of one message.
     pub message: u64,
     pub bits_per_second: f64,
-    /// The latency of one direction.
+    /// The one-way latency, in seconds.
     pub seconds: f64,
 }
 

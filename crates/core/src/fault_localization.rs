@@ -11,7 +11,7 @@ use crate::{
     snapshot::{Trial, TrialResult},
 };
 
-/// Trials of the same nodes without a result, before the search gives up.
+/// How many trials of the same nodes may end without a result before the search gives up.
 const MAX_INCONCLUSIVE_TRIALS: usize = 3;
 /// Partners with which a node must fail before it is at fault itself.
 const PARTNERS: usize = 2;

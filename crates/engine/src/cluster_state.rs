@@ -1,5 +1,5 @@
-//! The cluster state for a process that does not lead: the store, combined with the cluster as the last cycle observed
-//! it or as it is now.
+//! The cluster state for a process that is not the leader: the store, combined with the cluster as the last cycle
+//! observed it or as it is now.
 //!
 //! Nothing here writes, takes the lease or changes the cluster. The leader stores what it observed ([`ObservedCluster`])
 //! together with its policy and tests: a reader on another machine, with other configuration files, shows what the

@@ -185,7 +185,7 @@ impl Engine {
         outcome
     }
 
-    /// A controller that does not lead knows no more than the store, which every process can read.
+    /// A controller that is not the leader knows no more than the store, which every process can read.
     fn publish_snapshot(&self, leads: bool) {
         let Some(feed) = &self.snapshot_feed else { return };
         match self.planner_state.snapshot().filter(|_| leads) {

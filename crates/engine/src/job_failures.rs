@@ -102,7 +102,7 @@ impl JobFailures {
     }
 }
 
-/// Returns the recent failures for a process that does not lead.
+/// Returns the recent failures for a process that is not the leader.
 ///
 /// # Errors
 /// If the store fails.

@@ -19,8 +19,8 @@ use crate::snapshot;
 /// A mark that was set up to this long before the last observation may be missing from it.
 const MARK_DELAY: Span = Span::minutes(2);
 
-/// Restores the marks of nodes that did not report them: as last observed, updated by our own steps since. Without
-/// marks, such a node would look as if another party had removed them.
+/// Restores the marks of nodes that did not report them: as last observed, plus the controller's own steps since
+/// then. Without marks, such a node would look as if another party had removed them.
 pub(crate) fn restore_marks(
     store: &Store,
     backend: &dyn Backend,

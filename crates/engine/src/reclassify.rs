@@ -74,13 +74,13 @@ pub struct ReclassifiedResult {
 }
 
 impl ReclassifiedResult {
-    fn from_judgement(classification: &Classification) -> Self {
+    fn from_classification(classification: &Classification) -> Self {
         let severity = classification.findings.iter().map(|finding| finding.severity).max();
         Self { verdict: classification.verdict, reason: classification.reason.clone(), severity }
     }
 }
 
-/// Reclassifies with these settings.
+/// Reclassifies the stored results with these settings.
 ///
 /// # Errors
 /// If the store cannot be read.
@@ -166,7 +166,7 @@ impl Reclassifier<'_> {
                 &baselines,
                 document.uptime,
             );
-            (ReclassifiedResult::from_judgement(&classification), classification.text)
+            (ReclassifiedResult::from_classification(&classification), classification.text)
         };
         let old = ReclassifiedResult { verdict: row.verdict, reason: row.reason.clone(), severity: row.severity };
         let (new, text) = classify(&[]);

@@ -40,7 +40,7 @@ struct FeedState {
 pub enum FeedMessage {
     /// This process leads, and observed this.
     Snapshot(Box<ObservedSnapshot>),
-    /// This process does not lead (any more): read the store.
+    /// This process is not the leader (any more): read the store.
     ReadStore,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct StatusSync {
     last_full_sync: Option<Timestamp>,
 }
 
-/// The dependencies of writing.
+/// The dependencies of [`StatusSync`].
 pub(crate) struct SyncDeps<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) store: &'a Store,

@@ -30,7 +30,7 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum RepairAction {
-    /// All GPUs of this machine; none may be in use
+    /// Reset all GPUs of this machine; none may be in use
     Reset,
     Reboot,
 }

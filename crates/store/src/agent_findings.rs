@@ -1,6 +1,7 @@
 //! Findings that agents report outside of any run.
 
 use doctor_checks::document::DroppedReports;
+use doctor_core::view::plural;
 
 use super::{
     Store,
@@ -61,8 +62,8 @@ fn dropped_reports_line(node: i64, dropped: &DroppedReports) -> NewAuditLine {
         node: Some(node),
         code: "spool-full".to_owned(),
         text: format!(
-            "the agent's spool was full: {} reports from {} to {} were dropped: {}",
-            dropped.reports,
+            "the agent's spool was full; it dropped {} made from {} to {}: {}",
+            plural(usize::try_from(dropped.reports).unwrap_or(usize::MAX), "report"),
             dropped.from,
             dropped.to,
             checks.join(", ")

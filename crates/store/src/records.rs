@@ -58,7 +58,7 @@ pub struct CycleIntent<'a> {
     pub notifications: &'a [RoutedNote],
 }
 
-/// A note and its receiver.
+/// A notification and its receiver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoutedNote {
     pub receiver: String,

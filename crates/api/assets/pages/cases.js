@@ -2,9 +2,9 @@
 
 import { get, getAll } from "../api.js";
 import { badge, severityLegend } from "../colours.js";
-import { LiveSection, section, selectField } from "../components.js";
+import { LiveSection, SEVERITY_COLUMN, section, selectField } from "../components.js";
 import { el, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
-import { codeLabel, formatMeasurement, severityRank, severityText, timeElement } from "../format.js";
+import { codeLabel, formatMeasurement, severityText, timeElement } from "../format.js";
 import { table } from "../table.js";
 
 // Formats the evidence of a finding: a measurement with its limit, a log line, or JSON for any other kind.
@@ -60,12 +60,7 @@ function renderList(page) {
         defaultSort: "-severity",
         emptyText: "No open cases.",
         columns: [
-          {
-            key: "severity",
-            title: "Severity",
-            value: (item) => severityRank(item.severity),
-            cell: (item) => badge(item.severity),
-          },
+          SEVERITY_COLUMN,
           { key: "node", title: "Node", value: (item) => item.node, cell: (item) => nodeLink(item.node) },
           {
             key: "finding",
@@ -127,7 +122,7 @@ function renderCase(page, id) {
           caption: "Findings",
           rows: item.findings,
           columns: [
-            { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
+            SEVERITY_COLUMN,
             {
               key: "entity",
               title: "Component",

@@ -15,6 +15,7 @@ import {
   parseDuration,
   plural,
   setClusterTime,
+  severityRank,
   severityText,
   timeElement,
 } from "../format.js";
@@ -242,7 +243,7 @@ class FleetView {
       badgeColumn("state", "State"),
       badgeColumn("occupancy", "Occupancy"),
       { key: "validated", title: "Fully tested", value: iso, cell: (node) => (iso(node) ? timeElement(iso(node)) : "never") },
-      badgeColumn("severity", "Worst finding"),
+      { ...badgeColumn("severity", "Worst finding"), sortValue: (node) => severityRank(fleet.value(node, "severity")) },
       this.measurement &&
         this.colourMode.startsWith("metric:") && {
           key: "metric",

@@ -4,7 +4,7 @@ import { nodeActionButtons } from "../actions.js";
 import { download, get } from "../api.js";
 import { histogram, historyChart, timelineChart } from "../charts.js";
 import { badge, severityLegend } from "../colours.js";
-import { LiveSection, emptyView, errorView, section } from "../components.js";
+import { LiveSection, SEVERITY_COLUMN, emptyView, errorView, section } from "../components.js";
 import { el, inlineCode, link, replaceContent } from "../dom.js";
 import { codeLabel, formatMeasurement, plural, setClusterTime, shortDuration, timeElement } from "../format.js";
 import { logViewer } from "../log-viewer.js";
@@ -51,7 +51,7 @@ function renderState(page, why, reload) {
         rows: why.open_findings,
         emptyText: "No open findings.",
         columns: [
-          { key: "severity", title: "Severity", value: (row) => row.severity, cell: (row) => badge(row.severity) },
+          SEVERITY_COLUMN,
           { key: "entity", title: "Component", value: (row) => row.entity },
           { key: "text", title: "Finding", wide: true, value: (row) => row.text },
           { key: "evidence", title: "Evidence", wide: true, value: (row) => row.evidence },

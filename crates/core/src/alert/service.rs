@@ -54,7 +54,7 @@ pub struct ServiceNotification {
 pub struct ServiceFacts {
     pub breaker: Breaker,
     pub agents_silent: bool,
-    /// How long no cycle has observed the cluster, counted from the last one or from the start of the wait.
+    /// Time since a cycle last observed the cluster, or since the service began to wait for the first cycle.
     pub unseen_for: Span,
     pub cycle_old_after: Span,
     /// Documents rejected recently, and the largest acceptable number.

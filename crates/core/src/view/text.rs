@@ -19,7 +19,7 @@ const fn meaning(code: &'static str, means: &'static str, to_do: &'static str) -
     CodeMeaning { code, means, to_do }
 }
 
-/// Every reason for passing a node over.
+/// Every reason for skipping a node.
 pub const SKIP_REASONS: [CodeMeaning; 14] = [
     meaning("busy", "users are on the node", "nothing: the node is tested when it is free"),
     meaning(

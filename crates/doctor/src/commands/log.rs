@@ -140,7 +140,7 @@ fn print_new(context: &Context, logs: &mut [LogTail]) -> Result<bool> {
 impl LogTail {
     /// Returns what was written since the last call. `None`: the log does not exist (yet).
     fn read_new(&mut self) -> Result<Option<String>> {
-        /// The most that is read per call. Writers cap their logs; this limits one that does not.
+        /// The maximum number of bytes read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
         let mut file = match File::open(&self.path) {

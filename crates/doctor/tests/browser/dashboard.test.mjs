@@ -263,6 +263,34 @@ test("a table is saved as CSV, and cells are not interpreted as formulas", async
   });
 });
 
+test("severities are sorted by rank and exported as codes", async () => {
+  const ranked = ["isolate", "reboot", "reset", "monitor"];
+  const shuffled = ["reset", "monitor", "isolate", "reboot"];
+  // A badge is a symbol and the code with a capital.
+  const severities = async (page) =>
+    (await page.locator("td[data-title=Severity] .badge").allTextContents()).map((text) => text.split(" ").at(-1).toLowerCase());
+  const items = shuffled.map((severity) => ({ ...broken, severity }));
+  await seen("cases", "tbody tr", { before: (page) => page.route(`${API}cases*`, answer({ items, next: null })) }, async (page) => {
+    assert.deepEqual(await severities(page), ranked);
+    const [file] = await Promise.all([
+      page.waitForEvent("download"),
+      page.getByRole("button", { name: "Save as CSV" }).click(),
+    ]);
+    const lines = readFileSync(await file.path(), "utf8").split("\r\n");
+    assert.deepEqual(
+      lines.slice(1, 5).map((line) => line.split(",")[0]),
+      ranked,
+    );
+  });
+  const whole = await doctor.get(`cases/${broken.id}`);
+  const findings = shuffled.map((severity) => ({ ...whole.findings[0], severity }));
+  const path = `cases/${broken.id}?findings.sort=severity`;
+  const serve = (page) => page.route(`${API}cases/${broken.id}`, answer({ ...whole, findings }));
+  await seen(path, "tbody tr", { before: serve }, async (page) => {
+    assert.deepEqual(await severities(page), [...ranked].reverse());
+  });
+});
+
 test("markup in names, reasons, evidence and logs stays text", async () => {
   const evil = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>`;
   // Any text from the controller, except the values that pages depend on.

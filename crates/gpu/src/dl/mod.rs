@@ -23,7 +23,10 @@ use std::{
 };
 
 use doctor_checks::document::Measurements;
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit},
+    view::plural,
+};
 
 use crate::{
     cublas::Cublas,
@@ -186,12 +189,12 @@ fn peer_copy(
     let near_tester = MemoryTester::new(&near)?;
     let copied = copies::between(&near_tester, &far_tester)?;
     let link = Entity::new(EntityKind::Link, format!("{}-{}", one_gpu::gpu_bus_id(&near), one_gpu::gpu_bus_id(&far)));
-    progress(&format!("{link}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
+    progress(&format!("{link}: {:.1} GB/s, {}", copied.rate / 1e9, one_gpu::wrong_words(copied.wrong)));
     all.metrics.push(Metric::new("p2p_bytes_per_s", link.clone(), copied.rate, Unit::BytesPerSecond));
     all.metrics.push(Metric::count("copy_wrong_words", link.clone(), copied.wrong as f64));
     if copied.wrong > 0 {
-        let text = format!("{} copied 64-bit words arrived wrong", copied.wrong);
-        all.events.push(Event::seen("copy-wrong", link, text));
+        let count = plural(usize::try_from(copied.wrong).unwrap_or(usize::MAX), "copied 64-bit word");
+        all.events.push(Event::seen("copy-wrong", link, format!("{count} arrived wrong")));
     }
     Ok(())
 }

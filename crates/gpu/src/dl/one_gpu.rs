@@ -3,7 +3,10 @@
 use std::time::Instant;
 
 use doctor_checks::{document::Measurements, gpu::normalize_bus_id};
-use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
+use doctor_core::{
+    observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit},
+    view::plural,
+};
 
 use super::{
     ExpectedSums, Options, ProgressSink,
@@ -43,6 +46,11 @@ const MIN_COMPUTE_CAPABILITY: i32 = 80;
 /// Returns the PCI address of a GPU in the form that all checks use.
 pub(super) fn gpu_bus_id(gpu: &Gpu<'_>) -> String {
     gpu.bus_id().ok().and_then(|text| normalize_bus_id(&text)).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// Formats a number of wrong words with its noun.
+pub(super) fn wrong_words(count: u64) -> String {
+    plural(usize::try_from(count).unwrap_or(usize::MAX), "wrong word")
 }
 
 /// Tests one GPU. Parts that could not be tested are reported as unread.
@@ -261,13 +269,13 @@ impl GpuReporter<'_> {
 
     fn memory(&mut self, report: &MemoryReport) {
         self.progress_line(&format!(
-            "memory: {:.1} GB, {:.2} % of the free memory, {} patterns at {:.0} GB/s ({:.0} % of a copy), {} wrong words",
+            "memory: {:.1} GB, {:.2} % of the free memory, {} patterns at {:.0} GB/s ({:.0} % of a copy), {}",
             report.tested as f64 / 1e9,
             report.percent_tested(),
             report.passes,
             report.rate() / 1e9,
             100.0 * report.rate() / report.copy_rate,
-            report.errors
+            wrong_words(report.errors)
         ));
         self.metric("memory_tested_percent", report.percent_tested(), Unit::Percent);
         self.metric("memory_bytes_per_s", report.rate(), Unit::BytesPerSecond);
@@ -275,14 +283,15 @@ impl GpuReporter<'_> {
         self.count("memory_wrong_words", report.errors);
         for wrong_word in report.wrong.iter().take(MAX_EVENTS) {
             let text = format!(
-                "{}: offset {:#x} of the tested memory (address {:#x}): expected {:#018x}, got {:#018x}, bits {:#x}; {} wrong words in total",
+                "{}: byte offset {:#x} of the tested memory (address {:#x}): expected {:#018x}, got {:#018x}, \
+                 differing bits {:#x}; {} in total",
                 wrong_word.pattern,
                 wrong_word.offset,
                 wrong_word.address,
                 wrong_word.expected,
                 wrong_word.got,
                 wrong_word.expected ^ wrong_word.got,
-                report.errors
+                wrong_words(report.errors)
             );
             self.event("memory-wrong", text);
         }
@@ -344,16 +353,18 @@ impl GpuReporter<'_> {
             ("d2h_bytes_per_s", "to the host", report.to_host),
             ("d2d_bytes_per_s", "within the device", report.on_device),
         ];
-        let mut wrong_words = 0;
+        let mut total_wrong = 0;
         for (name, words, copied) in parts {
-            self.progress_line(&format!("copies {words}: {:.1} GB/s, {} wrong words", copied.rate / 1e9, copied.wrong));
+            let wrong = wrong_words(copied.wrong);
+            self.progress_line(&format!("copies {words}: {:.1} GB/s, {wrong}", copied.rate / 1e9));
             self.metric(name, copied.rate, Unit::BytesPerSecond);
-            wrong_words += copied.wrong;
+            total_wrong += copied.wrong;
             if copied.wrong > 0 {
-                self.event("copy-wrong", format!("{} words copied {words} arrived wrong", copied.wrong));
+                let count = plural(usize::try_from(copied.wrong).unwrap_or(usize::MAX), "word");
+                self.event("copy-wrong", format!("{count} copied {words} arrived wrong"));
             }
         }
-        self.count("copy_wrong_words", wrong_words);
+        self.count("copy_wrong_words", total_wrong);
     }
 
     fn heat(&mut self, report: &LoadReport) {

@@ -126,7 +126,8 @@ pub struct Alerter {
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Alerter {
-    /// `clock` is the cluster's, which the times of cases use. Deliveries use this machine's.
+    /// Starts one delivery worker per receiver, and the self-check of the service if there is a receiver. `clock` is
+    /// the cluster's clock, which gives the timestamps of cases; deliveries use this machine's clock.
     ///
     /// # Errors
     /// If a thread cannot be started.

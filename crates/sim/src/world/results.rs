@@ -88,7 +88,7 @@ impl World {
         self.test_on(slot, &test, self.now, false)
     }
 
-    /// Signs and delivers a job's results: one document per node, changed by the job's trouble.
+    /// Signs and delivers a job's results: one document per node, altered by the job's injected fault.
     pub(super) fn deliver_results(&mut self, number: u32) {
         let job_fault = self.runs[number as usize].trouble;
         if job_fault == Some(JobFault::NoResult) {

@@ -92,7 +92,7 @@ const SMALL: u32 = 31;
 
 impl ValueDistribution {
     /// Returns the encoding that the kernel takes: kind, range and scale.
-    pub const fn words(self) -> (u32, u32, f32) {
+    pub const fn encode(self) -> (u32, u32, f32) {
         match self {
             Self::Signed { scale } => (0, 0, scale),
             Self::Positive { scale } => (1, 0, scale),

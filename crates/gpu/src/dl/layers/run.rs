@@ -201,7 +201,7 @@ fn make_inputs(module: &Module<'_>, to: &Buffer<'_>) -> Result<(), CudaError> {
     for layer in Layer::ALL {
         for (index, tensor) in layer.tensors().iter().enumerate() {
             let count = tensor.count as u32;
-            let (kind, range, scale) = tensor.spread.words();
+            let (kind, range, scale) = tensor.spread.encode();
             kernel.launch(
                 Launch::new(count.div_ceil(THREADS), THREADS),
                 &[

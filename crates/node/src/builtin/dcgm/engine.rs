@@ -106,7 +106,7 @@ impl Address {
     }
 }
 
-/// The engine that runs the diagnosis.
+/// The engine that runs the diagnostics.
 #[derive(Debug)]
 pub(super) enum Engine {
     /// It ran before and stays.
@@ -250,8 +250,8 @@ pub(in crate::builtin) fn run_keeper(args: &[OsString]) -> ExitCode {
     }
 }
 
-/// Runs the engine until the input or the engine ends. Its log and the diagnosis's files are in `folder`, which is
-/// removed.
+/// Runs the engine until the input or the engine ends. Its log and the files of the diagnostics are in `folder`,
+/// which is removed.
 fn engine_in(folder: &Path, engine: &Program, arguments: &[OsString]) -> io::Result<()> {
     let says = io::stderr().as_fd().try_clone_to_owned()?;
     let mut command = engine.command(EndSignal::Term);

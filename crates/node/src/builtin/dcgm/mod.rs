@@ -1,8 +1,8 @@
-//! `doctor-node test dcgm`: runs NVIDIA's diagnosis, `dcgmi diag`, under controlled conditions.
+//! `doctor-node test dcgm`: runs NVIDIA's diagnostics, `dcgmi diag`, under controlled conditions.
 //!
 //! DCGM's output is passed on unchanged, because the check parses it and the evidence should be DCGM's own. This module
 //! makes the result meaningful: the GPUs are unused ([`preconditions`]), there is a host engine ([`engine`]), and the
-//! diagnosis ends in time or is stopped with SIGTERM. Killing `dcgmi` would leave the diagnosis running in the engine.
+//! diagnostics end in time or are stopped with SIGTERM. Killing `dcgmi` would leave them running in the engine.
 
 mod engine;
 mod preconditions;
@@ -64,7 +64,7 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
     let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
     let hung_probes = state.as_deref().map_or_else(HungProbes::in_memory, HungProbes::in_directory);
     if let Some(pid) = hung_probes.hanging(PROCESS_LABEL) {
-        let text = format!("process {pid} of an earlier diagnosis still hangs; no other is started");
+        let text = format!("process {pid} of earlier diagnostics still hangs; no others are started");
         return Err(ProbeFailure::new(FailureKind::Abandoned, text));
     }
     let running = check_preconditions(&params, &stop, state.as_deref())?;
@@ -98,7 +98,7 @@ fn check_preconditions(params: &DcgmParams, stop: &Stop, state: Option<&Path>) -
     }
 }
 
-/// Runs the diagnosis to its end.
+/// Runs the diagnostics to their end.
 fn run_dcgmi(
     dcgmi: &Program,
     params: &DcgmParams,
@@ -132,7 +132,7 @@ fn run_dcgmi(
         }),
         Ok(ChildOutcome::TimedOut) => {
             let text = format!(
-                "the diagnosis at level {level} did not end within {} and was stopped; increase `timeout`, or \
+                "the diagnostics at level {level} did not end within {} and were stopped; increase `timeout`, or \
                  look for a hung GPU",
                 params.timeout
             );

@@ -1,4 +1,4 @@
-//! Preconditions of a diagnosis that loads the GPUs: none is in use, and none is partitioned by MIG.
+//! Preconditions of diagnostics that load the GPUs: no GPU is in use, and none is partitioned by MIG.
 //!
 //! On a GPU in use, DCGM's memory test finds too little memory and its stress tests too little speed: a failure that
 //! says nothing about the hardware, while the user's job suffers. A state that cannot be determined counts as not met.

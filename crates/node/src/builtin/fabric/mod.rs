@@ -1,4 +1,4 @@
-//! `doctor-node test fabric`: moves data through each port of the fast network and back, and reports faults as
+//! `doctor-node test fabric`: moves data through each InfiniBand, RoCE or EFA port and back, and reports faults as
 //! findings.
 //!
 //! The standard tools move the data ([`tool`]), with server and client on this machine ([`client_server`]), one port at a time.

@@ -165,7 +165,7 @@ impl MountTest<'_> {
         loop {
             match track.run(pass, *direct) {
                 Outcome::Finished(run) if run.error == libc::EINVAL && *direct => {
-                    eprintln!("{}: direct I/O is rejected; using the page cache", self.entity.id);
+                    eprintln!("{}: direct I/O is not supported; using the page cache", self.entity.id);
                     *direct = false;
                 }
                 Outcome::Finished(run) if run.error == 0 => {
