@@ -15,7 +15,7 @@ use crate::text;
 /// Separates the files, GPUs or processes of one output.
 const NEXT: u8 = 0xff;
 /// Separates the samples of a sampled file.
-const LOOK: u8 = 0xfe;
+const NEXT_SAMPLE: u8 = 0xfe;
 
 /// Returns an output of this probe. The first byte decides whether the probe failed.
 pub fn output(probe: &Probe, bytes: &[u8]) -> ProbeOutput {
@@ -29,9 +29,9 @@ pub fn output(probe: &Probe, bytes: &[u8]) -> ProbeOutput {
     }
 }
 
-fn failure(kind: u8, said: &[u8]) -> ProbeFailure {
+fn failure(kind: u8, bytes: &[u8]) -> ProbeFailure {
     let kinds = FailureKind::ALL;
-    ProbeFailure::new(kinds[usize::from(kind) % kinds.len()], text(said))
+    ProbeFailure::new(kinds[usize::from(kind) % kinds.len()], text(bytes))
 }
 
 fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
@@ -46,8 +46,8 @@ fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
             ProbeOutput::Links(files(pattern, bytes).into_iter().map(link).collect())
         }
         Probe::Sampled { pattern, .. } => {
-            let looks: Vec<&[u8]> = bytes.split(|byte| *byte == LOOK).take(8).collect();
-            ProbeOutput::Samples((1..).zip(looks).map(|(n, look)| sample(pattern, n, look)).collect())
+            let samples: Vec<&[u8]> = bytes.split(|byte| *byte == NEXT_SAMPLE).take(8).collect();
+            ProbeOutput::Samples((1..).zip(samples).map(|(n, bytes)| sample(pattern, n, bytes)).collect())
         }
         Probe::StatFs { .. } => {
             let mut numbers = bytes.chunks(8).map(|some| some.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
@@ -57,7 +57,7 @@ fn natural(probe: &Probe, kind: u8, bytes: &[u8]) -> ProbeOutput {
         }
         Probe::Processes => ProbeOutput::Processes(bytes.split(|byte| *byte == NEXT).map(process).collect()),
         Probe::Gpu { fields } => ProbeOutput::Gpus(gpus(fields, kind, bytes)),
-        Probe::Exec { .. } | Probe::ExecWhere { .. } | Probe::Builtin { .. } => {
+        Probe::Exec { .. } | Probe::ExecIfExists { .. } | Probe::Builtin { .. } => {
             let (out, err) = bytes.split_at(bytes.iter().position(|byte| *byte == NEXT).unwrap_or(bytes.len()));
             let exit = (kind < 240).then(|| i32::from(kind.saturating_sub(200)));
             ProbeOutput::Ran { exit, stdout: text(out).into_owned(), stderr: text(err).into_owned() }
@@ -71,8 +71,8 @@ fn files(pattern: &str, bytes: &[u8]) -> Vec<FileText> {
         return Vec::new();
     }
     let one = |bytes: &[u8]| {
-        let said = text(bytes);
-        let (names, content) = said.split_once('\n').unwrap_or((&said, ""));
+        let input = text(bytes);
+        let (names, content) = input.split_once('\n').unwrap_or((&input, ""));
         let mut names = names.split(' ');
         let path = pattern.split('*').collect::<Vec<_>>();
         let (last, open) = path.split_last().expect("splitting gives at least one part");
@@ -90,14 +90,14 @@ fn files(pattern: &str, bytes: &[u8]) -> Vec<FileText> {
 }
 
 fn sample(pattern: &str, n: i64, bytes: &[u8]) -> Sample {
-    let (up, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (i64::from(*first), rest));
+    let (uptime, bytes) = bytes.split_first().map_or((0, bytes), |(first, rest)| (i64::from(*first), rest));
     let at = Timestamp::from_secs(1_800_000_000 + n * 300);
-    Sample { at, up: Span::minutes(up * 5 + n), files: files(pattern, bytes), gone: Vec::new() }
+    Sample { at, uptime: Span::minutes(uptime * 5 + n), files: files(pattern, bytes), removed: Vec::new() }
 }
 
 fn process(bytes: &[u8]) -> Process {
-    let said = text(bytes);
-    let mut words = said.splitn(4, ' ');
+    let input = text(bytes);
+    let mut words = input.splitn(4, ' ');
     let (state, pid) = (words.next().and_then(|word| word.chars().next()), words.next());
     let age = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
     Process {
@@ -107,7 +107,7 @@ fn process(bytes: &[u8]) -> Process {
         name: words.next().unwrap_or("kthreadd").to_owned(),
         state: state.unwrap_or('S'),
         age: Span::from_secs(age),
-        waits_in: None,
+        wchan: None,
     }
 }
 
@@ -115,8 +115,8 @@ fn process(bytes: &[u8]) -> Process {
 fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuQueryResult {
     let bus = |n: usize| format!("0000:{:02x}:00.0", 0x18 + n);
     let one = |(n, bytes): (usize, &[u8])| {
-        let said = text(bytes);
-        let mut lines = said.lines();
+        let input = text(bytes);
+        let mut lines = input.lines();
         let mut reading = || reading(lines.next().unwrap_or_default());
         let mut read = Vec::new();
         for field in fields {
@@ -131,7 +131,7 @@ fn gpus(fields: &[String], kind: u8, bytes: &[u8]) -> GpuQueryResult {
         Gpu { index: u32::try_from(n).unwrap_or(0), bus: bus(n), fields: read }
     };
     let gpus: Vec<Gpu> = bytes.split(|byte| *byte == NEXT).take(16).enumerate().map(one).collect();
-    let driver = Driver { version: "570.124.06".to_owned(), cuda: Some("12.8".to_owned()), asked: "nvml".to_owned() };
+    let driver = Driver { version: "570.124.06".to_owned(), cuda: Some("12.8".to_owned()), source: "nvml".to_owned() };
     GpuQueryResult { on_pci: (0..gpus.len()).map(bus).collect(), driver: Ok(driver), gpus }
 }
 
@@ -139,7 +139,7 @@ fn reading(line: &str) -> FieldValue {
     match line.split_at_checked(1) {
         None | Some(("-", _)) => FieldValue::NotSupported,
         Some(("!", code)) => FieldValue::Failed { code: code.parse().unwrap_or(15), text: line.to_owned() },
-        Some(("=", said)) => FieldValue::Text(said.to_owned()),
+        Some(("=", value)) => FieldValue::Text(value.to_owned()),
         Some(_) => match line.parse::<f64>() {
             // JSON has no other numbers.
             Ok(number) if number.is_finite() => FieldValue::Number(number),

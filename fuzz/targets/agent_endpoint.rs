@@ -17,9 +17,9 @@ static ENDPOINT: LazyLock<FuzzAgentEndpoint> = LazyLock::new(|| {
     FuzzAgentEndpoint::new(&node, &RunKey::new([7; 32])).expect("a store in memory and a server on a socket")
 });
 
-fuzz_target!(|said: &[u8]| {
-    let answer = ENDPOINT.exchange(said).expect("a connection to itself");
-    assert!(answer.len() <= (said.len() + 1) * 512, "an answer that is much longer than the question");
+fuzz_target!(|input: &[u8]| {
+    let answer = ENDPOINT.exchange(input).expect("a connection to itself");
+    assert!(answer.len() <= (input.len() + 1) * 512, "an answer much longer than its request");
     let Some(status) = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5)) else {
         assert!(answer.is_empty(), "what is answered is HTTP: {}", String::from_utf8_lossy(&answer));
         return;

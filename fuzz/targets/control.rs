@@ -54,10 +54,10 @@ fn command(bytes: &[u8]) {
 }
 
 fn health(bytes: &[u8]) {
-    let said = text(bytes);
-    let all = status::read("word", &said, &Source::ALL, Span::days(7));
+    let input = text(bytes);
+    let all = status::read("word", &input, &Source::ALL, Span::days(7));
     assert_eq!(all.len(), Source::ALL.len());
-    let good = said.contains("passed") || said.contains("healthy");
+    let good = input.contains("passed") || input.contains("healthy");
     assert!(good || status::worst(&all) != Health::Healthy);
     assert!(good || all.iter().all(|status| status.health != Health::Healthy));
 }

@@ -59,8 +59,8 @@ fn mounts(bytes: &[u8]) {
 }
 
 fn up(bytes: &[u8]) {
-    let said = text(bytes);
-    let runner = FixtureRunner::new([(Probe::read("/proc/uptime"), ProbeOutput::Text(said.into_owned()))]);
+    let input = text(bytes);
+    let runner = FixtureRunner::new([(Probe::read("/proc/uptime"), ProbeOutput::Text(input.into_owned()))]);
     assert!(check::uptime(&runner).is_none_or(|up| up >= Span::ZERO));
 }
 
@@ -77,13 +77,13 @@ fn samples(kept: &[u8]) {
 
 fn machine(bytes: &[u8]) {
     const GPUS: &str = "/proc/driver/nvidia/gpus";
-    let said = text(bytes).into_owned();
+    let input = text(bytes).into_owned();
     let files = [
         "/sys/class/dmi/id/board_serial".to_owned(),
         "/proc/sys/kernel/random/boot_id".to_owned(),
         format!("{GPUS}/0000:18:00.0/information"),
     ];
-    let recorded = files.iter().map(|path| (Probe::read(path), ProbeOutput::Text(said.clone())));
+    let recorded = files.iter().map(|path| (Probe::read(path), ProbeOutput::Text(input.clone())));
     let names = ProbeOutput::Names(vec!["0000:18:00.0".to_owned()]);
     let list = (Probe::List { path: GPUS.to_owned() }, names);
     let found = hardware::collect(&FixtureRunner::new(recorded.chain([list])));
@@ -110,10 +110,10 @@ fn other_node(bytes: &[u8]) {
 
 /// Only our own reason marks a node as ours: no text of an operator does, wherever it occurs.
 fn slurm_nodes(bytes: &[u8]) {
-    let said = text(bytes);
-    for (name, is_ours) in hooks::parse_slurm_nodes(&said).unwrap_or_default() {
+    let input = text(bytes);
+    for (name, is_ours) in hooks::parse_slurm_nodes(&input).unwrap_or_default() {
         assert!(!name.is_empty() && !name.contains(' '));
-        assert!(!is_ours || said.contains(" Reason=doctor:"), "{name}");
+        assert!(!is_ours || input.contains(" Reason=doctor:"), "{name}");
     }
 }
 
