@@ -9,7 +9,7 @@ use doctor_fleet::azure::fuzz_targets;
 use doctor_fuzz::{pick, text};
 use libfuzzer_sys::fuzz_target;
 
-const PARSERS: &[fn(&str)] = &[cluster, env_file, flexible, uniform, az_output];
+const PARSERS: &[fn(&str)] = &[cluster, env_file, flexible, uniform, host_key];
 /// Fewer words than the shortest plan has.
 const PLAN: usize = 100;
 
@@ -29,7 +29,7 @@ fn uniform(text: &str) {
     assert!(fuzz_targets::az_output(text, true).is_none_or(|(words, _)| words > PLAN));
 }
 
-fn az_output(text: &str) {
+fn host_key(text: &str) {
     let plain =
         |key: &str| key.split(' ').count() == 2 && key.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
     assert!(fuzz_targets::host_key(text).is_none_or(|key| plain(&key)));
