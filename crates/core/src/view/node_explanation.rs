@@ -151,7 +151,7 @@ pub struct AuditLine {
 }
 
 impl FindingView {
-    fn of(open: &OpenFinding) -> Self {
+    pub(super) fn of(open: &OpenFinding) -> Self {
         let finding = &open.finding;
         Self {
             check: finding.check.clone(),
