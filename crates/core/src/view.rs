@@ -9,6 +9,7 @@ mod budget;
 mod coverage;
 mod distribution;
 mod due;
+mod explain_node;
 mod findings;
 mod formatting;
 mod map;
@@ -32,10 +33,11 @@ pub use self::{
     coverage::{CoverageRow, coverage, is_overdue},
     distribution::{Distribution, Outlier},
     due::{Due, LatestResult},
+    explain_node::{StoredNodeData, why},
     findings::{FindingRow, findings},
     formatting::{format_hours, format_percent, format_time, plural},
     map::{FleetMap, MapRow, fleet_map},
-    node_explanation::{AuditLine, CaseView, FindingView, StepView, StoredNodeData, TestLine, WhyView, why},
+    node_explanation::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
     nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
     period::{Period, RunFacts, TestResult},
     plan::{ActionRow, PlanView, SkippedRow, action_row, plan_view},

@@ -1,15 +1,13 @@
-//! Everything about one node, in the order of an operator's questions: its state, what is wrong, what was tested, why
-//! nothing happens now, what was done, what to do. `doctor why` prints it; its sentences are made in [`super::advice`].
-
-use std::collections::BTreeMap;
+//! The structures of the node explanation, in the order of an operator's questions: its state, what is wrong, what was
+//! tested, why nothing happens now, what was done, what to do. `doctor why` prints them.
 
 use serde::Serialize;
 
-use super::{Due, Facts, LatestResult, NodeRow, TestStatus, advice, evidence, node_row};
+use super::{Due, LatestResult, NodeRow, TestStatus, evidence};
 use crate::{
     case::{Advice, Case, RepairStep, StepKind, StepState},
     finding::{OpenFinding, Remedy, Severity, Verdict},
-    ids::{CaseId, CheckId, HardwareId, NodeName, RuleId, RunId, TestId},
+    ids::{CaseId, CheckId, HardwareId, RuleId, RunId, TestId},
     job_failures::JobFailure,
     lifecycle::NodeState,
     node::Hold,
@@ -17,49 +15,6 @@ use crate::{
     snapshot::Backoff,
     time::{Span, Timestamp},
 };
-
-/// Data from the store about one node, in addition to the facts.
-#[derive(Debug, Clone, Default)]
-pub struct StoredNodeData {
-    /// The newest results of its tests.
-    pub latest: BTreeMap<TestId, LatestResult>,
-    /// The case that it belongs to.
-    pub case: Option<Case>,
-    /// Newest first.
-    pub audit: Vec<AuditLine>,
-}
-
-/// Returns everything about one node; `None` if it is unknown.
-pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<WhyView> {
-    let (record, listed) = facts.node(name)?;
-    let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
-        test: test.id.clone(),
-        status: TestStatus::of(known, test, facts.now),
-        cutoff: test.cutoff,
-        last: stored.latest.get(&test.id).cloned(),
-        due,
-    });
-    let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
-    findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
-    let mut view = WhyView {
-        row: node_row(facts, record, listed),
-        at: facts.now,
-        headline: String::new(),
-        state: record.state.clone(),
-        hardware: record.hardware.clone(),
-        hold: record.hold_at(facts.now).cloned(),
-        backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
-        case: stored.case.as_ref().map(CaseView::of),
-        findings,
-        job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
-        tests: tests.collect(),
-        audit: stored.audit,
-        next: Vec::new(),
-    };
-    view.headline = advice::headline(&view);
-    view.next = advice::next(&view, &facts.snapshot.breaker);
-    Some(view)
-}
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WhyView {
@@ -174,7 +129,7 @@ impl FindingView {
 }
 
 impl CaseView {
-    fn of(case: &Case) -> Self {
+    pub(super) fn of(case: &Case) -> Self {
         let steps = case.steps.iter().map(|step| StepView {
             at: step.at,
             what: step.what,

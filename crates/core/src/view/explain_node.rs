@@ -1,0 +1,56 @@
+//! Collects the explanation of one node from the snapshot and the store, with its headline and the next steps.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Facts, LatestResult, TestStatus, advice,
+    node_explanation::{AuditLine, CaseView, FindingView, TestLine, WhyView},
+    node_row,
+};
+use crate::{
+    case::Case,
+    ids::{NodeName, TestId},
+};
+
+/// Data from the store about one node, in addition to the facts.
+#[derive(Debug, Clone, Default)]
+pub struct StoredNodeData {
+    /// The newest results of its tests.
+    pub latest: BTreeMap<TestId, LatestResult>,
+    /// The case that it belongs to.
+    pub case: Option<Case>,
+    /// Newest first.
+    pub audit: Vec<AuditLine>,
+}
+
+/// Returns everything about one node; `None` if it is unknown.
+pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<WhyView> {
+    let (record, listed) = facts.node(name)?;
+    let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
+        test: test.id.clone(),
+        status: TestStatus::of(known, test, facts.now),
+        cutoff: test.cutoff,
+        last: stored.latest.get(&test.id).cloned(),
+        due,
+    });
+    let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
+    findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
+    let mut view = WhyView {
+        row: node_row(facts, record, listed),
+        at: facts.now,
+        headline: String::new(),
+        state: record.state.clone(),
+        hardware: record.hardware.clone(),
+        hold: record.hold_at(facts.now).cloned(),
+        backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
+        case: stored.case.as_ref().map(CaseView::of),
+        findings,
+        job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
+        tests: tests.collect(),
+        audit: stored.audit,
+        next: Vec::new(),
+    };
+    view.headline = advice::headline(&view);
+    view.next = advice::next(&view, &facts.snapshot.breaker);
+    Some(view)
+}
