@@ -23,11 +23,10 @@ use serde_json::{Value, json};
 use super::{
     cluster::{KubeRequestError, KubernetesBackend, MAX_ATTEMPTS},
     config::{Replace, Webhook},
-    marks,
     objects::{ApiNode, FIELD_MANAGER, JobObject, PodObject, Time, job_resource, pod_resource},
     occupancy::uses_gpus,
     repair_job::{self, EvictionClass, Repair, RepairStage},
-    webhook,
+    taints, webhook,
 };
 
 /// The limit for a site's replacement hook. Shorter than the default lease, so that the leader still leads when the hook ends.
