@@ -18,7 +18,7 @@ use crate::{
     output::{Cell, Page, Table, ago, cell, comma_separated, plural, short_duration},
 };
 
-/// List nodes with their owner, their state and the latest result of each test.
+/// List nodes with their occupancy, their state and the latest result of each test.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
