@@ -78,6 +78,15 @@ fn with_volcano(config: &KubernetesConfig) -> Option<(Cluster, [Program; 2])> {
         Program::start(&folder, "vc-controller-manager", &cluster, &[controllers]),
         Program::start(&folder, "vc-scheduler", &cluster, &[scratch]),
     ];
+    // A job that arrives while Volcano's programs are starting may be left pending by them.
+    for queue in ["default", "validation"] {
+        let path = format!("/apis/scheduling.volcano.sh/v1beta1/queues/{queue}");
+        until("Volcano to open its queues", || {
+            let response = cluster.plane.request("GET", &path, None).unwrap();
+            let queue: Value = serde_json::from_str(&response.text).unwrap_or_default();
+            response.is_success() && queue["status"]["state"] == "Open"
+        });
+    }
     Some((cluster, programs))
 }
 
