@@ -12,7 +12,7 @@ aside=$(mktemp -d)
 trap 'rm -rf "$log" "$aside"' EXIT
 rows=()
 failed=0
-declare -A started_beside=()
+declare -A started_beside=() pid_beside=()
 
 # The repetitions: few here, many in `make test-full`.
 if [ "${FULL:-}" = true ]; then kills=200 fuzz_seconds=60; else kills=50 fuzz_seconds=5; fi
@@ -68,11 +68,21 @@ beside() {
     echo $? >"$aside/$name.code"
     echo $SECONDS >"$aside/$name.ended"
   } &
+  pid_beside[$name]=$!
+}
+
+# Gives a process and its children normal priority, if this user may.
+raise_priority() { # pid
+  local child
+  renice -n 0 -p "$1" >/dev/null 2>&1 || return 0
+  for child in $(pgrep -P "$1"); do raise_priority "$child"; done
 }
 
 join() {
   local name=$1 result
   [ -n "${started_beside[$name]:-}" ] || return 0
+  # Everything else has ended, but other programs of the machine may compute: with low priority this part could wait for hours.
+  raise_priority "${pid_beside[$name]}"
   until [ -e "$aside/$name.ended" ]; do sleep 1; done
   echo "== $name"
   tee -a "$log" <"$aside/$name"
