@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
             assert!(!metrics.is_empty() || !events.is_empty(), "{id} measured nothing");
             assert!(metrics.iter().all(|metric| metric.value.is_finite()), "{id} measured what is no number");
         }
-        Observation::NotApplicable(_) | Observation::CouldNot(_) => {
+        Observation::NotApplicable(_) | Observation::Failed(_) => {
             assert_ne!(judged.verdict, Verdict::Pass, "{id} passed without measuring");
             assert!(judged.findings.is_empty());
         }
