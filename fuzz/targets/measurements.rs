@@ -16,5 +16,5 @@ fuzz_target!(|text: &str| {
     }
     // A program that failed has measured nothing, whatever it printed.
     let failed = ProbeOutput::Ran { exit: Some(1), stdout: text.to_owned(), stderr: text.to_owned() };
-    assert!(matches!(interpret_measurements(&Params::new(), &[failed]), Observation::CouldNot(_)));
+    assert!(matches!(interpret_measurements(&Params::new(), &[failed]), Observation::Failed(_)));
 });

@@ -29,7 +29,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Interprets a node's evidence. Returns `CouldNot` if the evidence is of other probes than those that this policy
+    /// Interprets a node's evidence. Returns `Failed` if the evidence is of other probes than those that this policy
     /// requests, for example another list of mounts: it would be misinterpreted.
     pub fn observe(&self, params: &Params, evidence: &TestEvidence) -> Observation {
         let expected = (self.probes)(params);
