@@ -55,7 +55,7 @@ fn result(key: &RunKey, body: &[u8]) {
     assert_eq!(Document::open(&again, key).as_ref(), Ok(&document));
     assert_eq!(Document::parse_stored(&bytes).as_ref(), Ok(&document));
     assert!(AgentReport::open(&bytes, key).is_err(), "a result is no report");
-    document.tests.iter().for_each(|evidence| judged(evidence, document.up));
+    document.tests.iter().for_each(|evidence| judged(evidence, document.uptime));
 }
 
 /// The termination message and the log of a pod also come from the node.
@@ -80,7 +80,7 @@ fn report(key: &RunKey, body: &[u8]) {
     let again = report.sign(key).expect("what was read from JSON can be written as JSON");
     assert_eq!(AgentReport::open(&again, key).as_ref(), Ok(&report));
     assert!(Document::open(&bytes, key).is_err(), "a report is no result");
-    report.checks.iter().for_each(|evidence| judged(evidence, report.up));
+    report.checks.iter().for_each(|evidence| judged(evidence, report.uptime));
 }
 
 fuzz_target!(|data: &[u8]| {
