@@ -8,6 +8,7 @@ pub mod cycle;
 pub mod cycle_report;
 pub mod deps;
 pub mod execute;
+mod free_node_list;
 pub mod gzip;
 pub mod heap;
 pub mod inbox;

@@ -3,13 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use doctor_core::{
-    snapshot::NodeRecord,
-    time::{Span, Timestamp},
-};
+use doctor_core::time::{Span, Timestamp};
 use doctor_store::{Lease, StoreError};
 
-use crate::{deps::EngineDeps, observe::PlannerState, snapshot};
+use crate::{deps::EngineDeps, free_node_list, observe::PlannerState, snapshot};
 
 /// Measured in real time, because readers live in real time: a simulated month that takes seconds stores few copies.
 const SAVE_STATE_EVERY: Duration = Duration::from_secs(15);
@@ -18,13 +15,12 @@ const SAVE_STATE_EVERY: Duration = Duration::from_secs(15);
 pub(crate) struct Publisher {
     every: Span,
     last: Option<Timestamp>,
-    list: String,
     state_saved: Option<Instant>,
 }
 
 impl Publisher {
     pub(crate) const fn new(every: Span) -> Self {
-        Self { every, last: None, list: String::new(), state_saved: None }
+        Self { every, last: None, state_saved: None }
     }
 
     /// Failures here are reported and never stop a cycle: an outdated list harms no node.
@@ -48,14 +44,7 @@ impl Publisher {
         problems: &mut Vec<String>,
     ) {
         let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return };
-        self.list.clear();
-        // Not every cluster keeps users off nodes that are out of service; the list does.
-        let offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.state.is_out_of_service();
-        for record in snapshot.nodes.iter().filter(offered) {
-            self.list.push_str(record.node.name.as_str());
-            self.list.push('\n');
-        }
-        if let Err(error) = share.publish("free_nodes.txt", self.list.as_bytes()) {
+        if let Err(error) = free_node_list::publish(share, snapshot) {
             problems.push(error.to_string());
         }
         let copied = share

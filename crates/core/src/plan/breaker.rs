@@ -1,4 +1,4 @@
-//! The circuit breaker: how many nodes may be taken out before an operator must intervene.
+//! The circuit breaker: enforces how many nodes may be taken out ([`BreakerLimits`]) before an operator must intervene.
 
 use crate::{
     policy::BreakerLimits,

@@ -1,5 +1,5 @@
-//! The index that makes planning incremental: the eligibility of every node, the due nodes in order, and the times at
-//! which eligibilities change.
+//! The order in which due nodes are tested ([`Rank`]), in an index that makes planning incremental: the eligibility of
+//! every node, the due nodes in order, and the times at which eligibilities change.
 //!
 //! A node's eligibility depends on its own record, the policy and the time, and on no other node. So a changed record
 //! means one recomputed eligibility, and the passage of time means only the nodes whose timer has expired. What depends on
