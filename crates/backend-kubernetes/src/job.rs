@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, RunAs, Share},
+    job_access::JobAccess,
     job_template::Template,
     multi_node,
     names::{
-        CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
-        RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
+        CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, HOST_PATH, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON,
+        POLICY_PATH, RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
     objects::{Condition, ContainerState, JobObject, PodObject, Quantities, Time},
     volcano,
@@ -50,9 +51,10 @@ pub(super) fn manifest(
         volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
         mounts.push(json!({ "name": "policy", "mountPath": POLICY_PATH, "readOnly": true }));
     }
+    let access = JobAccess::new(&job.access, template.requests_devices(config), config);
     let container = json!({
         "name": CONTAINER,
-        "command": command(job, config),
+        "command": command(job, access.has_host(), config),
         "terminationMessagePath": TERMINATION_LOG, "terminationMessagePolicy": "File",
         "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } } }],
         "resources": { "limits": gpus },
@@ -70,6 +72,7 @@ pub(super) fn manifest(
         "containers": [container],
         "volumes": volumes,
     });
+    access.apply(&mut pod);
     if let Some(class) = &config.priority_class {
         pod["priorityClassName"] = json!(class);
     }
@@ -117,7 +120,7 @@ fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
     keys.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
 }
 
-fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
+fn command(job: &JobRequest, has_host: bool, config: &KubernetesConfig) -> Vec<String> {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
     command.extend([
@@ -128,6 +131,9 @@ fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
         "--state".into(),
         STATE_PATH.into(),
     ]);
+    if has_host {
+        command.extend(["--root".into(), HOST_PATH.into()]);
+    }
     if config.policy_map.is_some() {
         command.extend(["--policy".into(), format!("{POLICY_PATH}/policy.toml")]);
     }

@@ -69,6 +69,7 @@ impl Local {
             run,
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::new(tests).unwrap(),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
             outputs: vec![JobOutput { node, logs: vec![log(run)], document: format!("memory/here/{run}.json").into() }],

@@ -23,7 +23,7 @@ use doctor_store::{Lease, StoreError, records::StoredRun};
 use tracing::field::Empty;
 
 use crate::{
-    collect_results::{self, IngestContext, RejectedDocuments},
+    collect_results::{self, IngestContext, IngestState},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::Inbox,
@@ -42,7 +42,7 @@ pub(crate) struct PlannerState {
     runs: Vec<StoredRun>,
     /// Since when the backend has not known a run's job.
     absent_since: BTreeMap<RunId, Timestamp>,
-    rejected: RejectedDocuments,
+    ingest: IngestState,
     /// Logs that arrived with jobs and were saved.
     saved_logs: BTreeSet<(RunId, NodeName)>,
     failures: JobFailures,
@@ -218,8 +218,7 @@ impl PlannerState {
             now: deps.clock.now(),
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
-        let changed_nodes =
-            in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.rejected, report))?;
+        let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         if !changed_nodes.is_empty() {
             self.dirty.extend(changed_nodes);
@@ -436,7 +435,7 @@ impl PlannerState {
                     self.stale.runs = true;
                     self.stale.node_hours = true;
                     self.absent_since.remove(run);
-                    self.rejected.forget(*run);
+                    self.ingest.rejected.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
                     self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
                 }

@@ -8,7 +8,7 @@ use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
     job_failures::NodeJobFailures,
     lifecycle::NodeState,
-    node::{Marks, Node, Occupancy},
+    node::{Declared, Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
     run::ObservedJobState,
     snapshot::{ActiveRun, Capabilities, NodeRecord, Snapshot, TestRecord, TestRecords},
@@ -42,6 +42,8 @@ pub struct ClusterStateRow {
     pub marks: Marks,
     #[serde(default)]
     pub sku: Option<Sku>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Declared>,
     #[serde(default)]
     pub last_report: Option<Timestamp>,
 }
@@ -80,6 +82,8 @@ impl Serialize for NodeRows<'_> {
             occupancy: &'a Occupancy,
             marks: &'a Marks,
             sku: &'a Option<Sku>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            declared: Option<&'a Declared>,
             last_report: Option<Timestamp>,
         }
 
@@ -89,6 +93,7 @@ impl Serialize for NodeRows<'_> {
             occupancy: &node.occupancy,
             marks: &node.marks,
             sku: &node.sku,
+            declared: node.declared.as_deref(),
             last_report: *last_report,
         }))
     }
@@ -116,6 +121,7 @@ impl ClusterStateRow {
             marks: self.marks,
             hardware: None,
             sku: self.sku,
+            declared: self.declared.map(Arc::new),
             overrides: None,
         };
         ObservedNode { node: node.into(), agent_last_seen: self.last_report, jobs: Vec::new() }
@@ -191,6 +197,7 @@ pub(crate) fn node_record(
             case: stored.case,
             last_report: observed.agent_last_seen,
             job_failures: failed,
+            remembered_gpus: stored.remembered_gpus,
         },
         None => NodeRecord {
             node: observed.node,
@@ -204,6 +211,7 @@ pub(crate) fn node_record(
             case: None,
             last_report: observed.agent_last_seen,
             job_failures: failed,
+            remembered_gpus: 0,
         },
     }
 }

@@ -7,6 +7,8 @@ mod api_queries;
 mod bed;
 #[path = "store_suite/cases.rs"]
 mod cases;
+#[path = "store_suite/counts.rs"]
+mod counts;
 #[path = "store_suite/events.rs"]
 mod events;
 #[path = "store_suite/failed_work.rs"]
@@ -22,6 +24,7 @@ mod property;
 
 use bed::{StoreTestbed, finding, hardware, node, retry, test};
 use doctor_core::{
+    classify::DISTURBED_REPEATEDLY,
     finding::Verdict,
     ids::{HardwareId, JobId},
     lifecycle::NodeState,
@@ -62,6 +65,7 @@ suite!(
     a_controller_without_the_lease_cannot_write,
     a_lease_is_held_until_it_expires_is_released_or_its_process_dies,
     findings_count_up_while_they_last_and_a_conclusive_result_clears_them,
+    an_inconclusive_result_opens_only_a_finding_about_repeated_disturbance_and_clears_none,
     a_late_result_is_history_and_changes_neither_latest_nor_findings,
     new_hardware_under_a_known_name_starts_without_history,
     history_is_read_newest_first_by_node_test_and_time,
@@ -331,6 +335,28 @@ fn findings_count_up_while_they_last_and_a_conclusive_result_clears_them(bed: &m
     let trail: Vec<String> = bed.store.audit(100, Some(&node("n1"))).unwrap().into_iter().map(|row| row.what).collect();
     assert_eq!(trail.iter().filter(|what| *what == "finding-opened").count(), 2);
     assert_eq!(trail.iter().filter(|what| *what == "finding-cleared").count(), 2);
+    bed.assert_sound();
+}
+
+fn an_inconclusive_result_opens_only_a_finding_about_repeated_disturbance_and_clears_none(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Fail);
+    bed.wait(Span::hours(1));
+    let run = bed.plan("n1", &["gpu"]);
+    let mut outcome = bed.outcome("n1", "gpu", Verdict::Inconclusive);
+    outcome.findings = vec![finding("gpu", "clock-off", 5), finding("gpu", DISTURBED_REPEATEDLY, 5)];
+    bed.accept(&[bed.result(run, "n1", vec![outcome])]);
+    let rules = |bed: &StoreTestbed| {
+        let open = bed.store.load_nodes().unwrap()[&node("n1")].findings.clone();
+        open.iter().map(|open| open.finding.rule.to_string()).collect::<Vec<_>>()
+    };
+    let mut open = rules(bed);
+    open.sort();
+    assert_eq!(open, [DISTURBED_REPEATEDLY, "gpu-hot"]);
+    let newest = HistoryFilter { limit: Some(1), ..HistoryFilter::default() };
+    assert_eq!(bed.store.history(&newest).unwrap()[0].severity, None, "an inconclusive result has no severity");
+    bed.wait(Span::hours(1));
+    bed.run_test("n1", "gpu", Verdict::Pass);
+    assert_eq!(rules(bed), Vec::<String>::new());
     bed.assert_sound();
 }
 

@@ -285,6 +285,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
             advice: None,
             passed: 1,
             not_applicable: 0,
+            not_judged: 0,
             findings: Vec::new(),
             more_findings: 0,
             not_known: Vec::new(),

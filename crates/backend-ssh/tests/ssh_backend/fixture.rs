@@ -113,6 +113,7 @@ impl Hosts {
             run,
             nodes: NonEmpty::new(hosts.iter().map(|host| node(host)).collect()).unwrap(),
             tests: NonEmpty::new(tests).unwrap(),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
             outputs: hosts.iter().map(output).collect(),

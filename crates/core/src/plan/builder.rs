@@ -200,11 +200,6 @@ fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> 
     snapshot.tests.iter().find(|test| test.id == *id)
 }
 
-/// Returns whether the controller runs a test when its result is stale.
-pub(super) fn is_routine(snapshot: &Snapshot, id: &TestId) -> bool {
-    policy_of(snapshot, id).is_some_and(|policy| policy.routine)
-}
-
 /// Returns whether the node is free and neither a hold nor a foreign mark keeps us off it.
 pub(super) fn is_available(record: &NodeRecord, at: Timestamp) -> bool {
     record.node.occupancy.is_free()
@@ -218,6 +213,11 @@ pub(super) fn is_reachable_out_of_band(record: &NodeRecord, at: Timestamp) -> bo
     let ours = record.state.is_out_of_service() && record.case.is_some() && record.hold_at(at).is_none();
     let unused = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.is_reachable_out_of_band();
     ours && unused && record.node.marks.blocking_foreign_mark().is_none()
+}
+
+/// Returns how many validation jobs may run at the same time in this cluster.
+pub(super) fn max_jobs(snapshot: &Snapshot) -> u32 {
+    snapshot.policy.limits.jobs.for_nodes(snapshot.nodes.len())
 }
 
 fn usual_duration(snapshot: &Snapshot, tests: &[TestId]) -> Span {
@@ -274,7 +274,7 @@ impl Usage {
     pub(super) fn allows_run(&self, builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> bool {
         let snapshot = builder.snapshot;
         let pool = builder.index.pool(node);
-        self.jobs < snapshot.policy.limits.jobs
+        self.jobs < max_jobs(snapshot)
             && !self.is_pool_full(snapshot, &builder.index.pools[pool as usize], pool)
             && tests.iter().all(|id| {
                 let index = snapshot.tests.iter().position(|test| test.id == *id);

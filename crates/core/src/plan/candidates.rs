@@ -1,5 +1,5 @@
 //! Chooses which due nodes get a run now: suspects first, then nodes on which user work failed, then the stalest, as
-//! long as slots, mounts and budget are available.
+//! long as slots, mounts and budget are available. Slots that are left renew results before they become stale.
 
 use std::{
     cmp::Reverse,
@@ -69,6 +69,9 @@ fn choose(builder: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
         purpose_with_reason(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
     } else if !rank.is_healthy {
         purpose_with_reason(Purpose::Validation, "suspect", format!("suspect; {age}"))
+    } else if rank.is_early {
+        let text = format!("{age}; renewed while the node is free");
+        purpose_with_reason(Purpose::Validation, "renewal", text)
     } else if let Some(failed) = record.job_failures.as_ref().filter(|failed| failed.weight > Weight::NONE) {
         purpose_with_reason(
             Purpose::Validation,

@@ -4,7 +4,7 @@
 use super::{
     Action,
     builder::PlanBuilder,
-    requalification,
+    examination, requalification,
     steps::{cannot_mark, escalate, hand_over, is_allowed, is_commanded, propose, take_step},
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
             StepKind::Reset | StepKind::Reboot => ensure_repaired(builder, node, record, case, kind),
             StepKind::Replace => ensure_replaced(builder, node, record, case),
             StepKind::Requalify => requalification::start(builder, node, record, case),
-            StepKind::Examine => requalification::examine(builder, node, record, case),
+            StepKind::Examine => examination::start(builder, node, record, case),
             StepKind::HandOver => hand_over(builder, node, record, case, "the policy's next repair step is hand-over"),
             // Part of draining.
             StepKind::Evict => true,

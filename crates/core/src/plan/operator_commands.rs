@@ -5,13 +5,15 @@
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_in_service, is_routine, purpose_with_reason, tests_in},
+    builder::{PlanBuilder, is_in_service, purpose_with_reason, tests_in},
+    due::is_run_by_agent,
     findings, multi_node,
 };
 use crate::{
     case::{Case, RepairStep, StepKind},
     ids::{NodeName, TestId},
     lifecycle::{NodeEvent, NodeState},
+    policy::TestPolicy,
     run::{NonEmpty, Purpose},
     snapshot::{CommandKind, PendingCommand},
 };
@@ -46,11 +48,7 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
 /// a repair in progress: a test on a node that is about to restart is meaningless.
 fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, tests: &[TestId]) -> bool {
     let Some(node) = builder.find(name) else { return true };
-    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
-    let is_requested =
-        |test: &TestId| if tests.is_empty() { is_routine(builder.snapshot, test) } else { tests.contains(test) };
-    let chosen = applicable.into_iter().filter(is_requested).collect();
-    let Some(chosen) = NonEmpty::new(chosen) else { return true };
+    let Some(chosen) = NonEmpty::new(requested_tests(builder, node, tests)) else { return true };
     let repairing = matches!(builder.snapshot.nodes[node as usize].state, NodeState::Repairing { .. });
     if repairing || !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &chosen) {
         return false;
@@ -59,6 +57,22 @@ fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName
         purpose_with_reason(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
     builder.submit(node, chosen, purpose, None);
     true
+}
+
+/// Returns the named tests that apply. Without names: the routine ones that no live agent runs, or all routine ones if
+/// the agent runs every one of them.
+fn requested_tests(builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> Vec<TestId> {
+    let snapshot = builder.snapshot;
+    let applicable = tests_in(snapshot, builder.index.applies(node));
+    if !tests.is_empty() {
+        return applicable.into_iter().filter(|test| tests.contains(test)).collect();
+    }
+    let record = &snapshot.nodes[node as usize];
+    let routine = snapshot.tests.iter().filter(|test| test.routine && applicable.contains(&test.id));
+    let (by_agent, in_jobs): (Vec<&TestPolicy>, Vec<&TestPolicy>) =
+        routine.partition(|test| is_run_by_agent(snapshot, record, test));
+    let chosen = if in_jobs.is_empty() { by_agent } else { in_jobs };
+    chosen.into_iter().map(|test| test.id.clone()).collect()
 }
 
 /// Releases a node, after a requalification run if it had been taken out.

@@ -68,6 +68,38 @@ fn a_policy_with_unknown_names_is_rejected() {
 }
 
 #[test]
+fn a_configuration_may_begin_in_observe() {
+    let workdir = Workdir::new();
+    workdir.expect(0, &["config", "init", "plain"]).stdout_contains("--observe-first");
+    workdir.expect(0, &["config", "init", "first", "--observe-first"]).stdout_contains("mode `observe`");
+    let mode = |dir: &str| {
+        let shown = workdir.json(&["config", "show", "--config", &format!("{dir}/doctor.toml")]);
+        shown["policy_in_force"]["mode"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([mode("plain"), mode("first")], ["recommend", "observe"]);
+}
+
+#[test]
+fn config_check_says_whether_the_limits_can_hold_the_periods() {
+    let workdir = Workdir::local();
+    let check = |policy: &str| {
+        workdir.write("policy.toml", policy);
+        workdir.doctor(&["config", "check"])
+    };
+    check("").stdout_contains("The limits can hold the periods of all tests (declared durations).");
+    check("[limits]\njobs = 1\n").stdout_contains("of all tests on up to ");
+    // With a store, the nodes that were last observed count.
+    workdir.policy("");
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    check("").stdout_contains("of all tests on 1 node (");
+    let slow = "[limits]\njobs = 1\n[tests.dl]\ntypical_duration = \"8d\"\n";
+    let view = check(slow);
+    view.stdout_contains("collective-loopback, dl, storage: a full pass needs 8d");
+    view.stdout_contains("the period is 7d: at most 87 % coverage; raise `limits.jobs` to 2, or lengthen the period");
+    workdir.expect(1, &["config", "check"]);
+}
+
+#[test]
 fn the_effective_configuration_is_shown_and_parses() {
     let workdir = Workdir::local();
     let output = workdir.expect(0, &["config", "show"]);

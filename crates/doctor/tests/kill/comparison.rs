@@ -186,7 +186,7 @@ fn compare_rows(
                 let expected = verdicts.get(test).copied().unwrap_or(Verdict::Inconclusive);
                 match rows.get(test) {
                     None => wrong.push(format!("{id}: {test} of {node} is lost, expected {expected}")),
-                    Some(row) if row.reason.as_str() == "no-limit" && was_away(node) => unjudged += 1,
+                    Some(row) if doctor_core::classify::is_not_judged(&row.reason) && was_away(node) => unjudged += 1,
                     Some(row) if row.verdict != expected => {
                         wrong.push(format!(
                             "{id}: {test} of {node} is {} ({}), expected {expected}",
@@ -230,7 +230,8 @@ fn expected_verdicts(
     let body = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |end| &bytes[end + 1..]);
     let document: Document = serde_json::from_slice(body).unwrap();
     let sku = doctor_sim::simulated_tests::sku();
-    let by = ClassifyContext { settings, sku: Some(&sku), acknowledged: &[] };
+    let profile = settings.profiles.resolve(Some(&sku), document.machine.as_ref());
+    let by = ClassifyContext { settings, profile, declared: None, acknowledged: &[] };
     let judged = document.tests.iter().map(|evidence| {
         let past = Baselines::at(evidence.ended);
         (evidence.test.clone(), result_validation::classify_evidence(by, evidence, &past, None).verdict)

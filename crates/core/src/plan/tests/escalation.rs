@@ -151,7 +151,8 @@ fn an_outage_long_after_a_reset_does_not_make_the_reset_fail() {
 
 #[test]
 fn a_node_that_waits_for_requalification_is_no_longer_repairing() {
-    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.limits.jobs = 0);
+    let mut cluster =
+        lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.limits.jobs = 0.into());
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "move a quarantined: repaired");
 }

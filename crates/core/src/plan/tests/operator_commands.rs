@@ -75,7 +75,7 @@ fn a_requested_test_obeys_limits_but_not_budget_pause_or_backoff() {
     storage.shares = vec!["/data".to_owned()];
     let cluster = || with_test_command(free("a")).tests(vec![storage.clone()]).node(busy("b").fresh());
     assert_eq!(cluster().chosen(), ["a storage"]);
-    assert!(cluster().policy(|policy| policy.limits.jobs = 0).lines().is_empty());
+    assert!(cluster().policy(|policy| policy.limits.jobs = 0.into()).lines().is_empty());
     assert!(cluster().policy(|policy| policy.limits.pools = [(pool("gpu"), 0)].into()).lines().is_empty());
     let taken = run("b", &["storage"], ObservedJobState::Unknown { why: "timeout".into() });
     assert!(cluster().run(taken).lines().is_empty(), "the mount is in use");
