@@ -1,7 +1,8 @@
 //! Classes of hardware that a machine may lack, and the metric that counts each.
 //!
 //! A check that finds nothing of its class reports this code as not applicable. Where the class is expected, nothing
-//! found is not an absent class but missing hardware: the result is inconclusive and blocks "healthy".
+//! found is not an absent class but missing hardware: the result is inconclusive and blocks "healthy". InfiniBand is no
+//! class of its own: a profile counts RDMA ports, and on a machine with RoCE no port is InfiniBand.
 
 use crate::reason::coded;
 
@@ -12,7 +13,6 @@ coded! {
         Nvlink => "no-nvlink",
         Nvswitch => "no-nvswitch",
         Efa => "no-efa",
-        Infiniband => "no-infiniband",
         Rdma => "no-rdma",
         Nvme => "no-nvme",
     }
@@ -26,7 +26,7 @@ impl HardwareClass {
             Self::Nvlink => "nvlink_count",
             Self::Nvswitch => "nvswitch_count",
             Self::Efa => "efa_devices",
-            Self::Infiniband | Self::Rdma => "fabric_ports_active",
+            Self::Rdma => "fabric_ports_active",
             Self::Nvme => "nvme_disks",
         }
     }
@@ -38,7 +38,6 @@ impl HardwareClass {
             Self::Nvlink => "NVLink",
             Self::Nvswitch => "NVSwitch",
             Self::Efa => "EFA adapter",
-            Self::Infiniband => "InfiniBand port",
             Self::Rdma => "RDMA port",
             Self::Nvme => "NVMe disk",
         }

@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(of_hook("boot-1").as_ref().map(Sku::as_str), Some("hgx-h100"));
         assert_eq!(of_hook("boot-2"), None);
         second.refresh(&SOURCES, &h100s(2, "boot-2", ""));
-        assert_eq!((sku(&second), second.facts().unwrap().gpu_ids.len()), (None, 2));
+        assert_eq!((sku(&second), second.facts().unwrap().gpu_ids.len()), (Some("h100-sxm"), 2), "only the chip is known");
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
         let ours = site("sku = \"hgx-h100\"\nversion = 40\n[expect]\nnvme_disks = 4\n");
         let line = first.set_site_profiles(ours.clone());
         assert!(line.contains("using 1 of the controller's profiles: machine type hgx-h100"), "{line}");
-        assert_eq!((first.site_digest(), first.profile().map(|profile| profile.version)), (ours.digest(), Some(40)));
+        assert_eq!((first.site_digest(), first.profile().map(|profile| profile.version)), (ours.digest(), Some(41)), "with that of the chip");
         for bad in ["sku = 1\n", "sku = \"x\"\nversion = 1\nlike = \"no-such-type\"\n"] {
             let line = first.set_site_profiles(site(bad));
             assert!(line.contains("not usable, the previous ones stay in force: "), "{line}");
@@ -287,7 +287,7 @@ mod tests {
         let (mut second, _woken) = machine(state.path());
         assert_eq!(second.site_digest(), ours.digest());
         second.refresh(&SOURCES, &h100s(8, "boot-1", ""));
-        assert_eq!(second.profile().map(|profile| profile.version), Some(40));
+        assert_eq!(second.profile().map(|profile| profile.version), Some(41));
         fs::write(state.path().join(PROFILES_FILE), "[\"sku").unwrap();
         assert_eq!(machine(state.path()).0.site_digest(), none, "a damaged file");
     }
