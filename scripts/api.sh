@@ -40,7 +40,12 @@ doctor=$(realpath "${CARGO_TARGET_DIR:-target}/debug/doctor")
 [ -x "$doctor" ] || cannot "$doctor is not built (cargo build)"
 work=$(mktemp -d)
 demo=
-trap '[ -z "$demo" ] || kill "$demo" 2>/dev/null || true; rm -rf "$work"' EXIT
+# The demonstration writes to the folder until it has ended.
+end_demo() {
+  if [ -n "$demo" ]; then kill "$demo" 2>/dev/null || true; wait "$demo" || true; fi
+  rm -rf "$work"
+}
+trap end_demo EXIT
 cd "$work"
 "$doctor" demo --nodes 12 --days 2 --quiet --dir demo --serve --listen 127.0.0.1:0 --speed 60 --json >told 2>said &
 demo=$!

@@ -10,8 +10,8 @@ fifth of the last seconds and enough memory is free. There is no list of heavy t
 fewer at a time. The longest start first, by the times of the previous run (kept in the target folder), else by size.
 
 A failed test runs once more, alone. If it fails again, it has failed. If it passes, it is reported as UNSTEADY: a bug in the test or
-in the program that must be investigated, and a failure all the same. The share of time that the host withheld from this machine
-(`steal` in /proc/stat) is printed beside it.
+in the program that must be investigated, and a failure all the same. What it said the first time is repeated at the end, and the share
+of time that the host withheld from this machine (`steal` in /proc/stat) is printed beside it.
 
 SUITE_JOBS=N runs at most N programs at a time.
 """
@@ -34,6 +34,8 @@ IDLE_SHARE = 0.2
 SETTLED_S = 4.0
 # A real kubelet with its control plane takes one and a half GiB.
 FREE_KIB = 3 << 20
+# Characters of what a failed test said that are repeated at the end.
+MESSAGE = 3000
 # Seconds between two messages about what is still running.
 SILENCE_S = 60
 
@@ -186,6 +188,18 @@ def run_all(found):
             os.killpg(program.process.pid, signal.SIGKILL)
 
 
+def without_names(said):
+    """Leaves out libtest's lists of passed tests; what passed tests said stays."""
+    return re.sub(r"^successes:\n(?:    \S+\n)+\n?", "", said, flags=re.M)
+
+
+def panics(said):
+    """Returns, by test, what a failed test said, without the stack."""
+    parts = re.split(r"^---- (\S+) stdout ----$", said.rpartition("\nfailures:\n")[0], flags=re.M)
+    short = lambda text: re.sub(r"^stack backtrace:\n(?:^ .*\n)*(?:^note: .*\n)?", "", text, flags=re.M).strip()
+    return {name: short(text) for name, text in zip(parts[1::2], parts[2::2])}
+
+
 def failures(said):
     """Returns the failed tests from libtest's last list."""
     last = said.rpartition("\nfailures:\n")[2]
@@ -199,15 +213,16 @@ def main():
     wanted = sys.argv[1:]
     found, record = programs(wanted)
     began, (used_before, _, stolen_before) = time.monotonic(), ticks()
-    passed, failed, broken, ended = 0, [], [], []
+    passed, failed, broken, ended, messages = 0, [], [], [], {}
     for program, status in run_all(in_order(found, record)):
         said = program.text()
         ended.append(program)
-        print(f"== {program.name}: {program.seconds:.0f} s\n{said}", flush=True)
+        print(f"== {program.name}: {program.seconds:.0f} s\n{without_names(said)}", flush=True)
         passed += sum(int(count) for count in re.findall(r"^test result: \S+ (\d+) passed", said, re.M))
         names = [] if isinstance(program, Documentation) else failures(said)
         if status != 0:
             failed += [(program, name) for name in names]
+            messages.update(panics(said))
             if not names:
                 # The program ended without naming a test, for example by a crash.
                 broken.append(f"{program.name} (ended with {status})")
@@ -231,6 +246,8 @@ def main():
         unsteady = [name for program, name in failed if program.alone(name)]
     for what in broken:
         print(f"FAILED: {what}")
+    for program, name in failed:
+        print(f"\n{name}, beside others:\n{messages.get(name, '')[-MESSAGE:]}")
     for program, name in failed:
         if name in unsteady:
             print(f"UNSTEADY: {name} failed beside others and passed alone; CPU time stolen by the host: {missing} %")

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
 log=$(mktemp)
 aside=$(mktemp -d)
-trap 'rm -rf "$log" "$aside"' EXIT
+trap 'end_background; rm -rf "$log" "$aside"' EXIT
 rows=()
 failed=0
 declare -A started_beside=() pid_beside=()
@@ -71,10 +71,32 @@ beside() {
   pid_beside[$name]=$!
 }
 
+# Runs a command in a session of its own with low priority. Linux shares processor time among sessions before it looks at the priority
+# of processes (`sched_autogroup_enabled`), so the priority of the session is lowered too.
+background() {
+  # shellcheck disable=SC2016 # the inner shell expands them
+  setsid --wait bash -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$@"' background "$@"
+}
+
+# Ends what still runs in the background: an interrupt of the terminal does not reach another session.
+end_background() {
+  local name
+  for name in "${!pid_beside[@]}"; do
+    [ -e "$aside/$name.ended" ] || end_tree "${pid_beside[$name]}"
+  done
+}
+
+end_tree() { # pid
+  local child
+  for child in $(pgrep -P "$1"); do end_tree "$child"; done
+  kill "$1" 2>/dev/null
+}
+
 # Gives a process and its children normal priority, if this user may.
 raise_priority() { # pid
   local child
   renice -n 0 -p "$1" >/dev/null 2>&1 || return 0
+  echo 0 2>/dev/null >"/proc/$1/autogroup"
   for child in $(pgrep -P "$1"); do raise_priority "$child"; done
 }
 
@@ -202,8 +224,8 @@ part shell shell
 part lint scripts/lint.sh
 part build "$cargo" build --workspace --all-features --all-targets --quiet || report
 # These use the time that the tests leave: the tests wait more than they compute.
-beside fuzz-build nice -n 19 scripts/fuzz.sh build
-beside portable nice -n 19 scripts/portable.sh check
+beside fuzz-build background scripts/fuzz.sh build
+beside portable background scripts/portable.sh check
 part tests scripts/suite.py
 part api api
 part browser browser

@@ -38,7 +38,7 @@ fn signed(word: &str, body: &[u8]) -> Vec<u8> {
 
 fn judged(evidence: &TestEvidence, up: Option<Span>) {
     assert!(!evidence.test.as_str().contains('/'));
-    let by = ClassifyContext { settings: &SETTINGS, sku: None, acknowledged: &[] };
+    let by = ClassifyContext { settings: &SETTINGS, profile: None, declared: None, acknowledged: &[] };
     let judgement = classify_evidence(by, evidence, &Baselines::at(evidence.ended), up);
     let params = SETTINGS.catalogue.params(&SETTINGS.policy, &evidence.test);
     let seen = SETTINGS.catalogue.get(&evidence.test).map(|check| check.observe(&params, evidence));

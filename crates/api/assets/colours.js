@@ -13,6 +13,7 @@ export const STATUS_STYLES = {
   stale: { tone: "warn", symbol: "◷", shape: "half" },
   "never-tested": { tone: "dim", symbol: "∅", shape: "hollow" },
   "not-applicable": { tone: "dim", symbol: "–", shape: "hollow" },
+  "not-judged": { tone: "dim", symbol: "·", shape: "hollow" },
   "in-service": { tone: "good", symbol: "✓", shape: "solid" },
   suspect: { tone: "warn", symbol: "!", shape: "half" },
   quarantined: { tone: "bad", symbol: "✕", shape: "cross" },

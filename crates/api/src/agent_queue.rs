@@ -1,12 +1,12 @@
 //! Queue of agent messages for the engine, and when each agent last reported.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use doctor_checks::drain_permit::DrainPermit;
+use doctor_checks::{drain_permit::DrainPermit, site_profiles::SiteProfiles};
 use doctor_core::{
     ids::NodeName,
     plan::TakeOutPermit,
@@ -16,13 +16,18 @@ use doctor_engine::{
     inbox::{AgentMessage, Inbox},
     trigger::Trigger,
 };
-use doctor_store::{Store, StoreError, records::AgentContact};
+use doctor_store::{
+    Store, StoreError,
+    records::{AgentConfirmation, AgentContact},
+};
 use tokio::sync::oneshot;
 
 use super::liveness::LoopWatchdog;
 
 /// How often contacts are stored, all together, and the list of agents is read again.
 const STORE_INTERVAL: Span = Span::minutes(1);
+/// Rounds of checks of one agent that are kept until they are stored; an agent has three or four a minute at most.
+const MAX_ROUNDS: usize = 16;
 /// Limits of what may wait for one cycle.
 const MAX_MESSAGES: usize = 1024;
 const MAX_BYTES: usize = 256 << 20;
@@ -50,12 +55,34 @@ struct QueueState {
     latest_report: BTreeMap<NodeName, AgentContact>,
     /// Of those, not stored yet.
     unsaved: BTreeSet<NodeName>,
+    /// Results that agents have confirmed in heartbeats, not stored yet.
+    confirmed: BTreeMap<NodeName, AgentConfirmation>,
     /// Whether one of them reported for the first time, which the operator who enrolled it waits for.
     first_contact: bool,
     /// Agents that the store does not know yet: their cluster vouches for them and they were never enrolled.
     unregistered: BTreeSet<NodeName>,
     /// The last cycle's permits, and until when they are valid.
     drain_permits: Option<(TakeOutPermit, Instant)>,
+    site_profiles: Arc<SignableProfiles>,
+}
+
+/// The site's profiles, and the digest that agents compare.
+#[derive(Debug)]
+pub(super) struct SignableProfiles {
+    pub(super) profiles: SiteProfiles,
+    pub(super) digest: String,
+}
+
+impl From<SiteProfiles> for SignableProfiles {
+    fn from(profiles: SiteProfiles) -> Self {
+        Self { digest: profiles.digest(), profiles }
+    }
+}
+
+impl Default for SignableProfiles {
+    fn default() -> Self {
+        SiteProfiles::default().into()
+    }
 }
 
 /// What the store knows of a sender.
@@ -99,13 +126,27 @@ impl AgentQueue {
         (permits.allows(node) && Instant::now() < *expires).then_some(PERMIT)
     }
 
+    pub(super) fn set_site_profiles(&self, profiles: SiteProfiles) {
+        self.lock().site_profiles = Arc::new(profiles.into());
+    }
+
+    pub(super) fn site_profiles(&self) -> Arc<SignableProfiles> {
+        Arc::clone(&self.lock().site_profiles)
+    }
+
     pub(super) fn is_leading(&self) -> bool {
         self.lock().leading
     }
 
-    /// Records contact from an authenticated agent. A message no newer than the last one may be a replay and proves
-    /// nothing about the present.
-    pub(super) fn record_contact(&self, node: &NodeName, identity: &AgentIdentity, contact: AgentContact) {
+    /// Records contact from an authenticated agent, and the results that a heartbeat confirms. A message no newer than
+    /// the last one may be a replay and proves nothing about the present.
+    pub(super) fn record_contact(
+        &self,
+        node: &NodeName,
+        identity: &AgentIdentity,
+        contact: AgentContact,
+        confirmed: Option<AgentConfirmation>,
+    ) {
         let mut state = self.lock();
         let stored = match identity {
             AgentIdentity::Known(stored) => stored.as_ref(),
@@ -122,6 +163,9 @@ impl AgentQueue {
         state.last_contact.insert(node.clone(), contact.at);
         state.latest_report.insert(node.clone(), contact);
         state.unsaved.insert(node.clone());
+        if let Some(confirmed) = confirmed {
+            state.add_confirmation(confirmed);
+        }
     }
 
     /// Queues a message and wakes the engine. The receiver resolves when it is stored; `None` if the queue is full.
@@ -163,6 +207,21 @@ impl AgentQueue {
 }
 
 impl QueueState {
+    /// Adds to what the agent has confirmed since the last time. All of it holds only for a store that has the agent's
+    /// last report.
+    fn add_confirmation(&mut self, confirmed: AgentConfirmation) {
+        match self.confirmed.entry(confirmed.node.clone()) {
+            Entry::Vacant(vacant) => drop(vacant.insert(confirmed)),
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                known.through = confirmed.through;
+                known.rounds.extend(confirmed.rounds);
+                let surplus = known.rounds.len().saturating_sub(MAX_ROUNDS);
+                known.rounds.drain(..surplus);
+            }
+        }
+    }
+
     fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
         let waiting = self.waiting.remove(&number)?;
         self.bytes -= waiting.message.bytes.len();
@@ -176,11 +235,12 @@ pub struct AgentInbox {
     queue: Arc<AgentQueue>,
     store: Store,
     last_saved: Timestamp,
+    last_confirmed: Timestamp,
 }
 
 impl AgentInbox {
     pub(super) fn new(queue: Arc<AgentQueue>, store: Store, now: Timestamp) -> Result<Self, StoreError> {
-        let inbox = Self { queue, store, last_saved: now };
+        let inbox = Self { queue, store, last_saved: now, last_confirmed: now };
         inbox.reload_agents()?;
         Ok(inbox)
     }
@@ -255,5 +315,13 @@ impl Inbox for AgentInbox {
         let unsaved = std::mem::take(&mut state.unsaved);
         let with_report = |node: NodeName| state.latest_report.get(&node).cloned().map(|report| (node, report));
         unsaved.into_iter().filter_map(with_report).collect()
+    }
+
+    fn take_confirmations(&mut self, now: Timestamp) -> Vec<AgentConfirmation> {
+        if now.since(self.last_confirmed) < STORE_INTERVAL {
+            return Vec::new();
+        }
+        self.last_confirmed = now;
+        std::mem::take(&mut self.queue.lock().confirmed).into_values().collect()
     }
 }

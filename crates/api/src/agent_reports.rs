@@ -18,7 +18,7 @@ use doctor_core::ids::NodeName;
 use doctor_engine::inbox::AgentMessage;
 use doctor_store::{
     Store,
-    records::{AgentContact, AgentKey},
+    records::{AgentConfirmation, AgentContact, AgentKey, ConfirmedRound},
 };
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -139,7 +139,8 @@ fn node_header(headers: &HeaderMap) -> Option<NodeName> {
 
 /// The response to an accepted report.
 struct IngestOutcome {
-    text: &'static str,
+    /// One line, or the site's profiles for an agent that has others.
+    text: String,
     /// Signed permit of the breaker for this node.
     permit: Option<String>,
 }
@@ -176,27 +177,53 @@ async fn accept_report(
     let bytes: Vec<u8> = bytes.into();
     let (report, key, bytes) = verify_report(&node, key, bytes).await?;
     let at = state.clock.now();
-    let AgentReport { sequence: number, at: sent, versions, .. } = &report;
-    let number = *number;
-    let contact = AgentContact { at, number, sent: *sent, versions: versions.clone() };
-    state.queue.record_contact(&node, &identity, contact);
-    let outcome = |key: &RunKey, text| {
-        let permit = state.queue.permit(&node).map(|permit| permit.sign(&node, number, key));
-        Ok(IngestOutcome { text, permit })
-    };
-    if report.is_heartbeat() {
-        return outcome(&key, "heard\n");
+    let is_heartbeat = report.is_heartbeat();
+    let AgentReport { sequence: number, at: sent, versions, confirmed, profiles, .. } = report;
+    let contact = AgentContact { at, number, sent, versions };
+    // The engine stores what a report confirms, together with its results.
+    let confirmed = confirmed.filter(|_| is_heartbeat).map(|confirmed| AgentConfirmation {
+        node: node.clone(),
+        through: confirmed.through,
+        rounds: ConfirmedRound::from_message(confirmed, at),
+    });
+    state.queue.record_contact(&node, &identity, contact, confirmed);
+    if is_heartbeat {
+        return Ok(respond(state, &node, number, profiles, key, "heard\n").await);
     }
-    drop(report);
     let message = AgentMessage { number: 0, node: node.clone(), key: key.clone(), bytes };
     let (message_number, stored) = state.queue.enqueue(message).ok_or(IngestError::QueueFull)?;
     match timeout(STORE_TIMEOUT, stored).await {
-        Ok(Ok(())) => outcome(&key, "kept\n"),
+        Ok(Ok(())) => Ok(respond(state, &node, number, profiles, key, "kept\n").await),
         _ => {
             state.queue.withdraw(message_number);
             Err(IngestError::NotStored(node))
         }
     }
+}
+
+/// Builds the response to an accepted message: with the permit of this moment, and with the site's profiles if the agent
+/// has others.
+async fn respond(
+    state: &Arc<IngestState>,
+    node: &NodeName,
+    number: u64,
+    agent_profiles: Option<String>,
+    key: RunKey,
+    text: &'static str,
+) -> IngestOutcome {
+    let permit = state.queue.permit(node).map(|permit| permit.sign(node, number, &key));
+    let site = state.queue.site_profiles();
+    let text = match agent_profiles.filter(|digest| *digest != site.digest) {
+        None => text.into(),
+        Some(_) => {
+            let node = node.clone();
+            let sign = move || site.profiles.sign(&node, number, &key);
+            let signed = tokio::task::spawn_blocking(sign).await;
+            // The message is accepted in any case; the agent's next one gets them.
+            signed.ok().and_then(Result::ok).unwrap_or_else(|| text.into())
+        }
+    };
+    IngestOutcome { text, permit }
 }
 
 /// The key that the report must be signed with, and the agent's identity.

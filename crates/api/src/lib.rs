@@ -32,6 +32,7 @@ use axum::{
     routing::{get, post},
 };
 use doctor_backend::clock::Clock;
+use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::plan::TakeOutPermit;
 use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
@@ -194,6 +195,11 @@ impl AgentListener {
     /// `None`: unknown.
     pub fn set_drain_permits(&self, permits: Option<TakeOutPermit>, every: Duration) {
         self.queue.set_drain_permits(permits, every);
+    }
+
+    /// Sets the site's profiles, which agents get with the response to their next message.
+    pub fn set_site_profiles(&self, profiles: SiteProfiles) {
+        self.queue.set_site_profiles(profiles);
     }
 }
 

@@ -16,13 +16,13 @@ use doctor_backend::{
 };
 use doctor_checks::{
     Catalogue,
-    document::{AgentReport, DroppedReports, RunKey, Schema, Versions},
+    document::{AgentReport, CheckRound, ConfirmedResults, DroppedReports, RunKey, Schema, Versions},
     drain_permit::DrainPermit,
     profiles,
+    site_profiles::SiteProfiles,
 };
 use doctor_core::{
-    ids::NodeName,
-    node::Hardware,
+    ids::{NodeName, TestId},
     plan::TakeOutPermit,
     policy::Policy,
     time::{Span, Timestamp},
@@ -30,7 +30,7 @@ use doctor_core::{
 use doctor_engine::{inbox::Inbox, settings::Settings, trigger::Trigger};
 use doctor_store::{
     Store,
-    records::{AgentAuth, AgentKey},
+    records::{AgentAuth, AgentConfirmation, AgentKey},
 };
 
 struct Fixture {
@@ -138,23 +138,14 @@ fn exchange(to: SocketAddr, head: &str, body: &[u8]) -> String {
 }
 
 fn heartbeat(name: &str, number: u64) -> AgentReport {
-    AgentReport {
-        uptime: None,
-        node: node(name),
-        hardware: Hardware::default(),
-        sequence: number,
-        at: Timestamp::from_secs(2000 + number as i64),
-        checks: Vec::new(),
-        versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 1, queued: 0 },
-        dropped: None,
-    }
+    let versions = Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 1, queued: 0 };
+    AgentReport::heartbeat(node(name), number, Timestamp::from_secs(2000 + number as i64), versions)
 }
 
 /// A report that the engine has to store.
 fn report(name: &str, number: u64) -> AgentReport {
     let at = Timestamp::from_secs(2000);
     AgentReport {
-        uptime: None,
         dropped: Some(DroppedReports { reports: 1, checks: [].into(), from: at, to: at }),
         ..heartbeat(name, number)
     }
@@ -391,4 +382,49 @@ fn each_response_says_whether_the_breaker_permits_a_drain() {
     assert!(permit("n1", 4).is_some());
     fixture.listener.set_drain_permits(None, every);
     assert_eq!(permit("n1", 5), None, "the store failed: unknown");
+}
+
+#[test]
+fn results_that_a_heartbeat_confirms_are_handed_over_once_a_minute() {
+    let mut fixture = Fixture::leading();
+    let confirming = |number: u64, through: u64, age: Span| {
+        let checks = vec![TestId::new("memory").unwrap()];
+        let confirmed = Some(ConfirmedResults { through, rounds: vec![CheckRound { age, checks }] });
+        signed(&AgentReport { confirmed, ..heartbeat("n1", number) }, "n1")
+    };
+    let began = SystemClock.now();
+    fixture.expect("200", "n1", &confirming(5, 3, Span::minutes(2)));
+    fixture.expect("200", "n1", &confirming(6, 4, Span::ZERO));
+    // A client replays an old one.
+    fixture.expect("200", "n1", &confirming(5, 3, Span::ZERO));
+    fixture.expect("200", "n2", &signed(&heartbeat("n2", 1), "n2"));
+    assert!(fixture.inbox.take_confirmations(SystemClock.now()).is_empty(), "not yet");
+    let later = SystemClock.now().plus(Span::minutes(1));
+    let confirmed = fixture.inbox.take_confirmations(later);
+    let [AgentConfirmation { node: of, through: 4, rounds }] = &confirmed[..] else { panic!("{confirmed:?}") };
+    assert_eq!((of, rounds.len()), (&node("n1"), 2));
+    assert!(rounds[0].at < began && rounds[1].at >= began, "by the controller's clock: {rounds:?}");
+    assert!(fixture.inbox.take_confirmations(later.plus(Span::minutes(1))).is_empty());
+}
+
+#[test]
+fn an_agent_gets_the_sites_profiles_if_it_has_others() {
+    let fixture = Fixture::leading();
+    let ask = |name: &str, number: u64, profiles: Option<String>| {
+        let report = AgentReport { profiles, ..heartbeat(name, number) };
+        let response = fixture.expect("200", name, &signed(&report, name));
+        let (_, body) = response.split_once("\r\n\r\n").unwrap();
+        assert_eq!(SiteProfiles::is_reply(body), body != "heard\n", "{body}");
+        SiteProfiles::open(body, &node(name), number, &key(name))
+    };
+    let none = SiteProfiles::default().digest();
+    assert_eq!(ask("n1", 1, Some(none.clone())), None, "the site has none either");
+    let site = SiteProfiles::new(vec!["sku = \"ours\"\nversion = 1\n".to_owned()]).unwrap();
+    fixture.listener.set_site_profiles(site.clone());
+    assert_eq!(ask("n1", 2, Some(none.clone())), Some(site.clone()));
+    assert_eq!(ask("n2", 2, Some(none)), Some(site.clone()), "signed for each node");
+    assert_eq!(ask("n1", 3, Some(site.digest())), None);
+    assert_eq!(ask("n1", 4, None), None, "an agent of the previous schema");
+    fixture.listener.set_site_profiles(SiteProfiles::default());
+    assert_eq!(ask("n1", 5, Some(site.digest())), Some(SiteProfiles::default()), "they were removed");
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use doctor_core::{ids::RunId, time::Timestamp};
+use doctor_core::{ids::RunId, node::Declared, time::Timestamp};
 use serde::{Deserialize, Deserializer, de};
 
 /// A fleet with its instances, including those that are still being created.
@@ -127,6 +127,14 @@ pub(super) struct Resources {
     pub(super) gpus: Vec<Gpu>,
     pub(super) disk: Disk,
     pub(super) cpu_arch: Option<String>,
+}
+
+impl Resources {
+    /// Returns what these resources declare. GPUs of other makers than NVIDIA are not counted by any check.
+    pub(super) fn declared(&self) -> Option<Declared> {
+        let by_nvidia = |gpu: &&Gpu| gpu.vendor.as_deref().is_none_or(|maker| maker.eq_ignore_ascii_case("nvidia"));
+        Declared::gpus(u32::try_from(self.gpus.iter().filter(by_nvidia).count()).ok()?)
+    }
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -386,6 +394,20 @@ pub(super) mod tests {
         assert!(fleet.is_ssh() && fleet.idle_policy() == IdlePolicy::Keep);
         let resources = &fleet.instances[0].instance_type.as_ref().unwrap().resources;
         assert_eq!((resources.cpus, resources.gpus.len(), resources.gpus[0].name.as_str()), (96, 8, "H100"));
+    }
+
+    #[test]
+    fn an_instance_declares_its_gpus_of_nvidia() {
+        for instance in fleet().instances {
+            assert_eq!(instance.instance_type.unwrap().resources.declared(), Declared::gpus(8), "{}", instance.name);
+        }
+        let declared = |gpus: Value| {
+            let resources: Resources = serde_json::from_value(json!({ "cpus": 96, "gpus": gpus })).unwrap();
+            resources.declared().and_then(|declared| declared.gpus)
+        };
+        assert_eq!(declared(json!([])), None);
+        assert_eq!(declared(json!([{ "name": "L4" }, { "name": "L4", "vendor": "nvidia" }])), Some(2));
+        assert_eq!(declared(json!([{ "name": "MI300X", "vendor": "amd" }])), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::JobRequest;
 use doctor_core::{
+    access::Access,
     ids::{JobId, NodeName},
     run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
@@ -21,6 +22,10 @@ const DEADLINE_MARGIN: Span = Span::minutes(10);
 const NO_TERMINATION_MESSAGE: &str = "/dev/null";
 const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
 const POLICY_VARIABLE: &str = "DOCTOR_POLICY";
+const ACCESS_VARIABLE: &str = "DOCTOR_ACCESS";
+/// A volume of the task that shows the host's file system to the job, and where it does.
+const HOST_VOLUME: &str = "/:/host";
+const HOST: &str = "/host";
 /// In the container, which is deleted with the job.
 const POLICY: &str = "/tmp/doctor-policy.toml";
 /// An environment variable may have 128 KiB, and base64 makes a policy longer.
@@ -38,7 +43,8 @@ pub(super) fn run_plan(
         KeyDelivery::Secret => format!("${{{{ secrets.{} }}}}", secret_name(job.run)),
         KeyDelivery::Environment => job.key.to_hex(),
     };
-    let mut environment = json!({ KEY_VARIABLE: key });
+    let given = given_access(config).iter().map(|access| access.code()).collect::<Vec<_>>().join(",");
+    let mut environment = json!({ KEY_VARIABLE: key, ACCESS_VARIABLE: given });
     let mut commands = Vec::new();
     if let Some(policy) = policy {
         // In base64, because the shell and dstack would each interpret some characters.
@@ -90,11 +96,31 @@ fn command(job: &JobRequest, node: &NodeName, with_policy: bool, config: &Dstack
     if with_policy {
         args.extend(["--policy", POLICY].map(str::to_owned));
     }
+    if has_host(config) {
+        args.extend(["--root", HOST].map(str::to_owned));
+    }
     if let Some(state) = &config.task.state {
         args.extend(["--state".to_owned(), state.display().to_string()]);
     }
     let args: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
     format!("exec {}", args.join(" "))
+}
+
+fn has_host(config: &DstackConfig) -> bool {
+    config.task.volumes.iter().any(|volume| volume == HOST_VOLUME)
+}
+
+/// Returns the access to the host that the task's container has. dstack has no setting for the host's process ids.
+fn given_access(config: &DstackConfig) -> Vec<Access> {
+    let (has_host, privileged) = (has_host(config), config.task.privileged);
+    let is_given = |access: &Access| match access {
+        Access::Gpu => true,
+        Access::Rdma => privileged,
+        Access::HostRoot | Access::KernelLog => has_host && privileged,
+        Access::Mounts => has_host,
+        Access::HostPid => false,
+    };
+    Access::ALL.iter().copied().filter(is_given).collect()
 }
 
 /// Quotes a word for the shell, if needed.
@@ -163,6 +189,7 @@ mod tests {
             run: RunId::from_number(7),
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::new(vec![TestId::new("memory").unwrap(), TestId::new("dl").unwrap()]).unwrap(),
+            access: Vec::new(),
             limit: Span::minutes(90),
             key: RunKey::new([7; 32]),
             outputs: vec![JobOutput { node, logs: Vec::new(), document: "x.json".into() }],
@@ -189,7 +216,20 @@ mod tests {
         assert_eq!(task["max_duration"], 100 * 60);
         let command_line = "exec doctor-node job --run r0000000000007 --tests memory,dl --limit '1h 30m' --node bed-0 --carry /dev/null";
         assert_eq!(task["commands"], json!([command_line]));
-        assert_eq!(task["env"], json!({ "DOCTOR_RUN_KEY": "${{ secrets.doctor_r0000000000007 }}" }));
+        let environment = json!({ "DOCTOR_RUN_KEY": "${{ secrets.doctor_r0000000000007 }}", "DOCTOR_ACCESS": "gpu" });
+        assert_eq!(task["env"], environment);
+    }
+
+    #[test]
+    fn a_job_that_sees_the_host_is_told_so() {
+        let mut config = DstackConfig::default();
+        config.task.volumes.push("/:/host".to_owned());
+        let task = planned(None, &config)["configuration"].take();
+        assert_eq!(task["env"]["DOCTOR_ACCESS"], "gpu,mounts");
+        assert!(task["commands"][0].as_str().unwrap().ends_with(" --root /host"));
+        config.task.privileged = true;
+        let task = planned(None, &config)["configuration"].take();
+        assert_eq!(task["env"]["DOCTOR_ACCESS"], "host-root,gpu,rdma,kernel-log,mounts");
     }
 
     #[test]

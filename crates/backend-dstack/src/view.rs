@@ -81,6 +81,7 @@ impl View<'_> {
             // The job's result reports it.
             hardware: None,
             sku,
+            declared: instance.instance_type.as_ref().and_then(|kind| kind.resources.declared()).map(Arc::new),
         };
         let over_ssh = self.ssh_states.get(&instance.name).into_iter().flat_map(|found| &found.runs);
         let jobs = context.our_runs.iter().chain(over_ssh).copied().collect();

@@ -121,6 +121,7 @@ impl Host {
             run,
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::new(tests).unwrap(),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
             outputs: vec![JobOutput { node, logs: Vec::new(), document: format!("{run}.json").into() }],

@@ -9,19 +9,20 @@ use doctor_backend::{
 };
 use doctor_core::{
     ids::{JobId, NodeName, PoolName, RunId},
-    node::Node,
+    node::{Declared, Node},
     run::ObservedJobState,
     snapshot::Capabilities,
     time::Timestamp,
 };
 use kube::{
     Api,
-    api::{DynamicObject, Patch, PatchParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams},
 };
 
 use super::{
     cluster::{KubeRequestError, KubernetesBackend, LIST_TIMEOUT, MAX_ATTEMPTS},
     config::{KubernetesConfig, Replace},
+    declared,
     interned_map::Interner,
     job, names,
     objects::{CachedNode, FIELD_MANAGER, JobObject, PodObject, pod_resource},
@@ -44,7 +45,7 @@ impl KubernetesBackend {
         let mut offers: Vec<CandidateNode<'_>> = nodes
             .values()
             .filter(|node| {
-                let seen = seen_node(node, of(node), None, &self.config, &mut StringInterner::default());
+                let seen = seen_node(node, of(node), None, &self.config, &mut NodeValues::default());
                 seen.is_some_and(|seen| seen.node.occupancy.is_free())
             })
             .map(|node| CandidateNode { node, has_our_job: of(node).iter().any(|placed| placed.tenant.ours) })
@@ -59,11 +60,12 @@ fn seen_node(
     tenants: &[&PlacedPod],
     demanded_by: Option<&str>,
     config: &KubernetesConfig,
-    interner: &mut StringInterner,
+    shared: &mut NodeValues,
 ) -> Option<ObservedNode> {
     let node_marks = NodeMarks::from_node(node, config);
     let pods_on_node: Vec<PodOnNode> = tenants.iter().map(|placed| placed.tenant.clone()).collect();
-    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| interner.intern_str(value));
+    let declared = declared::declared(node, config).map(|declared| shared.declared.intern(Arc::new(declared)));
+    let mut label = |key: &str| node.metadata.labels.get(key).map(|value| shared.names.intern_str(value));
     Some(ObservedNode {
         node: Arc::new(Node {
             name: NodeName::try_from(Arc::clone(&node.metadata.name)).ok()?,
@@ -72,6 +74,7 @@ fn seen_node(
             marks: node_marks.marks,
             hardware: node.status.as_ref().map(|status| Arc::clone(&status.hardware)),
             sku: label(&config.sku_label).and_then(|sku| sku.try_into().ok()),
+            declared,
             overrides: None,
         }),
         agent_last_seen: None,
@@ -79,8 +82,13 @@ fn seen_node(
     })
 }
 
-/// Strings that many nodes have in common: pools and machine types.
-type StringInterner = Interner<str>;
+/// Values that many nodes have in common.
+#[derive(Debug, Default)]
+struct NodeValues {
+    /// Pools and machine types.
+    names: Interner<str>,
+    declared: Interner<Declared>,
+}
 
 fn default_pool() -> PoolName {
     PoolName::new("default").expect("a valid pool name")
@@ -116,10 +124,9 @@ impl Backend for KubernetesBackend {
             let demanded =
                 if waiting.is_empty() { HashMap::new() } else { self.demanded_nodes(nodes, &tenants, waiting) };
             let by = |name: &str| demanded.get(name).map(String::as_str);
-            let mut interner = StringInterner::default();
-            let seen = nodes
-                .iter()
-                .filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut interner));
+            let mut shared = NodeValues::default();
+            let seen =
+                nodes.iter().filter_map(|(name, node)| seen_node(node, of(name), by(name), &self.config, &mut shared));
             seen.collect()
         });
         let broken = |text| BackendError { operation: "read the cluster state", text, effect: Effect::NotAppliedRetry };
@@ -165,7 +172,12 @@ impl Backend for KubernetesBackend {
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         let api: Api<DynamicObject> = self.jobs(&self.run_resource());
-        let patch = Patch::Merge(job::cancel_patch(&self.config, SystemClock.now()));
+        let label = format!("{}={run}", names::run_label(&self.config));
+        let pods: Api<PodObject> = self.jobs(&pod_resource());
+        // Without an answer, the job counts as one that may have started.
+        let pods = self.request("cancel", pods.list(&ListParams::default().labels(&label)));
+        let is_pending = pods.is_ok_and(|pods| job::is_pending(&pods.items));
+        let patch = Patch::Merge(job::cancel_patch(&self.config, SystemClock.now(), is_pending));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.request("cancel", api.patch(&names::object_name(run), &parameters, &patch)) {
             Ok(job) => self.terminate_in_volcano(&job),

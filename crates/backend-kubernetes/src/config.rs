@@ -37,6 +37,8 @@ pub struct KubernetesConfig {
     pub policy_map: Option<String>,
     /// A Job in YAML into which each run is filled. Absent: the built-in one.
     pub template: Option<PathBuf>,
+    /// Whether a job's pod gets the access to its node that its tests need. If not, such tests are inconclusive in jobs.
+    pub host_access: bool,
     /// The kind of object that runs become.
     pub run_as: RunAs,
     /// The service account of agents.
@@ -187,12 +189,12 @@ impl Default for KubernetesConfig {
             namespace: "cluster-doctor".to_owned(),
             prefix: "cluster-doctor.io".to_owned(),
             node_selector: None,
-            gpu_resources: vec!["nvidia.com/gpu".to_owned(), "nvidia.com/mig-*".to_owned(), "amd.com/gpu".to_owned()],
+            gpu_resources: vec!["nvidia.com/gpu".to_owned(), "nvidia.com/mig-*".to_owned()],
             gpu_present_label: "nvidia.com/gpu.present".to_owned(),
             gpu_count_label: "nvidia.com/gpu.count".to_owned(),
             pool_label: "cluster-doctor.io/pool".to_owned(),
             sku_label: "node.kubernetes.io/instance-type".to_owned(),
-            usual_taints: vec!["nvidia.com/gpu".to_owned(), "amd.com/gpu".to_owned()],
+            usual_taints: vec!["nvidia.com/gpu".to_owned()],
             priority_class: Some("cluster-doctor".to_owned()),
             image: "cluster-doctor-node:latest".to_owned(),
             image_pull_policy: "IfNotPresent".to_owned(),
@@ -200,6 +202,7 @@ impl Default for KubernetesConfig {
             share: Share::None,
             policy_map: None,
             template: None,
+            host_access: true,
             run_as: RunAs::Job,
             agents: AgentAccount::default(),
             grace: Span::from_secs(30),

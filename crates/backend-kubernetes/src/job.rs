@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 
 use super::{
     config::{KubernetesConfig, RunAs, Share},
+    job_access::JobAccess,
     job_template::Template,
     multi_node,
     names::{
-        CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON, POLICY_PATH,
-        RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
+        CONTAINER, DATA_PATH, DEADLINE_EXCEEDED_REASON, HOST_PATH, KEY, KEY_VARIABLE, POD_FAILURE_POLICY_REASON,
+        POLICY_PATH, RENDEZVOUS, STATE_PATH, TERMINATION_LOG, job_id, object_name, run_label,
     },
     objects::{Condition, ContainerState, JobObject, PodObject, Quantities, Time},
     volcano,
@@ -50,9 +51,10 @@ pub(super) fn manifest(
         volumes.push(json!({ "name": "policy", "configMap": { "name": map } }));
         mounts.push(json!({ "name": "policy", "mountPath": POLICY_PATH, "readOnly": true }));
     }
+    let access = JobAccess::new(&job.access, template.requests_devices(config), config);
     let container = json!({
         "name": CONTAINER,
-        "command": command(job, config),
+        "command": command(job, access.has_host(), config),
         "terminationMessagePath": TERMINATION_LOG, "terminationMessagePolicy": "File",
         "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } } }],
         "resources": { "limits": gpus },
@@ -70,6 +72,7 @@ pub(super) fn manifest(
         "containers": [container],
         "volumes": volumes,
     });
+    access.apply(&mut pod);
     if let Some(class) = &config.priority_class {
         pod["priorityClassName"] = json!(class);
     }
@@ -117,7 +120,7 @@ fn tolerations(cordoned_by_us: bool, config: &KubernetesConfig) -> Vec<Value> {
     keys.iter().chain(&config.usual_taints).map(|key| json!({ "key": key, "operator": "Exists" })).collect()
 }
 
-fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
+fn command(job: &JobRequest, has_host: bool, config: &KubernetesConfig) -> Vec<String> {
     let tests = job.tests.iter().map(|test| test.as_str()).collect::<Vec<_>>().join(",");
     let mut command: Vec<String> = vec!["doctor-node".into(), "job".into(), "--run".into(), job.run.to_string()];
     command.extend([
@@ -128,6 +131,9 @@ fn command(job: &JobRequest, config: &KubernetesConfig) -> Vec<String> {
         "--state".into(),
         STATE_PATH.into(),
     ]);
+    if has_host {
+        command.extend(["--root".into(), HOST_PATH.into()]);
+    }
     if config.policy_map.is_some() {
         command.extend(["--policy".into(), format!("{POLICY_PATH}/policy.toml")]);
     }
@@ -166,13 +172,25 @@ pub(super) fn secret(job: &JobRequest, uid: &str, config: &KubernetesConfig) -> 
 }
 
 /// Builds the patch that cancels a job; Volcano also needs a command. The job remains, with its end, until it is removed like any
-/// other.
-pub(super) fn cancel_patch(config: &KubernetesConfig, now: Timestamp) -> Value {
+/// other. `is_pending`: its pod has not started, which cannot be seen any more once the pod is gone.
+pub(super) fn cancel_patch(config: &KubernetesConfig, now: Timestamp, is_pending: bool) -> Value {
     let mut patch = json!({ "metadata": { "annotations": { config.prefixed("cancelled"): now.to_string() } } });
+    if is_pending {
+        patch["metadata"]["annotations"][config.prefixed(CANCELLED_PENDING)] = json!("true");
+    }
     if config.run_as == RunAs::Job {
         patch["spec"] = json!({ "activeDeadlineSeconds": 0 });
     }
     patch
+}
+
+/// The annotation of a job that was cancelled before its pod started.
+const CANCELLED_PENDING: &str = "cancelled-pending";
+
+/// Returns whether there are pods and our program has started in none of them.
+pub(super) fn is_pending(pods: &[PodObject]) -> bool {
+    let has_begun = |state: &ContainerState| state.running.is_some() || state.terminated.is_some();
+    !pods.is_empty() && !pods.iter().any(|pod| program_state(pod).is_some_and(has_begun))
 }
 
 /// Returns the state of a job, from the Job object and its pods.
@@ -201,13 +219,17 @@ pub(super) fn job_state(
         let at = terminated.and_then(|end| end.finished_at).map_or(at, Time::timestamp);
         ObservedJobState::Ended { job: job_id.clone(), started, at: at.max(started.unwrap_or(at)), how }
     };
+    let was_pending =
+        job.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(&config.prefixed(CANCELLED_PENDING)));
+    let never_ran = is_pending(pods) || (pods.is_empty() && was_pending);
     if let Some(complete) = conditions.iter().find(|condition| condition.matches("Complete", "True")) {
         // Its pod may be gone already, but it certainly ran.
         return ended(complete, JobEnd::Exited, started.or(begun));
     }
     if let Some(failed) = conditions.iter().find(|condition| condition.matches("Failed", "True")) {
         // A failed pod that is gone may have run; its absence proves nothing.
-        let may_have_run = begun.filter(|_| pods.is_empty() && status.is_some_and(|status| status.failed > 0));
+        let is_gone = pods.is_empty() && status.is_some_and(|status| status.failed > 0);
+        let may_have_run = begun.filter(|_| is_gone && !was_pending);
         // A pod that is being deleted was ended from outside: the end of its container is not that of the program.
         let mut not_deleted = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
         let ended_itself = not_deleted.any(|pod| program_state(pod).is_some_and(|state| state.terminated.is_some()));
@@ -220,8 +242,12 @@ pub(super) fn job_state(
         return ObservedJobState::Ended { job: job_id, started: None, at: since, how: JobEnd::Killed };
     }
     if conditions.iter().any(|one| one.matches("FailureTarget", "True") || one.matches("SuccessCriteriaMet", "True")) {
-        // The outcome is decided, and its last pod is being removed.
-        return ObservedJobState::Running { job: job_id, since: started.or(begun).unwrap_or(since) };
+        // The outcome is decided, and its last pod is being removed. A pod that is still there and has no container state
+        // never ran; one that is gone may have run.
+        return match never_ran {
+            true => ObservedJobState::Pending { job: job_id, since },
+            false => ObservedJobState::Running { job: job_id, since: started.or(begun).unwrap_or(since) },
+        };
     }
     match (running, terminated) {
         (Some(_), _) => ObservedJobState::Running { job: job_id, since: started.unwrap_or(since) },
@@ -256,6 +282,32 @@ mod tests {
     use doctor_core::ids::IdSource;
 
     use super::*;
+
+    #[test]
+    fn a_cancelled_job_whose_pod_was_never_scheduled_has_not_started() {
+        let job = json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "j" }, "spec": {},
+            "status": { "startTime": "2026-11-17T17:02:50Z",
+                "conditions": [{ "type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded" }] } });
+        let job: JobObject = serde_json::from_value(job).unwrap();
+        let pod = |state: Value| -> PodObject {
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" }, "spec": { "containers": [] },
+                "status": { "phase": "Pending", "containerStatuses": state } });
+            serde_json::from_value(pod).unwrap()
+        };
+        let run = IdSource::new(1).run();
+        let state = |pods: &[PodObject]| job_state(&job, pods, run, &KubernetesConfig::default());
+        assert!(matches!(state(&[pod(json!([]))]), ObservedJobState::Pending { .. }));
+        assert!(matches!(state(&[]), ObservedJobState::Running { .. }), "its pod may have run");
+        let patch = cancel_patch(&KubernetesConfig::default(), Timestamp::from_secs(1), true);
+        let failed = json!({ "type": "Failed", "status": "True", "reason": "DeadlineExceeded" });
+        let cancelled = json!({ "apiVersion": "batch/v1", "kind": "Job", "spec": {}, "metadata": patch["metadata"],
+            "status": { "startTime": "2026-11-17T17:02:50Z", "failed": 1, "conditions": [failed] } });
+        let cancelled: JobObject = serde_json::from_value(cancelled).unwrap();
+        let end = job_state(&cancelled, &[], run, &KubernetesConfig::default());
+        assert!(matches!(end, ObservedJobState::Ended { started: None, how: JobEnd::Killed, .. }), "{end:?}");
+        let running = json!([{ "name": CONTAINER, "state": { "running": { "startedAt": "2026-11-17T17:02:51Z" } } }]);
+        assert!(matches!(state(&[pod(running)]), ObservedJobState::Running { .. }));
+    }
 
     #[test]
     fn a_deleted_pod_makes_the_job_lost_not_failed() {

@@ -102,6 +102,12 @@ impl Template {
         usual
     }
 
+    /// Returns whether the template requests devices of a plugin besides GPUs, such as `rdma/hca`.
+    pub(super) fn requests_devices(&self, config: &KubernetesConfig) -> bool {
+        let limits = self.0.pointer("/spec/template/spec/containers/0/resources/limits").and_then(Value::as_object);
+        limits.is_some_and(|limits| limits.keys().any(|name| name.contains('/') && !is_gpu(name, config)))
+    }
+
     /// Returns the image of our container, if the template sets one.
     pub(super) fn image(&self) -> Option<&str> {
         self.0.pointer("/spec/template/spec/containers/0/image").and_then(Value::as_str)
@@ -417,6 +423,17 @@ mod tests {
         let usual = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "doctor-node" }] } } } });
         let filled = read(&pod("hostPID: true")).unwrap().fill(usual, json!({}));
         assert_eq!(filled["spec"]["template"]["spec"]["containers"][0]["name"], "doctor-node");
+    }
+
+    #[test]
+    fn a_template_that_requests_rdma_devices_is_recognised() {
+        let requests = |limits: &str| {
+            let text = pod(&format!("containers:\n- name: doctor-node\n  resources:\n    limits: {limits}"));
+            read(&text).unwrap().requests_devices(&KubernetesConfig::default())
+        };
+        assert!(requests("{ rdma/hca: 8 }") && requests("{ vpc.amazonaws.com/efa: 32 }"));
+        assert!(!requests("{ memory: 1Gi, hugepages-2Mi: 5Gi }"));
+        assert!(!read(STANDARD_TEMPLATE).unwrap().requests_devices(&KubernetesConfig::default()));
     }
 
     #[test]

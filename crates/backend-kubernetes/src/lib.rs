@@ -12,6 +12,8 @@ mod cluster;
 #[cfg(feature = "client")]
 mod collect_results;
 #[cfg(feature = "client")]
+mod declared;
+#[cfg(feature = "client")]
 mod evict_and_repair;
 #[cfg(feature = "client")]
 mod failures;
@@ -21,6 +23,8 @@ mod inspect;
 mod interned_map;
 #[cfg(feature = "client")]
 mod job;
+#[cfg(feature = "client")]
+mod job_access;
 #[cfg(feature = "client")]
 mod job_template;
 #[cfg(feature = "client")]

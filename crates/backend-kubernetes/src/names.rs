@@ -22,8 +22,14 @@ pub(super) const KEY: &str = "key";
 pub(super) const RENDEZVOUS: &str = "rendezvous";
 /// Reserved names that a template must not use: the variable with the key, the volumes, and their mount paths.
 pub(super) const KEY_VARIABLE: &str = "DOCTOR_RUN_KEY";
-pub(super) const VOLUMES: [&str; 3] = ["data", "state", "policy"];
-pub(super) const MOUNT_PATHS: [&str; 3] = [DATA_PATH, STATE_PATH, POLICY_PATH];
+pub(super) const VOLUMES: [&str; 4] = ["data", "state", "policy", HOST_VOLUME];
+pub(super) const MOUNT_PATHS: [&str; 4] = [DATA_PATH, STATE_PATH, POLICY_PATH, HOST_PATH];
+/// The node's file system in a job's container, if the tests need it.
+pub(super) const HOST_VOLUME: &str = "host";
+pub(super) const HOST_PATH: &str = "/host";
+/// The variable that names the access that the job was given. A variable and not an argument, because an older
+/// `doctor-node` ignores it.
+pub(super) const ACCESS_VARIABLE: &str = "DOCTOR_ACCESS";
 
 /// Returns the name of a run's job, secret and service.
 pub(super) fn object_name(run: RunId) -> String {

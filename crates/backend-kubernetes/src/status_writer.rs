@@ -193,6 +193,7 @@ mod tests {
             advice: Some(Advice::Replace),
             passed: 1,
             not_applicable: 0,
+            not_judged: 0,
             findings: (0..32).map(finding).collect(),
             more_findings: 9,
             not_known: (0..128).map(|n| (id(n), TestStatus::NeverTested)).collect(),

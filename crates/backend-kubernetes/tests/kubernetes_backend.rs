@@ -160,6 +160,7 @@ fn request(run: RunId, node: &str, test: &str) -> JobRequest {
         run,
         nodes: NonEmpty::one(node.clone()),
         tests: NonEmpty::one(TestId::new(test).unwrap()),
+        access: Vec::new(),
         limit: Span::minutes(10),
         key: RunKey::new([3; 32]),
         outputs: vec![JobOutput { node, logs: vec!["a.log".into()], document: "a.json".into() }],

@@ -247,6 +247,7 @@ mod tests {
             run: IdSource::new(1).run(),
             nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
             tests: NonEmpty::one(TestId::new("storage").unwrap()),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: RunKey::new([7; 32]),
             outputs: nodes.iter().map(output).collect(),

@@ -8,7 +8,7 @@ use doctor_core::time::Timestamp;
 use serde::Deserialize;
 
 use super::{
-    nodes::{NodeListError, Reason, SlurmNode, gpus},
+    nodes::{NodeListError, Reason, SlurmNode, declared, gpus},
     states::SlurmNodeState,
 };
 
@@ -164,6 +164,7 @@ fn node(entry: NodeEntry) -> SlurmNode {
         features: entry.active_features.to_vec(),
         available_features: entry.features.to_vec(),
         gpus: gpus(entry.gres.as_deref().unwrap_or_default()),
+        declared: declared(entry.gres.as_deref().unwrap_or_default()),
         cpus: entry.cpus.unwrap_or_default(),
         memory: entry.real_memory.unwrap_or_default(),
         booted: entry.boot_time.timestamp(),
@@ -173,5 +174,26 @@ fn node(entry: NodeEntry) -> SlurmNode {
         extra: entry.extra.unwrap_or_default(),
         instance_type: text(entry.instance_type),
         name: entry.name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doctor_core::node::Declared;
+
+    #[test]
+    fn every_dialect_declares_the_configured_gpus_whatever_is_in_use() {
+        for (version, bytes) in [
+            ("22.05", include_bytes!("fixtures/22.05/slurmrestd-v0.0.38-nodes.json").as_slice()),
+            ("22.05, all in use", include_bytes!("fixtures/22.05/sinfo-alloc.json").as_slice()),
+            ("22.05, down", include_bytes!("fixtures/22.05/sinfo-down.json").as_slice()),
+            ("24.11", include_bytes!("fixtures/24.11/slurmrestd-v0.0.42-nodes.json").as_slice()),
+            ("26.05", include_bytes!("fixtures/26.05/slurmrestd-v0.0.45-nodes.json").as_slice()),
+        ] {
+            for node in parse(bytes).unwrap() {
+                assert_eq!(node.declared, Declared::gpus(8), "{version}: {}", node.name);
+            }
+        }
     }
 }

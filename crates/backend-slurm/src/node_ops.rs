@@ -110,7 +110,9 @@ fn next_reboot_step(recorded: Option<RebootRecord>, node: &SlurmNode) -> RebootS
         Some(_) if node.reason_text().ends_with("reboot timed out") => {
             RebootStep::GiveUp("it did not come back in time (ResumeTimeout of slurm.conf)")
         }
-        Some(RebootRecord::Issued(_)) if is_unreachable(node) => RebootStep::Wait("it has not come back yet"),
+        Some(RebootRecord::Issued(_)) if !responds(node) || node.state.base() == Some(Base::Down) => {
+            RebootStep::Wait("it has not come back yet")
+        }
         // Slurm does not drop a reboot by itself.
         Some(RebootRecord::Issued(_)) => RebootStep::GiveUp("an operator cancelled it (scontrol cancel_reboot)"),
         Some(RebootRecord::Requested(before)) => RebootStep::Begin { before: Some(before) },
@@ -337,13 +339,15 @@ impl SlurmBackend {
     }
 }
 
-fn is_unreachable(node: &SlurmNode) -> bool {
-    node.state.any(&[Flag::RebootRequested, Flag::RebootIssued, Flag::NotResponding]).is_some()
-        || matches!(node.state.base(), Some(Base::Down | Base::Unregistered))
+fn responds(node: &SlurmNode) -> bool {
+    node.state.any(&[Flag::RebootRequested, Flag::RebootIssued, Flag::NotResponding]).is_none()
+        && node.state.base() != Some(Base::Unregistered)
 }
 
+/// Returns whether the node has booted and responds. Slurm may have set it down since then: when it registers after
+/// `ResumeTimeout`, or twice ("Node unexpectedly rebooted").
 fn has_booted(node: &SlurmNode, before: Timestamp) -> bool {
-    !is_unreachable(node) && node.booted.is_some_and(|now| now.since(before) > BOOT_TIME_TOLERANCE)
+    responds(node) && node.booted.is_some_and(|now| now.since(before) > BOOT_TIME_TOLERANCE)
 }
 
 #[cfg(test)]
@@ -386,8 +390,14 @@ mod tests {
             for under_way in ["IDLE+REBOOT_REQUESTED", "DOWN+REBOOT_ISSUED"] {
                 assert!(matches!(next_reboot_step(recorded, &same(under_way)), RebootStep::Wait(_)), "{under_way}");
             }
-            let late = node("DOWN", BEFORE, "doctor: x : reboot issued : reboot timed out");
-            assert!(matches!(next_reboot_step(recorded, &late), RebootStep::GiveUp(_)));
+            let gone = node("DOWN", BEFORE, "doctor: x : reboot issued : reboot timed out");
+            assert!(matches!(next_reboot_step(recorded, &gone), RebootStep::GiveUp(_)));
+            for reason in ["doctor: x : reboot issued : reboot timed out", "Node unexpectedly rebooted"] {
+                let late = node("DOWN", BEFORE.plus(Span::minutes(1)), reason);
+                assert_eq!(next_reboot_step(recorded, &late), RebootStep::Close, "{reason}");
+                let lost = SlurmNode { state: SlurmNodeState::parse("DOWN+NOT_RESPONDING"), ..late };
+                assert_ne!(next_reboot_step(recorded, &lost), RebootStep::Close, "{reason}");
+            }
         }
         assert!(matches!(next_reboot_step(issued, &same("DOWN+NOT_RESPONDING")), RebootStep::Wait(_)));
         assert!(matches!(next_reboot_step(issued, &same("IDLE")), RebootStep::GiveUp(_)), "an operator cancelled it");

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use doctor_core::{ids::NodeName, time::Timestamp};
+use doctor_core::{ids::NodeName, node::Declared, time::Timestamp};
 
 use super::{
     scontrol_text::{Record, records},
@@ -21,6 +21,8 @@ pub(super) struct SlurmNode {
     pub(super) available_features: Vec<String>,
     /// All that its configuration names, even if the node itself reports fewer.
     pub(super) gpus: u32,
+    /// The same if all are whole GPUs, and `None` if there are none.
+    pub(super) declared: Option<Declared>,
     pub(super) cpus: u64,
     /// In MB, as in Slurm.
     pub(super) memory: u64,
@@ -143,6 +145,7 @@ fn node(line: &str) -> Option<SlurmNode> {
         features: record.list("ActiveFeatures").map(str::to_owned).collect(),
         available_features: record.list("AvailableFeatures").map(str::to_owned).collect(),
         gpus: gpus(record.word("Gres").unwrap_or_default()),
+        declared: declared(record.word("Gres").unwrap_or_default()),
         cpus: record.number("CPUTot").unwrap_or_default(),
         memory: record.number("RealMemory").unwrap_or_default(),
         booted: record.time("BootTime"),
@@ -169,6 +172,26 @@ fn reason(value: &str) -> Reason {
 /// Counts the GPUs in `gpu:h100:8(S:0-1),gpu:4,shard:16`.
 pub(super) fn gpus(gres: &str) -> u32 {
     outside_brackets(gres).filter_map(|one| gres_count(one, "gpu")).fold(0, u32::saturating_add)
+}
+
+/// Returns what the configured `Gres` declares. `None`: no GPU, or partitions of GPUs (MIG), which are listed as GPUs too.
+pub(super) fn declared(gres: &str) -> Option<Declared> {
+    let of_gpus = || outside_brackets(gres).filter(|one| gres_count(one, "gpu").is_some());
+    if of_gpus().any(is_partition) {
+        return None;
+    }
+    Declared::gpus(gpus(gres))
+}
+
+/// Returns whether a type is that of a partition: `1g.10gb`, alone or after the GPU's name, as in `a100_1g.10gb`.
+fn is_partition(entry: &str) -> bool {
+    let gpu_type = entry.split([':', '(']).nth(1).unwrap_or_default();
+    let parts: Vec<&str> = gpu_type.split('.').collect();
+    parts.windows(2).any(|pair| {
+        let slices = pair[0].strip_suffix('g').is_some_and(|before| before.ends_with(|c: char| c.is_ascii_digit()));
+        let (memory, _) = pair[1].split_once("gb").unwrap_or_default();
+        slices && !memory.is_empty() && memory.chars().all(|c| c.is_ascii_digit())
+    })
 }
 
 /// Splits at commas outside of brackets.
@@ -265,6 +288,39 @@ mod tests {
         ] {
             assert_eq!(gpus(gres), count, "{gres}");
         }
+    }
+
+    #[test]
+    fn whole_gpus_of_the_configuration_are_declared() {
+        for text in [DOWN, MIXED, DRAINED] {
+            for node in parse(text).unwrap() {
+                assert_eq!(node.declared, Declared::gpus(8), "{}", node.name);
+            }
+        }
+        for (gres, count) in [
+            ("gpu:h100:8(S:0-1)", Some(8)),
+            ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1),nic:4", Some(8)),
+            ("gpu:a100:4(S:0,2),gpu:v100:2,shard:64", Some(6)),
+            ("gpu:8", Some(8)),
+            ("gpu:0", None),
+            ("(null)", None),
+            ("nic:2", None),
+            // Partitions are not GPUs: written by hand, as Slurm's documentation names them.
+            ("gpu:1g.10gb:7", None),
+            ("gpu:nvidia_a100_3g.20gb:2(S:0-1)", None),
+            ("gpu:a100_1g.5gb+me:1", None),
+            ("gpu:h100:7,gpu:h100_1g.10gb:7", None),
+        ] {
+            assert_eq!(declared(gres).and_then(|declared| declared.gpus), count, "{gres}");
+        }
+    }
+
+    #[test]
+    fn used_and_drained_gpus_do_not_change_what_is_declared() {
+        let text = "NodeName=n1 State=MIXED Gres=gpu:h100:8(S:0-1) GresDrain=N/A GresUsed=gpu:h100:3(IDX:0-2)\n\
+                    NodeName=n2 State=IDLE GresUsed=gpu:h100:0(IDX:N/A)\n";
+        let nodes = parse(text).unwrap();
+        assert_eq!((nodes[0].declared, nodes[1].declared), (Declared::gpus(8), None));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use doctor_backend::ObservedNode;
 use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
-    node::{Node, Occupancy},
+    node::{Declared, Node, Occupancy},
     time::Timestamp,
 };
 
@@ -72,7 +72,7 @@ impl View<'_> {
             .collect();
         managed.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         self.mark_demanded(&mut managed, now, config);
-        let mut pools = Pools::default();
+        let (mut pools, mut hardware) = (Pools::default(), SharedHardware::default());
         let mut status_numbers = HashMap::new();
         let seen = managed.into_iter().map(|(name, node, context)| {
             status_numbers.extend(status_writer::status_number(node, config).map(|number| (name.clone(), number)));
@@ -87,6 +87,7 @@ impl View<'_> {
                 // Slurm knows only the machine's name; the job's result reports the hardware.
                 hardware: None,
                 sku: sku(node, config),
+                declared: node.declared.map(|declared| hardware.share(declared)),
                 overrides: None,
             };
             ObservedNode { node: Arc::new(node), agent_last_seen: None, jobs: runs }
@@ -208,6 +209,16 @@ impl Pools {
     }
 }
 
+/// Nodes of one kind share what is declared for them.
+#[derive(Debug, Default)]
+struct SharedHardware(HashMap<Declared, Arc<Declared>>);
+
+impl SharedHardware {
+    fn share(&mut self, declared: Declared) -> Arc<Declared> {
+        Arc::clone(self.0.entry(declared).or_insert_with(|| Arc::new(declared)))
+    }
+}
+
 fn sku(node: &SlurmNode, config: &SlurmConfig) -> Option<Sku> {
     let by_feature = node.features.iter().find_map(|feature| config.skus.get(feature)).cloned();
     by_feature.or_else(|| Sku::new(node.instance_type.as_deref()?).ok())
@@ -284,11 +295,15 @@ mod tests {
         let nodes = seen(NODES, "", "", &config);
         assert_eq!(nodes.iter().map(|one| one.node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
         assert_eq!((nodes[1].node.pool.as_str(), &nodes[1].node.sku), ("gpu", &Some(h100)));
+        let declared = |index: usize| nodes[index].node.declared.as_ref().unwrap();
+        assert_eq!(nodes[0].node.declared_gpus(), 8);
+        assert!(Arc::ptr_eq(declared(0), declared(1)), "equal values are stored once");
         let debug = SlurmConfig { partitions: vec!["debug".to_owned()], ..SlurmConfig::default() };
         let nodes = seen(NODES, "", "", &debug);
         assert_eq!((nodes.len(), nodes[0].node.pool.as_str()), (1, "debug"));
         let every = SlurmConfig { gpus_only: false, ..SlurmConfig::default() };
-        assert_eq!(seen(NODES, "", "", &every).len(), 3);
+        let nodes = seen(NODES, "", "", &every);
+        assert_eq!((nodes.len(), &nodes[0].node.declared), (3, &None));
     }
 
     #[test]

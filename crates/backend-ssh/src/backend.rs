@@ -174,6 +174,8 @@ impl SshBackend {
             marks: last.marks.clone().unwrap_or_default(),
             hardware: hardware.map(Arc::new),
             sku: self.config.sku.clone(),
+            // Host files do not say which hardware a host has.
+            declared: None,
             overrides: None,
         };
         ObservedNode { node: node.into(), agent_last_seen: None, jobs: last.jobs.clone() }

@@ -110,7 +110,9 @@ fn hosts_that_fail_are_unknown_and_cost_one_connect_time_out() {
     let Some(mut hosts) = Hosts::new("hosts_that_fail_are_unknown_and_cost_one_connect_time_out", 5) else { return };
     hosts.config.motd = Some("/root/motd".into());
     let backend = hosts.open();
-    assert!(backend.snapshot().unwrap().iter().all(|seen| seen.node.occupancy.is_free()));
+    for seen in backend.snapshot().unwrap() {
+        assert_eq!(why(&seen.node.occupancy), "free", "{}", seen.node.name);
+    }
     let run = run_id(2);
     backend.submit(&hosts.request("host2", run, &["endless"])).unwrap();
     let drain = NodeOp { op: OpId::from_number(1), what: Change::Drain };

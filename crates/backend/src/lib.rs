@@ -30,6 +30,7 @@ use std::{
 
 use doctor_checks::document::RunKey;
 use doctor_core::{
+    access::Access,
     case::StepKind,
     fnv::fnv1a,
     ids::{CaseId, JobId, NodeName, OpId, RunId, TestId},
@@ -188,6 +189,8 @@ pub struct JobRequest {
     pub run: RunId,
     pub nodes: NonEmpty<NodeName>,
     pub tests: NonEmpty<TestId>,
+    /// The access to the node that the tests need. A backend whose jobs run in containers grants it, and no more.
+    pub access: Vec<Access>,
     pub limit: Span,
     /// The job signs its result document with this key.
     pub key: RunKey,

@@ -69,6 +69,7 @@ impl Local {
             run,
             nodes: NonEmpty::one(node.clone()),
             tests: NonEmpty::new(tests).unwrap(),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
             outputs: vec![JobOutput { node, logs: vec![log(run)], document: format!("memory/here/{run}.json").into() }],
@@ -156,6 +157,14 @@ fn wait_log(local: &Local, run: RunId, expected: &str) {
     wait(expected, || fs::read_to_string(local.at("share").join(log(run))).ok().filter(|text| text.contains(expected)));
 }
 
+impl Local {
+    /// Counts the jobs that have written the first line of the run's log.
+    fn lines_of_starts(&self, run: RunId) -> usize {
+        let text = fs::read_to_string(self.at("share").join(log(run))).unwrap_or_default();
+        text.lines().filter(|line| line.contains(" job: run ")).count()
+    }
+}
+
 impl Testbed for Local {
     fn now(&self) -> Timestamp {
         SystemClock.now()
@@ -186,8 +195,9 @@ impl Testbed for Local {
     }
 
     fn jobs_started(&self, run: RunId) -> usize {
-        let text = fs::read_to_string(self.at("share").join(log(run))).unwrap_or_default();
-        text.lines().filter(|line| line.contains(" job: run ")).count()
+        // A process is observed running before it has written its first line.
+        wait("the first line of a log", || (self.lines_of_starts(run) > 0 || processes(run).is_empty()).then_some(()));
+        self.lines_of_starts(run)
     }
 
     fn lose_job(&self, run: RunId) {

@@ -57,7 +57,7 @@ pub(crate) fn run() -> Result<Measured> {
         note,
     };
     let of = |samples: &[f64], what: &str| {
-        format!("doctor-node check --suite fast --json, from start to end; {what}, {}", spread(samples))
+        format!("doctor-node check --fast-only --json, from start to end; {what}, {}", spread(samples))
     };
     Ok(Measured::Figures(vec![
         figure("wall_ms", median(&wall), "ms", of(&wall, "wall time")),

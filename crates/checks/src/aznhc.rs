@@ -23,6 +23,7 @@
 //! Parameters: `program`, the path of `run-health-checks.sh`.
 
 use doctor_core::{
+    access::Access,
     observation::{FailureKind, Observation},
     time::Span,
 };
@@ -36,7 +37,9 @@ use crate::{
 };
 
 const SPEC: Spec =
-    Spec::deep("aznhc", "Azure's node health checks (AzNHC)", Span::minutes(5), Span::minutes(20)).opt_in();
+    Spec::deep("aznhc", "Azure's node health checks (AzNHC)", Span::minutes(5), Span::minutes(20))
+        .opt_in()
+        .access(&[Access::HostRoot, Access::Gpu, Access::Rdma]);
 
 // The fault codes are AzNHC's; their severities follow those of our own checks for the same faults. A failed check
 // without a code may be site-specific, and only the site knows what it proves.

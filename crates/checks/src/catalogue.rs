@@ -70,11 +70,19 @@ impl Catalogue {
     /// If the compiled-in suites do not parse, which a unit test rules out.
     pub fn with_site_checks(policy: &Policy) -> Self {
         let checks = crate::CHECKS.iter().copied().chain(crate::site_checks::site_checks(policy));
+        Self::with_built_in_suites(checks).with_policy(policy)
+    }
+
+    /// These checks with the built-in suites and variants.
+    ///
+    /// # Panics
+    /// If the compiled-in suites do not parse, which a unit test rules out.
+    pub fn with_built_in_suites(checks: impl IntoIterator<Item = Check>) -> Self {
         static OURS: LazyLock<SuitesFile> =
             LazyLock::new(|| toml::from_str(Catalogue::SUITES_TEXT).expect("the compiled-in suites parse"));
-        let (ours, mut catalogue) = (&*OURS, Self::new(checks));
-        catalogue.apply(&ours.suites, &ours.tests);
-        catalogue.with_policy(policy)
+        let mut catalogue = Self::new(checks);
+        catalogue.apply(&OURS.suites, &OURS.tests);
+        catalogue
     }
 
     /// Applies the policy's variants and suites.
@@ -100,7 +108,7 @@ impl Catalogue {
             if let Some(tests) = &settings.tests {
                 suite.tests.clone_from(tests);
             }
-            suite.every = settings.every.or(suite.every);
+            suite.every = settings.every.or(suite.every).filter(|every| *every > Span::ZERO);
             suite.maintenance = settings.maintenance.unwrap_or(suite.maintenance);
         }
     }
@@ -182,9 +190,12 @@ impl Catalogue {
         let every = suites().filter_map(|suite| suite.every).min();
         let maintenance = suites().any(|suite| suite.maintenance && suite.every.is_some());
         let together = site.multi_node.or(form.multi_node).unwrap_or(false);
-        let routine = site.enabled.unwrap_or(!spec.opt_in || every.is_some()) && !together;
+        // Where a test is disabled, so are its variants: `[tests.dcgm] enabled = false` on a fleet without DCGM. A run over
+        // several nodes starts only on request.
+        let enabled = site.enabled.or(base.enabled.filter(|enabled| !enabled && !together));
+        let routine = enabled.unwrap_or(!spec.opt_in || every.is_some()) && !together;
         let named = together || suites().next().is_some() || self.expand(&policy.repair.requalification).contains(&id);
-        (routine || (named && site.enabled != Some(false))).then(|| TestPolicy {
+        (routine || (named && enabled != Some(false))).then(|| TestPolicy {
             cutoff: site.cutoff.or(every).or(form.cutoff).unwrap_or(spec.cutoff),
             limit: site.limit.or(form.limit).unwrap_or_else(|| check.limit(&params)),
             typical_duration: site
@@ -192,6 +203,7 @@ impl Catalogue {
                 .or(form.typical_duration)
                 .unwrap_or_else(|| spec.usual_duration(&params)),
             exclusive: spec.exclusive,
+            place: spec.place(),
             routine,
             maintenance,
             multi_node: together,
@@ -278,16 +290,13 @@ impl RuleBook<'_> {
 /// The implicit suite of all checks that only read.
 const QUICK_SUITE: &str = "quick";
 
-/// Returns the check under another name. The variant runs when it is named, or where a suite runs it regularly. The
-/// leaked id is cached, as for site checks, so that it leaks only once.
+/// Returns the check under another name. The variant runs when it is named, or where a suite runs it regularly. Leaked ids
+/// are cached, so that each leaks only once.
 fn form_of(base: &Check, id: &CheckId) -> Check {
-    static MADE: Mutex<BTreeMap<(CheckId, &'static str), Check>> = Mutex::new(BTreeMap::new());
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    *made.entry((id.clone(), base.spec.id)).or_insert_with(|| Check {
-        spec: Spec { id: String::leak(id.to_string()), opt_in: true, ..base.spec },
-        rules: "",
-        ..*base
-    })
+    static IDS: Mutex<BTreeMap<CheckId, &'static str>> = Mutex::new(BTreeMap::new());
+    let mut ids = IDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let id = *ids.entry(id.clone()).or_insert_with(|| String::leak(id.to_string()));
+    Check { spec: Spec { id, opt_in: true, ..base.spec }, rules: "", ..*base }
 }
 
 fn variant_rules(rules: Vec<Rule>, id: &CheckId) -> Vec<Rule> {
@@ -381,12 +390,46 @@ mod tests {
             tests.into_iter().find(|known| known.id.as_str() == test).map(|test| (test.routine, test.cutoff))
         };
         let weekly = "[suites.standard]\nevery = \"3d\"\n";
-        assert_eq!(routine("", "dl"), Some((false, Span::days(7))));
+        assert_eq!(routine("", "dl"), Some((true, Span::days(7))));
+        assert_eq!(routine("", "dcgm"), Some((true, Span::hours(6))));
+        assert_eq!(routine("", "dl-long"), Some((false, Span::days(7))));
+        assert_eq!(routine("[suites.standard]\nevery = \"0s\"\n", "dl"), Some((false, Span::days(7))));
         assert_eq!(routine(weekly, "dl"), Some((true, Span::days(3))));
         assert_eq!(routine(&format!("{weekly}[tests.dl]\ncutoff = \"1d\""), "dl"), Some((true, Span::days(1))));
         assert_eq!(routine(&format!("{weekly}[tests.dl]\nenabled = false"), "dl"), None);
         assert_eq!(routine("", "aznhc"), None, "not in any suite");
         assert_eq!(routine("[repair]\nrequalification = [\"aznhc\"]", "aznhc"), Some((false, Span::days(7))));
+    }
+
+    #[test]
+    fn the_built_in_suites_run_without_any_setting() {
+        let policy = Policy::built_in();
+        let catalogue = Catalogue::with_site_checks(&policy);
+        let tests = catalogue.tests(&policy);
+        let every = |test: &TestPolicy| (test.id.to_string(), test.cutoff, test.maintenance);
+        let deep = tests.iter().filter(|test| test.routine && test.exclusive).map(every).collect::<Vec<_>>();
+        let expected = [
+            ("collective-loopback", Span::days(7), false),
+            ("dcgm", Span::hours(6), true),
+            ("dl", Span::days(7), false),
+            ("fabric", Span::hours(6), true),
+            ("storage", Span::days(7), false),
+        ];
+        assert_eq!(deep, expected.map(|(id, cutoff, maintenance)| (id.to_owned(), cutoff, maintenance)));
+    }
+
+    #[test]
+    fn disabling_a_test_disables_its_variants_unless_they_are_enabled() {
+        let tests = |text: &str| {
+            let policy = policy(text);
+            let all = Catalogue::with_site_checks(&policy).tests(&policy);
+            let of_dcgm = all.into_iter().map(|test| test.id.to_string()).filter(|id| id.starts_with("dcgm-l"));
+            of_dcgm.collect::<Vec<_>>()
+        };
+        assert_eq!(tests(""), ["dcgm-level-4"]);
+        assert!(tests("[tests.dcgm]\nenabled = false\n").is_empty());
+        let kept = "[tests.dcgm]\nenabled = false\n[tests.dcgm-level-4]\nenabled = true\n";
+        assert_eq!(tests(kept), ["dcgm-level-4"]);
     }
 
     #[test]

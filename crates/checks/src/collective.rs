@@ -40,7 +40,11 @@
 //!   node fails with two good nodes, or that the path between two nodes is at fault.
 //! - `no-gpu-direct` is `monitor`: network adapters do not access GPU memory directly; see `peermem`.
 //!
-//! Inconclusive without a GPU, its driver or NCCL; not applicable on nodes with one GPU, where no data would move.
+//! Not applicable on nodes without an NVIDIA GPU or with only one, where no data would move, and without NCCL
+//! (`no-nccl`), which `doctor status` reports once for the fleet. Inconclusive without the driver.
+//! Inconclusive (`disturbed`) beside another process that holds 16 MiB of the memory of one of the GPUs, on any of the
+//! nodes, or uses 2 % of its time: bandwidths are then not judged, wrong sums fail as usual. If other processes use more
+//! than 20 % of the processors, bandwidths below their limits are not judged. The text names process and owner.
 //!
 //! Parameters, below `[tests.collective.params]` in the policy or by `doctor-node test collective --set NAME=VALUE`:
 //! - `mode`, by default `"nvlink"`; `least` and `most`, by default `"1MiB"` and `"16GiB"`: at most a third of free GPU
@@ -58,21 +62,27 @@
 //!   Kubernetes, Slurm and SSH.
 
 use doctor_core::{
-    observation::{FailureKind, Observation, ProbeFailure, CodedReason},
+    access::Access,
+    observation::{CodedReason, Event, FailureKind, Observation, ProbeFailure},
     reason::ReasonCode,
+    software::Software,
     time::Span,
 };
 
 use crate::{
     collective_params::{CollectiveParams, GPU_COUNT_METRIC, Job, Mode},
+    gpu::not_applicable_without_gpu,
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
     check_params,
+    software::not_applicable_without,
     spec::{Check, Params, Spec, page_of},
 };
 
 const SPEC: Spec =
-    Spec::deep("collective", "NCCL all-reduce: correct sums and bandwidth", Span::from_secs(40), Span::minutes(20)).opt_in();
+    Spec::deep("collective", "NCCL all-reduce: correct sums and bandwidth", Span::from_secs(40), Span::minutes(20))
+        .opt_in()
+        .access(&[Access::Gpu, Access::Rdma]);
 
 macro_rules! rules {
     ($($metric:literal $label:literal floor $floor:literal $(own $own:literal)? $(of $all:literal)?,)*) => {
@@ -216,7 +226,7 @@ fn probes(params: &Params) -> Vec<Probe> {
     // The test enforces its own timeout. This one applies only if the test does not return even after killing what
     // hangs.
     let timeout = Span::from_millis(order.timeout.millis() + TEST_OVERHEAD.millis());
-    vec![Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
+    vec![Probe::gpu(&["uuid"]), Probe::Builtin { test: SPEC.id.to_owned(), args: vec![written], timeout }]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -224,9 +234,12 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
         Ok(order) => order,
         Err(instead) => return instead,
     };
-    let observation = interpret_measurements(params, outputs);
+    let measured = interpret_measurements(params, outputs.get(1..).unwrap_or_default());
+    let observation = not_applicable_without(Software::Nccl, not_applicable_without_gpu(outputs.first(), measured));
     match &observation {
-        Observation::Measured { metrics, events, failures: unread } if events.is_empty() && unread.is_empty() => {
+        Observation::Measured { metrics, events, failures: unread }
+            if events.iter().all(Event::is_disturbance) && unread.is_empty() =>
+        {
             let alone = metrics.iter().any(|metric| metric.name == GPU_COUNT_METRIC && metric.value == 1.0);
             let figure = metrics.iter().any(|metric| metric.name == order.mode.metric());
             match (figure, alone) {
@@ -248,10 +261,15 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{document::Measurements, classify_fixture::classify_outputs_with, profiles};
+    use crate::{
+        document::Measurements,
+        classify_fixture::classify_outputs_with,
+        gpu::tests::{answer, none},
+        profiles,
+    };
     use doctor_core::{
         ids::Sku,
-        observation::{Entity, EntityKind, Event, Metric, Unit},
+        observation::{Entity, EntityKind, Metric, Unit},
         profile::Profile,
     };
 
@@ -273,13 +291,13 @@ mod tests {
     }
 
     fn judged(text: &str, profile: Option<&Profile>, output: ProbeOutput) -> Vec<String> {
-        classify_outputs_with(&CHECK, &params(text), profile, &[output])
+        classify_outputs_with(&CHECK, &params(text), profile, &[answer(&[&[], &[]]), output])
     }
 
     #[test]
     fn right_sums_pass_without_a_profile_and_slow_ones_fail_with_one() {
         assert_eq!(judged("", None, measured(Mode::Nvlink, 300.0, Vec::new())), ["pass within-limits"]);
-        let h100 = profiles::built_in().get(&Sku::new("hgx-h100").unwrap()).unwrap().profile();
+        let h100 = profiles::built_in().profile(&Sku::new("hgx-h100").unwrap()).unwrap();
         let slow = judged("", Some(&h100), measured(Mode::Nvlink, 300.0, Vec::new()));
         assert_eq!(slow, ["fail collective-slow monitor node"]);
         assert_eq!(judged("", Some(&h100), measured(Mode::Nvlink, 475.0, Vec::new())), ["pass within-limits"]);
@@ -297,6 +315,15 @@ mod tests {
     }
 
     #[test]
+    fn a_loaded_host_excuses_a_low_bandwidth_and_not_a_missing_one() {
+        let busy = || vec![Event::disturbed(Entity::node(), "make of uid 0", "other processes use 80 % of the processors")];
+        assert_eq!(judged("", None, measured(Mode::Nvlink, 0.2, busy())), ["inconclusive disturbed"]);
+        assert_eq!(judged("", None, measured(Mode::Nvlink, 300.0, busy())), ["pass within-limits"]);
+        let none = Measurements { metrics: vec![Metric::count(GPU_COUNT_METRIC, Entity::node(), 8.0)], events: busy(), failures: Vec::new() };
+        assert_eq!(judged("", None, written(&none)), ["inconclusive empty"]);
+    }
+
+    #[test]
     fn a_single_gpu_is_not_applicable_and_a_missing_bandwidth_does_not_pass() {
         let gpus = |count| written(&Measurements {
             metrics: vec![Metric::count(GPU_COUNT_METRIC, Entity::node(), count)],
@@ -306,14 +333,21 @@ mod tests {
         assert_eq!(judged("", None, gpus(8.0)), ["inconclusive empty"]);
         // The bandwidth of a mode other than the configured one does not count.
         assert_eq!(judged("mode = 'loopback'", None, measured(Mode::Nvlink, 475.0, Vec::new())), ["inconclusive empty"]);
-        let missing = ProbeFailure::new(FailureKind::Missing, "libnccl.so.2 cannot be loaded");
-        assert_eq!(judged("", None, ProbeOutput::Failed(missing)), ["inconclusive missing"]);
+    }
+
+    #[test]
+    fn without_nccl_or_a_gpu_it_is_not_applicable_and_without_the_driver_inconclusive() {
+        let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "it cannot be loaded"));
+        assert_eq!(judged("", None, failed(FailureKind::NotInstalled)), ["not-applicable no-nccl"]);
+        assert_eq!(judged("", None, failed(FailureKind::Missing)), ["inconclusive missing"]);
+        let without = [none(), failed(FailureKind::Missing)];
+        assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &without), ["not-applicable no-gpu"]);
     }
 
     #[test]
     fn parameters_reach_the_test_and_invalid_ones_are_reported() {
         let set = "mode = 'nodes'\nrank = 3\nnodes = 4\naddress = 'n1:29481'\nmost = '1GiB'\nnet = 'AWS Libfabric'";
-        let [Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
+        let [_, Probe::Builtin { args, timeout, .. }] = &probes(&params(set))[..] else { panic!("one test") };
         let order: CollectiveParams = serde_json::from_str(&args[0]).unwrap();
         assert_eq!((order.mode, order.job.rank, order.job.nodes, order.most), (Mode::Nodes, Some(3), Some(4), 1 << 30));
         assert!(*timeout > order.timeout, "the test ends before the probe's timeout");

@@ -90,6 +90,7 @@ mod tests {
             node: format!("n{node}"),
             gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
             path_mismatch: None,
+            disturbances: Vec::new(),
         };
         (0..nodes).map(node).collect()
     }

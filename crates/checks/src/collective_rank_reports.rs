@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::disturbance::Disturbance;
+
 /// The report of one GPU of the job, in rank order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,4 +86,7 @@ pub struct NodeReport {
     /// Why its values are not those of the requested path, according to NCCL's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mismatch: Option<String>,
+    /// What other processes did on its GPUs and its processors meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disturbances: Vec<Disturbance>,
 }

@@ -9,6 +9,7 @@ pub use crate::collective_rank_reports::{GpuReport, NodeReport, RankFailure, Siz
 use crate::{
     collective_links,
     collective_params::{GPU_COUNT_METRIC, Mode},
+    disturbance::{self, RatesOf},
     document::Measurements,
     nccl_log::PathCounts,
 };
@@ -75,7 +76,20 @@ pub fn measurements(
             result.metrics.push(Metric::new("nccl_latency", node(), *seconds, Unit::Seconds));
         }
     }
+    if gpus > 1 {
+        apply_disturbances(&mut result, nodes, own);
+    }
     result
+}
+
+/// All nodes wait for the slowest: a disturbance of one withholds the rates of all.
+fn apply_disturbances(result: &mut Measurements, nodes: &[NodeReport], own: usize) {
+    for (_, other) in nodes.iter().enumerate().filter(|(index, _)| *index != own) {
+        disturbance::apply_from_other_node(result, &other.node, &other.disturbances);
+    }
+    if let Some(report) = nodes.get(own) {
+        disturbance::apply(result, &report.disturbances, RatesOf::AllGpus);
+    }
 }
 
 enum RankFinding {
@@ -218,6 +232,7 @@ fn describe_wrong_sums(gpu: &GpuReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disturbance::Disturbance;
 
     const MIB: u64 = 1 << 20;
 
@@ -233,6 +248,7 @@ mod tests {
             node: format!("n{node}"),
             gpus: (node * gpus..(node + 1) * gpus).map(gpu).collect(),
             path_mismatch: None,
+            disturbances: Vec::new(),
         };
         (0..nodes).map(node).collect()
     }
@@ -323,6 +339,26 @@ mod tests {
         nodes[1].gpus[0].failure = Some(RankFailure::Failed("its worker was killed by signal 6".to_owned()));
         let all = measured(&nodes, 0);
         assert!(all.failures.len() == 1 && all.failures[0].text.contains("signal 6"), "{all:?}");
+    }
+
+    #[test]
+    fn a_disturbed_gpu_of_any_node_withholds_the_bandwidth_of_all_and_hides_no_wrong_sum() {
+        let mut nodes = job(2, 2);
+        let entity = Entity::new(EntityKind::Gpu, &nodes[1].gpus[0].gpu);
+        nodes[1].disturbances.push(Disturbance {
+            entity,
+            disturber: "python3 of uid 1000".to_owned(),
+            by: "python3 (pid 7, user ann)".to_owned(),
+            text: "used by python3 (pid 7, user ann)".to_owned(),
+        });
+        for (own, start) in [(0, "node n1: python3 (pid 7, user ann) used"), (1, "python3 (pid 7, user ann) used")] {
+            let all = measured(&nodes, own);
+            assert_eq!((figure(&all), all.failures[0].kind), (None, FailureKind::Disturbed));
+            assert!(all.failures[0].text.starts_with(start), "{all:?}");
+            assert_eq!(all.events.len(), own, "the event is that of the disturbed node: {all:?}");
+        }
+        spoil(&mut nodes[1].gpus[0], None);
+        assert!(measured(&nodes, 1).events.iter().any(|event| event.code.as_str() == "collective-wrong"));
     }
 
     #[test]

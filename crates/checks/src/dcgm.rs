@@ -6,9 +6,10 @@
 //! afterwards. The suite `sweep` runs it at level 2, `quarantine` at level 4 as the test `dcgm-level-4`; to run it by hand,
 //! use `doctor-node test dcgm --level 2`.
 //!
-//! From level 2 on it loads the GPUs. It first checks that they are free: a process on a GPU (`gpus-free`) or a GPU
-//! partitioned by MIG (`mig-off`) makes the result inconclusive, because the diagnostic would fail for reasons other
-//! than the hardware.
+//! From level 2 on it loads the GPUs. It first checks that they are free: a process on a GPU (`gpus-free`, reason
+//! `disturbed`) or a GPU partitioned by MIG (`mig-off`) makes the result inconclusive, because the diagnostic would fail
+//! for reasons other than the hardware. A process that holds less than 16 MiB of a GPU and uses less than 2 % of its time
+//! is monitoring and does not matter. A process that starts during the diagnostic is not noticed.
 //!
 //! Why it matters: NVIDIA's support and every cloud provider require this diagnostic before they replace a GPU, and its
 //! memory test finds bad cells before any counter shows them.
@@ -27,8 +28,8 @@
 //! inconclusive. Level 2 requires results of `memory` and `pcie`, level 3 also of `diagnostic`, `targeted_stress` and
 //! `targeted_power`, level 4 also of `memtest` and `pulse_test`. DCGM skips some tests on GPUs that it does not know;
 //! if it does so on your machines, list them in `may_skip`. A non-zero exit code without a failed result is
-//! inconclusive too, and so is a diagnostic that times out. Without `dcgmi` it is inconclusive (`missing`). Not
-//! applicable where there is no GPU.
+//! inconclusive too, and so is a diagnostic that times out. Not applicable where there is no GPU, and where DCGM is
+//! not installed (`no-dcgm`), which `doctor status` reports once for the fleet.
 //!
 //! Parameters, below `[tests.dcgm.params]` in the policy or by `doctor-node test dcgm --set NAME=VALUE`:
 //! - `level`, 1 to 4, by default 2; `--level N` on the command line does the same.
@@ -42,7 +43,9 @@
 //!   always longer, so that the test itself can report the timeout.
 
 use doctor_core::{
+    access::Access,
     observation::{FailureKind, Observation},
+    software::Software,
     time::Span,
 };
 
@@ -50,8 +53,10 @@ use crate::{
     dcgm_diag::{self, ExpectedResults},
     dcgm_params::{DcgmParams, Level, canonical_test_name},
     gpu::require_gpus,
+    measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
     check_params,
+    software::not_applicable_without,
     spec::{Check, Params, Spec, page_of},
 };
 
@@ -61,7 +66,8 @@ const USUAL_BY_LEVEL: &[Span] = &[Span::from_secs(30), Span::minutes(10), Span::
 const SPEC: Spec =
     Spec::deep("dcgm", "NVIDIA's GPU diagnostics (DCGM)", Span::minutes(10), Span::minutes(40))
         .opt_in()
-        .usual_by("level", USUAL_BY_LEVEL);
+        .usual_by("level", USUAL_BY_LEVEL)
+        .access(&[Access::Gpu]);
 
 pub(crate) const CHECK: Check =
     Check { spec: SPEC, page: page_of(include_str!("dcgm.rs")), rules: dcgm_diag::RULES, probes, interpret };
@@ -147,9 +153,13 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     let diagnosis = outputs.get(1);
     match (diagnosis, require_gpus(outputs.first())) {
         (_, Err(Observation::NotApplicable(why))) => Observation::NotApplicable(why),
-        (Some(ProbeOutput::Failed(failure)), _) if failure.kind == FailureKind::Missing => {
-            Observation::Failed(failure.clone())
+        (Some(ProbeOutput::Failed(failure)), _)
+            if matches!(failure.kind, FailureKind::Missing | FailureKind::NotInstalled) =>
+        {
+            not_applicable_without(Software::Dcgm, Observation::Failed(failure.clone()))
         }
+        // The test itself reports instead of DCGM: the GPUs are in use.
+        (Some(report @ ProbeOutput::Text(_)), _) => interpret_measurements(params, std::slice::from_ref(report)),
         (diagnosis, gpus) => {
             let scope = ExpectedResults { expected_tests: order.level.expected_tests(), allowed_skips: &excused };
             // If the driver does not answer, no GPU has a name; DCGM's results by index are still valid.
@@ -206,8 +216,10 @@ mod tests {
 
     #[test]
     fn a_diagnostic_that_could_not_run_is_inconclusive() {
-        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "dcgmi is not installed"));
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "no built-in test"));
         assert_eq!(judge("", missing()), ["inconclusive missing"]);
+        let not_installed = ProbeFailure::new(FailureKind::NotInstalled, "dcgmi is not installed");
+        assert_eq!(judge("", ProbeOutput::Failed(not_installed)), ["not-applicable no-dcgm"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[none(), missing()]), ["not-applicable no-gpu"]);
         let failed = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Failed, "no GPU"));
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[none(), failed()]), ["not-applicable no-gpu"]);

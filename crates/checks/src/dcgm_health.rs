@@ -37,7 +37,7 @@ use doctor_core::{
 use crate::{
     dcgm_health_report::{WatchedHealth, Incident, HealthReport},
     files::file_text,
-    gpu::not_applicable,
+    gpu::{not_applicable, not_applicable_without_gpu},
     probe::{Probe, ProbeOutput},
     check_params::string,
     spec::{Check, Params, Spec, page_of},
@@ -81,7 +81,8 @@ fn address(params: &Params) -> Result<String, Observation> {
 }
 
 fn probes(params: &Params) -> Vec<Probe> {
-    address(params).map(|address| Probe::DcgmHealth { address }).into_iter().collect()
+    let Ok(address) = address(params) else { return Vec::new() };
+    vec![Probe::DcgmHealth { address }, Probe::gpu(&["uuid"])]
 }
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
@@ -92,7 +93,11 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let could_not = |kind, text: String| Observation::Failed(ProbeFailure::new(kind, text));
     let address = address(params)?;
     let output = file_text(outputs.first()).map_err(|failure| match failure.kind {
-        FailureKind::Missing => not_applicable("no-dcgm", "DCGM is not installed"),
+        // A machine without a GPU needs no DCGM.
+        FailureKind::Missing => match not_applicable_without_gpu(outputs.get(1), Observation::Failed(failure)) {
+            Observation::Failed(_) => not_applicable("no-dcgm", "DCGM is not installed"),
+            no_gpu => no_gpu,
+        },
         _ => Observation::Failed(failure),
     })?;
     let answer = match HealthReport::parse(output) {
@@ -174,7 +179,10 @@ fn describe(incident: &Incident) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::classify_fixture::classify_outputs;
+    use crate::{
+        classify_fixture::classify_outputs,
+        gpu::tests::{answer, none},
+    };
     use proptest::prelude::*;
 
     // Made by hand, worded like DCGM 4.
@@ -217,6 +225,9 @@ mod tests {
         let failed = |kind| classify_outputs(&CHECK, &[ProbeOutput::Failed(ProbeFailure::new(kind, "libdcgm"))]);
         assert_eq!(failed(FailureKind::Missing), ["not-applicable no-dcgm"]);
         assert_eq!(failed(FailureKind::TimedOut), ["inconclusive timed-out"]);
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "libdcgm.so.4 cannot be loaded"));
+        assert_eq!(classify_outputs(&CHECK, &[missing(), none()]), ["not-applicable no-gpu"]);
+        assert_eq!(classify_outputs(&CHECK, &[missing(), answer(&[&[]])]), ["not-applicable no-dcgm"]);
         let findings = |text: &str| classify_outputs(&CHECK, &[ProbeOutput::Text(text.to_owned())]);
         assert_eq!(findings("engine none\n"), ["not-applicable dcgm-not-running"]);
         assert_eq!(findings("watched 0x0\ngpu 0 0000:18:00.0\n"), ["inconclusive empty"]);

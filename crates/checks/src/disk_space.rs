@@ -41,6 +41,7 @@ const SPEC: Spec = Spec {
     shares: &[],
     shared_param: None,
     opt_in: false,
+    access: &[],
 };
 
 const RULES: &str = r#"

@@ -4,7 +4,7 @@
 //! On the wire, a document is one line with the MAC of everything after the first newline, then the JSON body. The MAC
 //! is verified over the received bytes before anything is parsed.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt};
 
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,13 @@ use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::Hardware,
     observation::{Event, Metric, ProbeFailure},
+    sku_detection::MachineFacts,
     time::{Span, Timestamp},
 };
 
 use crate::probe::{Probe, ProbeOutput};
+
+pub use crate::report_schema::{InvalidSchema, Schema, Versions};
 
 /// The size limit of a document. Larger ones are rejected unread; the runner caps evidence well below this limit.
 pub const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
@@ -37,6 +40,9 @@ pub struct Document {
     /// The machine's uptime when the first test began, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uptime: Option<Span>,
+    /// By which the controller detects the machine type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineFacts>,
 }
 
 /// The outputs of one test's probes, in the order of the probes.
@@ -151,7 +157,7 @@ impl Document {
     /// # Errors
     /// If the bytes are not a complete document signed with this key.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
-        parse(verify_body(HEADER, bytes, key)?)
+        parse(verify_body(HEADER, bytes, key)?).map(Self::bounded)
     }
 
     /// Parses a stored document, which was verified on receipt. Its key no longer exists: it is deleted with the run.
@@ -161,7 +167,12 @@ impl Document {
     pub fn parse_stored(bytes: &[u8]) -> Result<Self, DocumentError> {
         let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(DocumentError::MissingSignature)?;
         let body = rest.get(65..).ok_or(DocumentError::MissingSignature)?;
-        serde_json::from_slice(body).map_err(|error| DocumentError::Malformed(error.to_string()))
+        parse(body).map(Self::bounded)
+    }
+
+    fn bounded(mut self) -> Self {
+        self.machine = self.machine.map(MachineFacts::bounded);
+        self
     }
 }
 
@@ -185,70 +196,45 @@ pub struct AgentReport {
     /// Earlier reports that were dropped and will never arrive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<DroppedReports>,
+    /// By which the controller detects the machine type. Absent in a heartbeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineFacts>,
+    /// How long the report waited on the node before it was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited: Option<Span>,
+    /// Checks that ran since the last accepted message and gave the results that the controller has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirmed: Option<ConfirmedResults>,
+    /// Digest of the site's profiles that the agent has. Absent: it does not want any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profiles: Option<String>,
 }
 
-/// The versions that produced a report, and its backlog. Controllers ignore fields that they do not know.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Versions {
-    /// The version of the node's program; empty if not given.
-    pub program: String,
-    pub schema: Schema,
-    /// The version of the policy in force on the agent.
-    pub policy: u32,
-    /// Reports queued on the node behind this one.
-    #[serde(default)]
-    pub queued: u32,
+/// Results that an agent has confirmed by running the checks again. Unchanged results are not sent again, so this is how
+/// the controller knows that they are not old.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfirmedResults {
+    /// The last report with results. A controller that has not stored it has other results than those confirmed here.
+    pub through: u64,
+    pub rounds: Vec<CheckRound>,
 }
 
-/// The schema version of reports. A controller reads its own version and the one before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Schema {
-    pub major: u16,
-    pub minor: u16,
+/// Checks that an agent ran together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckRound {
+    /// How long before the message was sent.
+    pub age: Span,
+    pub checks: Vec<TestId>,
 }
 
-impl Schema {
-    /// The version that this program writes.
-    pub const CURRENT: Self = Self { major: 1, minor: 1 };
-    /// The oldest version that it reads.
-    pub const OLDEST: Self = Self { major: 1, minor: 0 };
-}
+impl ConfirmedResults {
+    /// Far more than an agent has; a longer list is rejected.
+    const MAX_CHECKS: usize = 4096;
 
-/// The version of a report that does not give one, as before 1.1.
-impl Default for Schema {
-    fn default() -> Self {
-        Self { major: 1, minor: 0 }
-    }
-}
-
-impl fmt::Display for Schema {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a schema version, such as 1.1")]
-pub struct InvalidSchema(String);
-
-impl FromStr for Schema {
-    type Err = InvalidSchema;
-    fn from_str(text: &str) -> Result<Self, InvalidSchema> {
-        let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-        parts.map(|(major, minor)| Self { major, minor }).ok_or_else(|| InvalidSchema(text.to_owned()))
-    }
-}
-
-impl Serialize for Schema {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Schema {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+    fn is_acceptable(&self) -> bool {
+        self.rounds.iter().map(|round| round.checks.len().max(1)).sum::<usize>() <= Self::MAX_CHECKS
     }
 }
 
@@ -311,10 +297,33 @@ impl AgentReport {
         if found < older {
             return Err(DocumentError::OlderSchema { found, older, known });
         }
-        parse(body)
+        let mut report: Self = parse(body)?;
+        if !report.confirmed.as_ref().is_none_or(ConfirmedResults::is_acceptable) {
+            return Err(DocumentError::Malformed("it confirms more results than there are checks".to_owned()));
+        }
+        report.machine = report.machine.map(MachineFacts::bounded);
+        Ok(report)
     }
 
-    /// Returns whether the report is only a heartbeat.
+    /// Returns a report without content.
+    pub fn heartbeat(node: NodeName, sequence: u64, at: Timestamp, versions: Versions) -> Self {
+        Self {
+            node,
+            hardware: Hardware::default(),
+            sequence,
+            at,
+            uptime: None,
+            checks: Vec::new(),
+            versions,
+            dropped: None,
+            machine: None,
+            waited: None,
+            confirmed: None,
+            profiles: None,
+        }
+    }
+
+    /// Returns whether the report is only a heartbeat: it has nothing that the store must have before the answer.
     pub const fn is_heartbeat(&self) -> bool {
         self.checks.is_empty() && self.dropped.is_none()
     }
@@ -364,6 +373,7 @@ mod tests {
             ended: Timestamp::from_secs(2),
             tests: vec![],
             uptime: None,
+            machine: None,
         }
     }
 
@@ -394,16 +404,8 @@ mod tests {
     }
 
     fn report() -> AgentReport {
-        AgentReport {
-            node: NodeName::new("n1").unwrap(),
-            hardware: Hardware::default(),
-            sequence: 3,
-            at: Timestamp::from_secs(1),
-            uptime: None,
-            checks: vec![],
-            versions: Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 4, queued: 0 },
-            dropped: None,
-        }
+        let versions = Versions { program: "0.1.0".to_owned(), schema: Schema::CURRENT, policy: 4, queued: 0 };
+        AgentReport::heartbeat(NodeName::new("n1").unwrap(), 3, Timestamp::from_secs(1), versions)
     }
 
     #[test]
@@ -426,23 +428,57 @@ mod tests {
     #[test]
     fn a_newer_schema_is_refused_by_its_name_and_not_as_malformed() {
         let key = RunKey::new([1; 32]);
-        for schema in ["1.2", "2.0", "10.1"] {
+        for schema in ["1.3", "2.0", "10.1"] {
             let error = AgentReport::open(&of_schema(schema), &key).unwrap_err();
             assert!(matches!(error, DocumentError::NewerSchema { .. }), "{schema}: {error:?}");
             assert!(error.to_string().contains(&format!("schema {schema},")), "{error}");
         }
-        assert!(matches!(AgentReport::open(&of_schema("0.9"), &key), Err(DocumentError::OlderSchema { .. })));
-        assert!(matches!(AgentReport::open(&of_schema("1.1"), &key), Err(DocumentError::Malformed(_))));
+        for schema in ["0.9", "1.0"] {
+            assert!(matches!(AgentReport::open(&of_schema(schema), &key), Err(DocumentError::OlderSchema { .. })));
+        }
+        for schema in ["1.1", "1.2"] {
+            assert!(matches!(AgentReport::open(&of_schema(schema), &key), Err(DocumentError::Malformed(_))));
+        }
     }
 
     #[test]
     fn a_report_with_the_previous_schema_is_accepted() {
         let key = RunKey::new([1; 32]);
-        let mut body = serde_json::to_value(report()).unwrap();
-        body.as_object_mut().unwrap().remove("versions");
-        let bytes = seal(REPORT_HEADER, &serde_json::to_vec(&body).unwrap(), &key);
-        let opened = AgentReport::open(&bytes, &key).unwrap();
-        assert_eq!((opened.versions.schema, opened.versions.program.as_str()), (Schema::OLDEST, ""));
+        // As a program with schema 1.1 wrote it, by hand.
+        let body = r#"{"node":"n1","hardware":{"gpu_uuids":[],"board_serial":null,"physical_host":null,"boot_id":null},
+            "sequence":3,"at":"1970-01-01T00:00:01Z","checks":[],
+            "versions":{"program":"0.1.0","schema":"1.1","policy":4,"queued":0}}"#;
+        let opened = AgentReport::open(&seal(REPORT_HEADER, body.as_bytes(), &key), &key).unwrap();
+        let versions = Versions { schema: Schema::OLDEST, ..report().versions };
+        assert_eq!(opened, AgentReport { versions, ..report() });
         assert!(opened.is_heartbeat());
+    }
+
+    #[test]
+    fn a_report_carries_the_machines_facts_and_what_it_confirms_within_limits() {
+        let key = RunKey::new([1; 32]);
+        let checks = |count: usize| vec![TestId::new("memory").unwrap(); count];
+        let confirmed = |count| ConfirmedResults {
+            through: 2,
+            rounds: vec![CheckRound { age: Span::from_millis(1500), checks: checks(count) }],
+        };
+        let gpu_names = vec!["x".repeat(300); 100];
+        let machine = MachineFacts { gpu_names, ..MachineFacts::default() };
+        let full = AgentReport {
+            machine: Some(machine.clone()),
+            waited: Some(Span::from_secs(90)),
+            confirmed: Some(confirmed(80)),
+            profiles: Some("abc".to_owned()),
+            ..report()
+        };
+        let opened = AgentReport::open(&full.sign(&key).unwrap(), &key).unwrap();
+        assert_eq!(opened, AgentReport { machine: Some(machine.clone().bounded()), ..full });
+        assert!(opened.is_heartbeat(), "the endpoint answers it without the engine");
+        let hostile = AgentReport { confirmed: Some(confirmed(5000)), ..report() };
+        assert!(matches!(AgentReport::open(&hostile.sign(&key).unwrap(), &key), Err(DocumentError::Malformed(_))));
+        let hostile = Document { machine: Some(machine.clone()), ..document() }.sign(&key).unwrap();
+        for opened in [Document::open(&hostile, &key), Document::parse_stored(&hostile)] {
+            assert_eq!(opened.unwrap().machine, Some(machine.clone().bounded()));
+        }
     }
 }

@@ -10,8 +10,9 @@
 //! instance type, and with how the instance was launched: interfaces of type EFA are defined at launch, and a launch
 //! template may have fewer. If the template is right, stop and start or replace the instance.
 //!
-//! Inconclusive without `efa_devices` in the profile, because there is nothing to compare with, and while adapters may
-//! still be initialising, in the first ten minutes after a boot.
+//! Without `efa_devices` in the profile the count is compared with other nodes of the type and with this node's accepted
+//! past, at severity `monitor`; without those it is not judged (`no-expectation`), and not applicable (`no-hardware`)
+//! where there is none. Inconclusive while adapters may still be initialising, in the first ten minutes after a boot.
 
 use doctor_core::observation::{Entity, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure};
 
@@ -66,7 +67,7 @@ mod tests {
     use doctor_core::{ids::Sku, profile::Profile};
 
     fn check(expected: Option<f64>, drivers: &[Option<&str>], uptime: &str) -> Vec<String> {
-        let expect = expected.map(|count| ("efa_devices".to_owned(), count)).into_iter().collect();
+        let expect = expected.map(|count| ("efa_devices".to_owned(), count.into())).into_iter().collect();
         let profile = Profile { sku: Sku::new("p4d").unwrap(), version: 1, expect };
         let path = |n: usize| format!("/sys/bus/pci/devices/0000:0{n}:00.0/uevent");
         let files: Vec<_> =
@@ -87,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_missing_profile_or_a_check_soon_after_boot_does_not_pass() {
-        assert_eq!(check(None, &[EFA, EFA], "9999.0 1"), ["inconclusive no-limit"]);
+        assert_eq!(check(None, &[EFA, EFA], "9999.0 1"), ["not-applicable no-expectation"]);
         assert_eq!(check(Some(2.0), &[EFA, None], "60.5 1"), ["inconclusive empty"]);
         assert_eq!(check(Some(2.0), &[EFA, EFA], "soon"), ["inconclusive unparseable"]);
     }

@@ -3,7 +3,7 @@
 //! What it does: tests each active InfiniBand and RoCE port in turn with `ib_write_bw` of perftest, as server and
 //! client on this node: messages of 8 MiB for 5 s, through the adapter and back. Tests each EFA adapter with
 //! `fi_pingpong` of libfabric, with its shared-memory path disabled. Reads the error counters of the port before and
-//! after. It takes about 8 s per port. The suites `standard`, `sweep` and `quarantine` run it; to run it by hand, use
+//! after. It takes about 8 s per port. The suites `sweep` and `quarantine` run it; to run it by hand, use
 //! `doctor-node test fabric`.
 //!
 //! Each run first tests a device that does not exist. If the program reports a result for it, the program ignores its
@@ -29,8 +29,10 @@
 //! The load goes through the adapter and not over the cable: `ib-counters` and the collective test find faults of the
 //! switch and the cable. A port that is down is not tested, `ib-ports` reports it; `ib-rate` checks its rate. On a node
 //! with InfiniBand, Ethernet ports are not tested unless they are named. Without the programs (packages `perftest` and
-//! `libfabric-bin`; on AWS, `/opt/amazon/efa/bin`) it is inconclusive (`missing`). Not applicable where there is no
-//! RDMA device.
+//! `libfabric-bin`; on AWS, `/opt/amazon/efa/bin`) it is not applicable (`no-perftest`), which `doctor status` reports
+//! once for the fleet. Not applicable where there is no RDMA device.
+//! While other processes use more than 20 % of the processors, a bandwidth below its limit is not judged:
+//! inconclusive (`disturbed`), with the name of the process and its owner.
 //!
 //! Parameters, below `[tests.fabric.params]` in the policy or by `doctor-node test fabric --set NAME=VALUE`:
 //! - `devices`, a list such as `["mlx5_0"]`, by default all.
@@ -39,7 +41,7 @@
 //! - `gid_index`, for RoCE.
 //! - `ib_write_bw` and `fi_pingpong`, names or paths of the programs.
 
-use doctor_core::{observation::Observation, time::Span};
+use doctor_core::{access::Access, observation::Observation, software::Software, time::Span};
 
 use crate::{
     fabric_params::FabricParams,
@@ -47,12 +49,14 @@ use crate::{
     probe::{Probe, ProbeOutput},
     rdma::{STATE, ports},
     check_params,
+    software::not_applicable_without,
     spec::{Check, Params, Spec, page_of},
 };
 
 const SPEC: Spec =
     Spec::deep("fabric", "loopback bandwidth of RDMA ports", Span::from_secs(70), Span::minutes(20))
-        .opt_in();
+        .opt_in()
+        .access(&[Access::Rdma]);
 
 macro_rules! rules {
     ($($counter:literal $severity:literal $confirm:literal,)*) => {
@@ -173,7 +177,10 @@ fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     }
     match ports(outputs.first()) {
         Err(instead @ Observation::NotApplicable(_)) => instead,
-        _ => interpret_measurements(params, outputs.get(1..).unwrap_or_default()),
+        _ => {
+            let measured = interpret_measurements(params, outputs.get(1..).unwrap_or_default());
+            not_applicable_without(Software::Perftest, measured)
+        }
     }
 }
 
@@ -218,7 +225,7 @@ mod tests {
         assert_eq!(judge("", None, measured(moved(0.97), Vec::new())), ["pass within-limits"]);
         let slow = ["fail loopback-slow reboot link:mlx5_0/1"];
         assert_eq!(judge("", None, measured(moved(0.5), Vec::new())), slow);
-        let expect = [("ib_write_bits_per_s".to_owned(), 390e9)].into();
+        let expect = [("ib_write_bits_per_s".to_owned(), 390e9.into())].into();
         let profile = Profile { sku: Sku::new("hb").unwrap(), version: 1, expect };
         assert_eq!(judge("", Some(&profile), measured(moved(0.99), Vec::new())), ["pass within-limits"]);
         assert_eq!(judge("", Some(&profile), measured(moved(0.9), Vec::new())), slow);
@@ -252,10 +259,10 @@ mod tests {
 
     #[test]
     fn not_applicable_without_a_device_and_inconclusive_without_the_program() {
-        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "ib_write_bw is not installed"));
+        let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::NotInstalled, "ib_write_bw is not installed"));
         let bare = classify_outputs_with(&CHECK, &Params::new(), None, &[found(&[]), missing()]);
         assert_eq!(bare, ["not-applicable no-rdma"]);
-        assert_eq!(judge("", None, missing()), ["inconclusive missing"]);
+        assert_eq!(judge("", None, missing()), ["not-applicable no-perftest"]);
         assert_eq!(judge("", None, measured(Vec::new(), Vec::new())), ["inconclusive empty"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[state()]), ["inconclusive empty"]);
     }

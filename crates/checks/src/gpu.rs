@@ -5,7 +5,8 @@
 //! not be read, and neither is a number.
 //!
 //! Names follow `nvidia-smi --help-query-gpu` where it has one. `*` in a name stands for every link: `nvlink.*.state`
-//! returns `nvlink.0.state`, `nvlink.1.state`, and so on.
+//! returns `nvlink.0.state`, `nvlink.1.state`, and so on. `process.*` are the processes with a compute context;
+//! `activity.*` are all that use the GPU, with `pid`, `memory` and `utilization` in percent.
 
 use doctor_core::{
     observation::{CodedReason, FailureKind, Observation, ObservationBuilder, ProbeFailure},
@@ -40,6 +41,19 @@ pub fn require_gpus(output: Option<&ProbeOutput>) -> Result<&[Gpu], Observation>
         return Err(could_not(FailureKind::Empty, text));
     }
     Ok(&answer.gpus)
+}
+
+/// Returns "not applicable" for a test that found no GPU or driver on a machine whose PCI bus has no NVIDIA GPU either.
+/// Results of a test that ran are kept: in some virtual machines the GPU is not on the bus.
+pub fn not_applicable_without_gpu(output: Option<&ProbeOutput>, observation: Observation) -> Observation {
+    match (&observation, require_gpus(output)) {
+        (Observation::Failed(failure), Err(instead @ Observation::NotApplicable(_)))
+            if failure.kind == FailureKind::Missing =>
+        {
+            instead
+        }
+        _ => observation,
+    }
 }
 
 /// Returns why one of these fields could not be read, or `None` if each was read or is not supported.

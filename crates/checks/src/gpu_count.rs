@@ -10,18 +10,18 @@
 //! for Xid 79. If the number is still wrong afterwards, the case escalates to replacement. `lspci -d 10de: -nn` shows
 //! the devices on the bus; `journalctl -k -b -1 -g "fallen off the bus"` shows when the GPU was lost.
 //!
-//! Without a profile for this machine type there is nothing to compare with, and the verdict is inconclusive
-//! (`no-limit`). `doctor-node profile learn` writes a profile from a healthy node; alternatively, a rule `gpu-count`
-//! with `below = 8` in the policy needs no profile. A machine with NVIDIA's library but without a GPU is counted too,
-//! because it may have lost all of them: set `gpu_count = 0` in the profile of such machines. Not applicable where
-//! there is neither GPU nor library.
+//! The expected number comes from the profile, then from the scheduler (Kubernetes capacity, Slurm Gres, dstack), then,
+//! at severity `monitor`, from other nodes of the type and from this node's accepted past. Without any of them the count
+//! is not judged (`no-expectation`): `doctor-node profile learn` writes a profile from a healthy node, or a rule
+//! `gpu-count` with `below = 8` in the policy needs none. Not applicable (`no-hardware`) where there is no GPU and
+//! nothing expects one.
 
 use std::collections::BTreeSet;
 
 use doctor_core::observation::{Entity, FailureKind, Metric, Observation, ProbeFailure};
 
 use crate::{
-    gpu::{normalize_bus_id, no_gpu},
+    gpu::normalize_bus_id,
     probe::{Probe, ProbeOutput},
     spec::{Check, Params, Spec, page_of},
 };
@@ -51,16 +51,12 @@ fn interpret(_: &Params, outputs: &[ProbeOutput]) -> Observation {
             return Observation::Failed(failure);
         }
     };
-    let has_library = !matches!(&answer.driver, Err(failure) if failure.kind == FailureKind::Missing);
     let bus_id = |text: &String| normalize_bus_id(text).unwrap_or_else(|| text.clone());
     let mut present: BTreeSet<String> = answer.on_pci.iter().map(bus_id).collect();
     present.extend(answer.gpus.iter().map(|gpu| bus_id(&gpu.entity().id)));
     // A GPU that could not report its bus id is one of those on the bus.
     let count = present.len().min(answer.on_pci.len().max(answer.gpus.len()));
-    // The library without a GPU: its kernel module does not load without one, so all of them may be lost.
-    if count == 0 && !has_library {
-        return no_gpu();
-    }
+    // Zero is a number too: a machine may have lost all of them.
     Observation::measured(vec![Metric::count("gpu_count", Entity::node(), count as f64)], Vec::new())
 }
 
@@ -74,7 +70,7 @@ mod tests {
     use doctor_core::{ids::Sku, profile::Profile};
 
     fn of_two() -> Profile {
-        Profile { sku: Sku::new("two").unwrap(), version: 1, expect: [("gpu_count".to_owned(), 2.0)].into() }
+        Profile { sku: Sku::new("two").unwrap(), version: 1, expect: [("gpu_count".to_owned(), 2.0.into())].into() }
     }
 
     fn check(output: ProbeOutput) -> Vec<String> {
@@ -97,12 +93,13 @@ mod tests {
     // AWS suite, defect 12: without metadata its counts passed.
     #[test]
     fn without_a_profile_a_count_does_not_pass() {
-        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[("uuid", t("GPU-0"))]])]), ["not-applicable no-expectation"]);
     }
 
     #[test]
     fn a_machine_that_lost_all_gpus_is_not_one_without_gpus() {
-        assert_eq!(check(none()), ["not-applicable no-gpu"]);
+        assert_eq!(check(none()), ["fail gpu-count reboot node"]);
+        assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-hardware"]);
         let ProbeOutput::Gpus(mut result) = deaf(FailureKind::Failed, "Driver Not Loaded") else { panic!("gpus") };
         result.on_pci.clear();
         assert_eq!(check(ProbeOutput::Gpus(result)), ["fail gpu-count reboot node"]);

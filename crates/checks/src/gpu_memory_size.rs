@@ -9,7 +9,7 @@
 //! and the product name show which of the two it is; return the board to the vendor. MIG, ECC on GDDR boards, or a
 //! larger reserve of a new driver change the size slightly, which the 2 % allow for.
 //!
-//! Without a profile the verdict is inconclusive (`no-limit`). Not applicable where the GPU uses the host's memory.
+//! Without a profile the size is not judged (`no-expectation`). Not applicable where the GPU uses the host's memory.
 
 use doctor_core::observation::{Metric, Observation, Unit};
 
@@ -65,7 +65,7 @@ mod tests {
         let profile = Profile {
             sku: Sku::new("h200").unwrap(),
             version: 1,
-            expect: [("gpu_memory_bytes".to_owned(), H200)].into(),
+            expect: [("gpu_memory_bytes".to_owned(), H200.into())].into(),
         };
         let gpus: Vec<_> = sizes.iter().map(|size| [(TOTAL, size.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 1]>::as_slice).collect();
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(check(&[n(H200), n(H200 * 0.8)]), ["fail gpu-memory-small isolate gpu:0000:19:00.0"]);
         assert_eq!(check(&[n(H200), lost()]), ["inconclusive failed"]);
         assert_eq!(check(&[FieldValue::NotSupported]), ["not-applicable not-supported"]);
-        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&[(TOTAL, n(H200))]])]), ["not-applicable no-expectation"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

@@ -10,7 +10,8 @@
 //! the node: an adapter that lspci shows and ibstat does not has lost its driver (`dmesg | grep mlx5`); one that lspci
 //! does not show has dropped off the bus and needs a power cycle or a repair. `ib-ports` shows which port is down.
 //!
-//! Without `fabric_ports_active` in the profile there is nothing to compare with, and the verdict is inconclusive.
+//! Without `fabric_ports_active` in the profile the count is compared with other nodes of the type and with this node's
+//! accepted past, at severity `monitor`; without those it is not judged (`no-expectation`).
 
 use doctor_core::observation::{Entity, ObservationBuilder, Metric, Observation};
 
@@ -75,7 +76,7 @@ mod tests {
     use doctor_core::{ids::Sku, profile::Profile};
 
     fn check(expected: Option<f64>, ports: &[(&str, &str)]) -> Vec<String> {
-        let expect = expected.map(|count| ("fabric_ports_active".to_owned(), count)).into_iter().collect();
+        let expect = expected.map(|count| ("fabric_ports_active".to_owned(), count.into())).into_iter().collect();
         let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
         let files = |name: &str, text: fn(&(&str, &str)) -> String| {
             let path = |n: usize| format!("/sys/class/infiniband/mlx5_{n}/ports/1/{name}");
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_count_does_not_pass_without_a_profile() {
-        assert_eq!(check(None, &[UP, UP]), ["inconclusive no-limit"]);
+        assert_eq!(check(None, &[UP, UP]), ["not-applicable no-expectation"]);
         assert_eq!(check(Some(1.0), &[UP, ("?", "InfiniBand\n")]), ["inconclusive unparseable"]);
     }
 }

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn all_ports_may_be_slow_together() {
-        let expect = [("fabric_rate_bits".to_owned(), 400e9)].into();
+        let expect = [("fabric_rate_bits".to_owned(), 400e9.into())].into();
         let profile = Profile { sku: Sku::new("hgx-h100").unwrap(), version: 1, expect };
         let slow = outputs(&[("mlx5_0", "MT4129", UP, "200 Gb/sec (4X HDR)\n")]);
         let lines = classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &slow);

@@ -4,6 +4,7 @@
 //! default rules that classify the result. It performs no I/O, so each check is tested on captured output. Adding a
 //! check means adding its file and its name to [`CHECKS`].
 
+pub mod access;
 pub mod catalogue;
 pub mod check_params;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub mod dcgm_params;
 pub mod dcgm_text_output;
 mod default_rules;
 pub mod differing_devices;
+pub mod disturbance;
 pub mod document;
 pub mod drain_permit;
 pub mod fabric_counters;
@@ -32,7 +34,9 @@ pub mod gpu_query;
 pub mod host_processes;
 pub mod job_file;
 pub mod kmsg;
+pub mod load_counters;
 pub mod measurements;
+pub mod mount_table;
 pub mod nccl_log;
 pub mod nccl_tests;
 pub mod nhc;
@@ -42,16 +46,21 @@ pub mod perftest;
 pub mod pingpong;
 pub mod probe;
 pub mod proc_stat;
+pub mod process_owner;
 pub mod profiles;
 pub mod rdma;
+pub mod report_schema;
 pub mod result_transport;
 pub mod site_checks;
+pub mod site_profiles;
 pub mod sockets;
+mod software;
 pub mod spec;
 pub mod storage_params;
 pub mod sxid_record;
 pub mod tables;
 pub mod uptime;
+pub mod user_mounts;
 pub mod xid_record;
 
 pub use catalogue::{Catalogue, Suite};

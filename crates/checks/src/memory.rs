@@ -43,6 +43,7 @@ const SPEC: Spec = Spec {
     shares: &[],
     shared_param: None,
     opt_in: false,
+    access: &[],
 };
 
 // One DIMM of 32 is 3 % of a node's memory; firmware and kernel take about 1 % that differs from boot to boot.

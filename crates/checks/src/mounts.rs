@@ -25,6 +25,7 @@ use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Observati
 
 use crate::{
     files::file_text,
+    mount_table::{self, MountEntry},
     probe::{Probe, ProbeOutput},
     check_params::invalid_param,
     spec::{Check, Params, Spec, page_of},
@@ -87,32 +88,13 @@ fn probes(params: &Params) -> Vec<Probe> {
     [Probe::read("/proc/mounts"), Probe::read("/etc/fstab")].into_iter().chain(paths).collect()
 }
 
-/// A line of /proc/mounts or /etc/fstab: device, path, type, options.
-struct MountEntry<'a> {
-    path: String,
-    kind: &'a str,
-    options: Vec<&'a str>,
-}
-
-/// Parses the lines and decodes space, tab, newline and backslash, written as three octal digits. The last line for a
-/// path is the visible mount.
-fn parse_mounts(table: &str) -> impl Iterator<Item = MountEntry<'_>> {
-    table.lines().filter(|line| !line.trim_start().starts_with('#')).filter_map(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
-        let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-        let path = codes.iter().fold(path.to_owned(), |text, (code, plain)| text.replace(code, plain));
-        Some(MountEntry { path, kind, options: options.split(',').collect() })
-    })
-}
-
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     observe(params, outputs).unwrap_or_else(|instead| instead)
 }
 
 fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Observation> {
     let expected = expected_mounts(params).ok_or_else(|| invalid_param("mounts", EXAMPLE))?;
-    let table: Vec<_> = parse_mounts(file_text(outputs.first()).map_err(Observation::Failed)?).collect();
+    let table: Vec<_> = mount_table::parse(file_text(outputs.first()).map_err(Observation::Failed)?).collect();
     if table.is_empty() {
         let text = "/proc/mounts lists no mount";
         return Err(Observation::Failed(ProbeFailure::new(FailureKind::Unparseable, text)));
@@ -137,10 +119,10 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
             ""
         }
     };
-    for promise in parse_mounts(fstab).filter(|line| LOCAL_FILE_SYSTEMS.contains(&line.kind) && !line.options.contains(&"ro")) {
+    for promise in mount_table::parse(fstab).filter(|line| LOCAL_FILE_SYSTEMS.contains(&line.kind) && !line.is_read_only()) {
         let is_named = expected.iter().any(|expected| expected.path == promise.path);
         let seen = table.iter().rev().find(|line| line.path == promise.path);
-        if seen.is_some_and(|line| line.options.contains(&"ro")) && !is_named {
+        if seen.is_some_and(MountEntry::is_read_only) && !is_named {
             let entity = Entity::new(EntityKind::Mount, &*promise.path);
             builder.event(Event::seen(
                 "mount-read-only",
@@ -161,7 +143,7 @@ fn check_mount(expected: &ExpectedMount, line: &MountEntry<'_>) -> Vec<Event> {
         events.push(Event::seen("mount-wrong", entity.clone(), text));
     }
     for option in expected.options.iter().filter(|option| !line.options.contains(&option.as_str())) {
-        let is_ro = option == "rw" && line.options.contains(&"ro");
+        let is_ro = option == "rw" && line.is_read_only();
         let code = if is_ro { "mount-read-only" } else { "mount-wrong" };
         let text = if is_ro { "mounted read-only".to_owned() } else { format!("mounted without `{option}`") };
         events.push(Event::seen(code, entity.clone(), text));

@@ -152,14 +152,17 @@ impl SmiGpu {
 
     /// Returns one field, or all members of a numbered family.
     fn field(&self, name: &str) -> Vec<(String, FieldValue)> {
-        if let Some(what) = name.strip_prefix("process.*.") {
-            return self.processes(what);
+        for (family, with_graphics) in [("process", false), ("activity", true)] {
+            if let Some(what) = name.strip_prefix(family).and_then(|rest| rest.strip_prefix(".*.")) {
+                return self.processes(family, with_graphics, what);
+            }
         }
         vec![(name.to_owned(), self.reading(name).unwrap_or_else(|| not_reported(name)))]
     }
 
-    fn processes(&self, what: &str) -> Vec<(String, FieldValue)> {
-        let pattern = format!("process.*.{what}");
+    /// `C` and `C+G` are processes with a compute context; those with `G` use the GPU for graphics only.
+    fn processes(&self, family: &str, with_graphics: bool, what: &str) -> Vec<(String, FieldValue)> {
+        let pattern = format!("{family}.*.{what}");
         let name = match what {
             "pid" if self.lists_processes => "pid",
             "memory" if self.lists_processes => "used_memory",
@@ -172,9 +175,8 @@ impl SmiGpu {
         if let (None, Some(instead)) = (all("pid").next(), self.text("processes")) {
             return vec![(pattern, parse_status_word(instead))];
         }
-        // `C` and `C+G` are compute processes; graphics-only processes are not requested.
-        let computing = all(name).zip(all("type")).filter(|(_, kind)| kind.contains('C'));
-        computing.enumerate().map(|(n, (text, _))| (format!("process.{n}.{what}"), parse_number(text))).collect()
+        let listed = all(name).zip(all("type")).filter(|(_, kind)| with_graphics || kind.contains('C'));
+        listed.enumerate().map(|(n, (text, _))| (format!("{family}.{n}.{what}"), parse_number(text))).collect()
     }
 
     fn reading(&self, name: &str) -> Option<FieldValue> {
@@ -479,6 +481,9 @@ mod tests {
         assert_eq!(gpu_with.number("process.0.pid"), Some(8.0));
         assert_eq!(gpu_with.number("process.0.memory"), Some(2_097_152.0));
         assert_eq!(gpu_with.fields.len(), 2);
+        let all = gpu(&log, &["activity.*.pid", "activity.*.utilization"]);
+        assert_eq!((all.number("activity.0.pid"), all.number("activity.1.pid")), (Some(7.0), Some(8.0)));
+        assert!(all.get("activity.*.pid").is_none() && all.get("activity.*.utilization").is_some());
         let none = H200.replace("processes>", "others>");
         assert!(matches!(gpu(&none, &fields).get("process.*.pid"), Some(FieldValue::Failed { .. })));
     }

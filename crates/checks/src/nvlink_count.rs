@@ -11,7 +11,7 @@
 //! `nvidia-smi nvlink -s` shows the links. If no link of any GPU is up, check the fabric manager first:
 //! `systemctl status nvidia-fabricmanager`.
 //!
-//! Without a profile the verdict is inconclusive (`no-limit`). Not applicable where no GPU has NVLink.
+//! Without an expected number the count is not judged (`no-expectation`). Not applicable where no GPU has NVLink.
 
 use doctor_core::observation::{Metric, Observation};
 
@@ -67,7 +67,7 @@ mod tests {
 
     fn check(gpus: &[[FieldValue; 2]]) -> Vec<String> {
         let profile =
-            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvlink_count".to_owned(), 2.0)].into() };
+            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvlink_count".to_owned(), 2.0.into())].into() };
         let gpus: Vec<_> =
             gpus.iter().map(|[a, b]| [("nvlink.0.state", a.clone()), ("nvlink.1.state", b.clone())]).collect();
         let gpus: Vec<_> = gpus.iter().map(<[_; 2]>::as_slice).collect();
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(check(&[[n(1.0), lost()]]), ["inconclusive failed"]);
         assert_eq!(check(&[[FieldValue::NotSupported, FieldValue::NotSupported]]), ["not-applicable not-supported"]);
         let one = [("nvlink.0.state", n(1.0))];
-        assert_eq!(classify_outputs(&CHECK, &[answer(&[&one])]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[answer(&[&one])]), ["not-applicable no-expectation"]);
         assert_eq!(classify_outputs(&CHECK, &[none()]), ["not-applicable no-gpu"]);
     }
 }

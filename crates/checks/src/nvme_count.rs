@@ -8,7 +8,8 @@
 //! What to do: `nvme-count-wrong` is `isolate`, confirmed by a second failure: `lspci -d ::0108` shows which slot is
 //! empty. Power-cycle the machine once, then have the disk and its backplane inspected. On clouds, return the instance.
 //!
-//! Without `nvme_disks` in the profile there is nothing to compare with, and the verdict is inconclusive.
+//! Without `nvme_disks` in the profile the count is compared with other nodes of the type and with this node's accepted
+//! past, at severity `monitor`; without those it is not judged (`no-expectation`).
 
 use doctor_core::observation::{Entity, Metric, Observation};
 
@@ -55,7 +56,7 @@ mod tests {
     };
 
     fn check(expected: Option<f64>, output: ProbeOutput) -> Vec<String> {
-        let expect = expected.map(|count| ("nvme_disks".to_owned(), count)).into_iter().collect();
+        let expect = expected.map(|count| ("nvme_disks".to_owned(), count.into())).into_iter().collect();
         let profile = Profile { sku: Sku::new("hgx").unwrap(), version: 1, expect };
         classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[output])
     }
@@ -68,7 +69,7 @@ mod tests {
     fn a_missing_disk_is_reported_and_a_missing_profile_does_not_pass() {
         assert_eq!(check(Some(8.0), disks(8)), ["pass within-limits"]);
         assert_eq!(check(Some(8.0), disks(7)), ["fail nvme-count-wrong isolate node"]);
-        assert_eq!(check(None, disks(8)), ["inconclusive no-limit"]);
+        assert_eq!(check(None, disks(8)), ["not-applicable no-expectation"]);
         let failed = |kind| ProbeOutput::Failed(ProbeFailure::new(kind, "no"));
         assert_eq!(check(Some(8.0), failed(FailureKind::Missing)), ["fail nvme-count-wrong isolate node"]);
         assert_eq!(check(Some(8.0), failed(FailureKind::Denied)), ["inconclusive denied"]);

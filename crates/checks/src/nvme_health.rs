@@ -18,10 +18,13 @@
 //! - `nvme-worn` is `monitor`: the vendor's estimate of its lifetime is used up. It works; plan to replace it.
 //!
 //! Parameters: `disks`, the controllers to query, `["nvme0", …, "nvme31"]` by default. One that is present and not
-//! listed is reported as not checked. Not applicable where there is none; inconclusive without the program `nvme`.
+//! listed is reported as not checked. Not applicable where there is none, and without the program `nvme`
+//! (`no-nvme-cli`), which `doctor status` reports once for the fleet.
 
 use doctor_core::{
+    access::Access,
     observation::{Entity, EntityKind, Event, FailureKind, ObservationBuilder, Metric, Observation, ProbeFailure, Unit},
+    software::Software,
     time::Span,
 };
 
@@ -33,7 +36,8 @@ use crate::{
     spec::{Check, Params, Spec, page_of},
 };
 
-const SPEC: Spec = Spec::quick("nvme-health", "SMART health of NVMe disks").every(Span::hours(1));
+const SPEC: Spec =
+    Spec::quick("nvme-health", "SMART health of NVMe disks").every(Span::hours(1)).access(&[Access::HostRoot]);
 
 const RULES: &str = r#"
 rules = [
@@ -86,9 +90,17 @@ fn observe(params: &Params, outputs: &[ProbeOutput]) -> Result<Observation, Obse
     let none = not_applicable("no-nvme", "no NVMe controller on this node");
     let present = directory_names(outputs.first()).map_err(Observation::Failed)?;
     let mut builder = ObservationBuilder::default();
-    for name in present.iter().map(String::as_str).filter(|name| is_device_name(name)) {
+    let present: Vec<&str> = present.iter().map(String::as_str).filter(|name| is_device_name(name)).collect();
+    let output_of = |name: &str| named.iter().position(|other| other == name).map(|index| outputs.get(index + 1));
+    let is_missing = |name: &&str| {
+        matches!(output_of(name), Some(Some(ProbeOutput::Failed(failure))) if failure.kind == FailureKind::Missing)
+    };
+    if !present.is_empty() && present.iter().all(is_missing) {
+        return Err(not_applicable(Software::NvmeCli.code(), "the program `nvme` is not installed"));
+    }
+    for name in present {
         let entity = Entity::new(EntityKind::Disk, name);
-        match named.iter().position(|other| other == name).map(|index| outputs.get(index + 1)) {
+        match output_of(name) {
             None => {
                 let text = format!("{name} exists and was not read; add it to `disks`");
                 builder.unreadable(ProbeFailure::new(FailureKind::Empty, text));
@@ -206,7 +218,9 @@ mod tests {
     fn a_disk_without_smart_data_does_not_pass() {
         let missing = || ProbeOutput::Failed(ProbeFailure::new(FailureKind::Missing, "nvme: not found"));
         let one = || ProbeOutput::Names(vec!["nvme0".into()]);
-        assert_eq!(classify_outputs(&CHECK, &[one(), missing()]), ["inconclusive missing"]);
+        assert_eq!(classify_outputs(&CHECK, &[one(), missing()]), ["not-applicable no-nvme-cli"]);
+        let two = ProbeOutput::Names(vec!["nvme0".into(), "nvme1".into()]);
+        assert_eq!(classify_outputs(&CHECK, &[two, ran(0, GOOD), missing()]), ["inconclusive missing"]);
         assert_eq!(classify_outputs(&CHECK, &[one(), ran(1, "No such device")]), ["inconclusive failed"]);
         assert_eq!(check("{}"), ["inconclusive unparseable"]);
         assert_eq!(check(""), ["inconclusive unparseable"]);

@@ -10,7 +10,7 @@
 //! the case escalates to replacement of the machine. `lspci -d 10de: | grep -i bridge` shows the devices on the bus,
 //! `journalctl -k -g nvswitch` why the driver lost one (SXid).
 //!
-//! Without a profile the verdict is inconclusive (`no-limit`). Where this machine cannot see the switches (B200, GB200
+//! Without an expected number the count is not judged (`no-expectation`). Where this machine cannot see the switches (B200, GB200
 //! trays, virtual machines), the profile's `nvswitch_count` is 0. Not applicable where neither `/dev` nor any GPU's
 //! NVLink shows a switch.
 
@@ -91,7 +91,7 @@ mod tests {
 
     fn check(names: &[&str], gpus: ProbeOutput) -> Vec<String> {
         let profile =
-            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvswitch_count".to_owned(), 2.0)].into() };
+            Profile { sku: Sku::new("x").unwrap(), version: 1, expect: [("nvswitch_count".to_owned(), 2.0.into())].into() };
         classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[dev(names), gpus])
     }
 
@@ -103,12 +103,13 @@ mod tests {
         );
         assert_eq!(check(&["nvidia-nvswitch1", "nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
         assert_eq!(check(&["nvidia-nvswitchctl"], gpu(2.0)), ["fail nvswitch-count reboot node"]);
-        assert_eq!(classify_outputs(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["inconclusive no-limit"]);
+        assert_eq!(classify_outputs(&CHECK, &[dev(&["nvidia-nvswitch0"]), gpu(2.0)]), ["not-applicable no-expectation"]);
     }
 
     #[test]
     fn a_machine_without_switches_is_known_to_have_none() {
-        assert_eq!(check(&["null"], gpu(0.0)), ["not-applicable no-nvswitch"]);
+        assert_eq!(classify_outputs(&CHECK, &[dev(&["null"]), gpu(0.0)]), ["not-applicable no-nvswitch"]);
+        assert_eq!(check(&["null"], gpu(0.0)), ["inconclusive hardware-missing"], "the profile expects some");
         assert_eq!(check(&["null"], none()), ["not-applicable no-gpu"]);
         assert_eq!(check(&["null"], answer(&[&[("nvlink.*.remote_kind", lost())]])), ["inconclusive failed"]);
         let denied = ProbeOutput::Failed(ProbeFailure::new(FailureKind::Denied, "no"));

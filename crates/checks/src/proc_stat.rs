@@ -39,6 +39,13 @@ impl ProcStat {
         Some(line.rsplit_once(") ")?.0.split_once(" (")?.1)
     }
 
+    /// Returns the processor time of the process of such a line and of its ended children, in ticks.
+    pub fn cpu_ticks(line: &str) -> Option<u64> {
+        let fields = line.rsplit_once(") ")?.1.split_ascii_whitespace().skip(11).take(4);
+        let ticks: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
+        (ticks.len() == 4).then(|| ticks.iter().sum())
+    }
+
     /// Returns whether the process has ended and only waits to be reaped. A killed process shows the state of its first
     /// thread, which may have ended while another one still hangs in the kernel.
     pub const fn has_exited(&self) -> bool {
@@ -71,6 +78,7 @@ mod tests {
         );
         assert!(!stat.has_exited());
         assert_eq!(ProcStat::name(LINE), Some("a) S (b"));
+        assert_eq!(ProcStat::cpu_ticks(LINE), Some(1 + 2 + 3 + 4));
         assert!(ProcStat::parse(&LINE.replace(") S 7170", ") Z 7170")).unwrap().has_exited());
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use doctor_core::{
+    access::Access,
     observation::{FailureKind, Observation, ProbeFailure},
     time::Span,
 };
@@ -110,10 +111,12 @@ pub struct Spec {
     pub usual_by: Option<(&'static str, &'static [Span])>,
     /// Shared resources that it loads by default.
     pub shares: &'static [&'static str],
-    /// The parameter that lists further shared resources that it loads, if there is one.
+    /// The parameter that lists the shared resources that it loads instead, if there is one.
     pub shared_param: Option<&'static str>,
     /// Whether it runs only if the policy enables it: it runs a third-party program, which may do more than read.
     pub opt_in: bool,
+    /// Access that it needs besides that of the files and devices that its probes read: see [`Check::access`].
+    pub access: &'static [Access],
 }
 
 /// An agent's default check interval. A check that declares no period runs at each interval.
@@ -135,6 +138,7 @@ impl Spec {
             shares: &[],
             shared_param: None,
             opt_in: false,
+            access: &[],
         }
     }
 
@@ -157,7 +161,14 @@ impl Spec {
         self
     }
 
-    /// Adds the shared resources that this parameter lists to what the test loads.
+    /// Sets the access that a program or a built-in test needs.
+    #[must_use]
+    pub const fn access(mut self, access: &'static [Access]) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Takes the shared resources that the test loads from this parameter, where it is set.
     #[must_use]
     pub const fn with_shared_param(mut self, parameter: &'static str) -> Self {
         self.shared_param = Some(parameter);
@@ -180,11 +191,12 @@ impl Spec {
         by_parameter().unwrap_or(self.typical_duration)
     }
 
-    /// Returns the shared resources that the test loads under these parameters.
+    /// Returns the shared resources that the test loads under these parameters: those that it lists, otherwise its
+    /// default.
     pub(crate) fn shared_resources(&self, params: &Params) -> Vec<String> {
         let listed = self.shared_param.and_then(|name| params.get(name)).and_then(toml::Value::as_array);
-        let listed = listed.into_iter().flatten().filter_map(toml::Value::as_str);
-        self.shares.iter().copied().chain(listed).map(str::to_owned).collect()
+        let listed = listed.map(|list| list.iter().filter_map(toml::Value::as_str).map(str::to_owned).collect());
+        listed.unwrap_or_else(|| self.shares.iter().copied().map(str::to_owned).collect())
     }
 
     /// Returns whether the check runs at each of the agent's check intervals and declares no longer period.

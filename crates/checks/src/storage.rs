@@ -3,7 +3,10 @@
 //! What it does: runs fio on each mount. First it writes a file, reads it back and compares checksums. Then it measures
 //! seven patterns, a few seconds each, bypassing the page cache (direct I/O): one large file and eight in parallel,
 //! written and read in blocks of 1 MiB; random reads, random writes and both (70 % reads) in blocks of 4 KiB. It takes
-//! about 45 s per mount, and never more than a tenth of the free space. Its files are in `MOUNT/.cluster-doctor/`, in a
+//! about 45 s per mount, and never more than a tenth of the free space. Without a setting it measures the mounts that
+//! users' work uses: up to four, network file systems first (NFS, Lustre, GPFS, Weka, BeeGFS, Ceph, …), then local disks
+//! outside of the system's directories; not `/`, `/boot`, `/var`, read-only mounts and object stores behind FUSE. Where
+//! there is none, it measures the root file system and calls it `/ (no user mount)`. Its files are in `MOUNT/.cluster-doctor/`, in a
 //! directory of this node and run, and are removed when it ends, also when it is killed. It runs when it is named
 //! (`doctor-node test storage`), and with the suites that include it (`doctor explain suites`).
 //!
@@ -30,13 +33,18 @@
 //! `randread_iops = 50000`. A rule with `below_percent_of_peers` compares with other nodes of the type; it is not among
 //! the default rules because it takes all mounts of a node together, which is right only where there is one.
 //!
+//! While other processes load the mount or the processors, a rate below its limit is not judged: inconclusive
+//! (`disturbed`), with the name of the process and its owner. The limits for others are 20 % of the processors; before
+//! the test 10 MB/s, or the disk busy for 30 % of the time; during the test 10 MB/s and 10 % of all bytes. The load of
+//! other nodes on a file server is not visible, and of network file systems only NFS has counters.
+//!
 //! Latencies (`_p50`, `_p99`, `_p999`) are recorded without limits: they follow from the queue depth. Where a file
 //! system rejects direct I/O, `storage_direct` is 0 and the numbers are those of the page cache. Without fio (3.0 or
-//! newer) the test is inconclusive.
+//! newer) the test is not applicable (`no-fio`), which `doctor status` reports once for the fleet.
 //!
 //! Parameters, below `[tests.storage.params]` in the policy or by `doctor-node test storage --set NAME=VALUE`:
-//! - `mounts`, a list of mount points, by default `["/"]`; `directories`, a list of directories that need not be mount
-//!   points.
+//! - `mounts`, a list of mount points, by default those that users' work uses; `directories`, a list of directories that
+//!   need not be mount points.
 //! - `size` of each of the two sets of files, by default `"1GiB"`; `pattern_time`, by default `"5s"`.
 //! - `rate = "500MB"` and `iops = 5000` limit the load per second in each direction. The limits for `storage-slow` do
 //!   not take them into account.
@@ -44,11 +52,14 @@
 //! - `stall`, by default `"30s"`: how long a pass may take beyond its time. `timeout` of the whole test, by default the
 //!   sum of all these.
 //!
-//! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. For local disks set
-//! `[tests.storage] shares = []`.
+//! A mount in `mounts` counts as shared by all nodes: by default one node at a time tests it. Mounts that the test finds
+//! count together as one shared resource, `user-mounts`, because the planner does not know them in advance. For local disks
+//! set `[tests.storage] shares = []`; `limits.per_share` sets how many nodes test one at a time.
 
 use doctor_core::{
+    access::Access,
     observation::{FailureKind, Observation, ProbeFailure},
+    software::Software,
     time::Span,
 };
 
@@ -56,14 +67,20 @@ use crate::{
     measurements::interpret_measurements,
     probe::{Probe, ProbeOutput},
     check_params,
+    software::not_applicable_without,
     spec::{Check, Params, Spec, page_of},
     storage_params::{MIN_SIZE, StorageTarget, StorageParams},
+    user_mounts::MAX_USER_MOUNTS,
 };
 
-const SPEC: Spec =
-    Spec::deep("storage", "data integrity and speed of mounts", Span::from_secs(45), Span::minutes(30))
+// The usual duration is that of two mounts: one network file system and one local disk.
+const SPEC: Spec = Spec {
+    shares: &["user-mounts"],
+    ..Spec::deep("storage", "data integrity and speed of mounts", Span::from_secs(90), Span::minutes(30))
         .opt_in()
-        .with_shared_param("mounts");
+        .with_shared_param("mounts")
+        .access(&[Access::Mounts])
+};
 
 macro_rules! rules {
     ($($metric:literal floor $floor:literal $unit:literal,)*) => {
@@ -140,7 +157,8 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
     let mounts = check_params::string_list(params, "mounts", example("mounts"))?;
     let directories = check_params::string_list(params, "directories", example("directories"))?;
     let targets: Vec<_> = match (mounts, directories) {
-        (None, None) => vec![StorageTarget::Mount("/".to_owned())],
+        // The test finds the mounts that users' work uses.
+        (None, None) => Vec::new(),
         (mounts, directories) => {
             let mounts = mounts.into_iter().flatten().map(StorageTarget::Mount);
             mounts.chain(directories.into_iter().flatten().map(StorageTarget::Directory)).collect()
@@ -156,7 +174,8 @@ fn test_params(params: &Params) -> Result<StorageParams, Observation> {
         return Err(below_minimum("pattern_time", "100ms"));
     }
     let each = (pattern_time.millis() + PASS_OVERHEAD.millis()) * PASSES + stall.millis() * 2;
-    let all = Span::from_millis(each.saturating_mul(i64::try_from(targets.len()).unwrap_or(i64::MAX)));
+    let mounts = if targets.is_empty() { MAX_USER_MOUNTS } else { targets.len() };
+    let all = Span::from_millis(each.saturating_mul(i64::try_from(mounts).unwrap_or(i64::MAX)));
     let size = check_params::bytes(params, "size", example("size"))?.unwrap_or(DEFAULT_SIZE);
     if size < MIN_SIZE {
         return Err(below_minimum("size", "16MiB"));
@@ -194,7 +213,7 @@ fn probes(params: &Params) -> Vec<Probe> {
 
 fn interpret(params: &Params, outputs: &[ProbeOutput]) -> Observation {
     match test_params(params) {
-        Ok(_) => interpret_measurements(params, outputs),
+        Ok(_) => not_applicable_without(Software::Fio, interpret_measurements(params, outputs)),
         Err(instead) => instead,
     }
 }
@@ -209,7 +228,7 @@ mod tests {
         storage_params::{Direction, Pattern},
     };
     use doctor_core::{
-        classify::{Baselines, classify_with_baselines},
+        classify::{Baselines, ExpectationSources, classify_with},
         ids::CheckId,
         observation::{Entity, EntityKind, Event, Metric, Unit},
         policy::Policy,
@@ -265,7 +284,7 @@ mod tests {
     fn slowness_is_classified_by_minimum_profile_and_the_mounts_history() {
         let slow = judged(measured(1e-3, Vec::new()));
         assert_eq!(slow.len(), 4, "2 MB/s in four patterns: {slow:?}");
-        let expect = [("randread_iops".to_owned(), 80_000.0)].into();
+        let expect = [("randread_iops".to_owned(), 80_000.0.into())].into();
         let profile = Profile { sku: "hgx".parse().unwrap(), version: 1, expect };
         let judge = classify_outputs_with(&CHECK, &Params::new(), Some(&profile), &[measured(1.0, Vec::new())]);
         assert_eq!(judge, ["fail storage-slow monitor mount:/data"]);
@@ -276,10 +295,10 @@ mod tests {
             own_values: [(("iodepth_read_1file_bw".to_owned(), data()), values.to_vec())].into(),
             ..Baselines::default()
         };
-        let faster = classify_with_baselines(&rules, None, &own(&[5e9; 5]), &id, &observation);
+        let faster = classify_with(&rules, ExpectationSources::of_profile(None, &own(&[5e9; 5])), &id, &observation);
         assert_eq!(faster.findings.len(), 1);
         assert!(faster.text.contains("iodepth_read_1file_bw 2 GB/s, expected at least"), "{}", faster.text);
-        assert!(classify_with_baselines(&rules, None, &own(&[5e9; 4]), &id, &observation).findings.is_empty(), "too few results");
+        assert!(classify_with(&rules, ExpectationSources::of_profile(None, &own(&[5e9; 4])), &id, &observation).findings.is_empty(), "too few results");
     }
 
     #[test]
@@ -293,8 +312,10 @@ mod tests {
 
     #[test]
     fn a_test_that_could_not_run_is_inconclusive() {
-        let missing = ProbeFailure::new(FailureKind::Missing, "fio is not installed");
-        assert_eq!(judged(ProbeOutput::Failed(missing)), ["inconclusive missing"]);
+        let missing = ProbeFailure::new(FailureKind::NotInstalled, "fio is not installed");
+        assert_eq!(judged(ProbeOutput::Failed(missing)), ["not-applicable no-fio"]);
+        let old = ProbeFailure::new(FailureKind::Missing, "fio supports none of the engines");
+        assert_eq!(judged(ProbeOutput::Failed(old)), ["inconclusive missing"]);
         assert_eq!(classify_outputs_with(&CHECK, &Params::new(), None, &[]), ["inconclusive empty"]);
         let half = Measurements {
             metrics: vec![Metric::new("randread_iops", data(), 9e4, Unit::OperationsPerSecond)],
@@ -307,8 +328,8 @@ mod tests {
     #[test]
     fn parameters_reach_the_test() {
         let default = test_params(&Params::new()).unwrap();
-        assert_eq!(default.targets, [StorageTarget::Mount("/".to_owned())]);
-        assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(140)));
+        assert_eq!(default.targets, [], "the test finds them");
+        assert_eq!((default.size, default.verify, default.timeout), (1 << 30, true, Span::from_secs(4 * 140)));
         let set = test_params(&params(
             "mounts = ['/data']\ndirectories = ['/var/tmp']\nsize = '64MiB'\npattern_time = '30s'\nrate = '500MB'",
         ));
@@ -351,7 +372,8 @@ mod tests {
         };
         let mounts = "[tests.storage.params]\nmounts = [\"/data\"]\n";
         assert_eq!(shares(mounts), None, "it is opt-in");
-        assert_eq!(shares("[tests.storage]\nenabled = true\n"), Some(Vec::new()));
+        let unnamed = Some(vec!["user-mounts".to_owned()]);
+        assert_eq!(shares("[tests.storage]\nenabled = true\n"), unnamed, "they may be one file system of all nodes");
         assert_eq!(shares(&format!("[tests.storage]\nenabled = true\n{mounts}")), Some(vec!["/data".to_owned()]));
         let local = format!("[tests.storage]\nenabled = true\nshares = []\n{mounts}");
         assert_eq!(shares(&local), Some(Vec::new()));

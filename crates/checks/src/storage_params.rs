@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageParams {
+    /// Empty: the mounts that users' work uses, as far as the test finds them (see [`crate::user_mounts`]).
     pub targets: Vec<StorageTarget>,
     /// Bytes of each of the two sets of files. The test uses less where little is free.
     pub size: u64,

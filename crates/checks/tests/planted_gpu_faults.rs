@@ -155,7 +155,7 @@ impl Machine {
             Probe::List { path } if path == "/dev" => ProbeOutput::Names(self.dev.clone()),
             Probe::List { path } if path == "/proc/driver/nvidia/gpus" => ProbeOutput::Names(self.on_pci.clone()),
             Probe::List { path } if path == "/sys/class/infiniband" => ProbeOutput::Names(vec!["mlx5_0".to_owned()]),
-            Probe::List { .. } => missing(),
+            Probe::List { .. } | Probe::DcgmHealth { .. } => missing(),
             Probe::Read { path } if path == "/proc/uptime" => text("360000.00 1.00\n"),
             Probe::Read { path } if path == "/proc/modules" => text("nvidia_peermem 16384 0 - Live 0x0\n"),
             Probe::Read { path } if path == "/proc/driver/nvidia/version" => text("NVIDIA UNIX x86_64 Kernel Module"),
@@ -200,15 +200,18 @@ impl Machine {
             ("nvswitch_count", 4.0),
             ("gpu_memory_bytes", 143_771.0 * 1_048_576.0),
         ];
-        let expect = expect.map(|(name, value)| (name.to_owned(), value)).into();
-        let profile = Profile { sku: Sku::new("hgx-h200").unwrap(), version: 1, expect };
+        let expect = expect.map(|(name, value)| (name.to_owned(), value.into())).into();
+        self.findings_with(Some(&Profile { sku: Sku::new("hgx-h200").unwrap(), version: 1, expect }))
+    }
+
+    fn findings_with(&self, profile: Option<&Profile>) -> Vec<String> {
         let rules = Catalogue::built_in().rules(&Policy::built_in()).unwrap();
         let mut lines = Vec::new();
         for (check, probes) in gpu_checks() {
             let outputs: Vec<ProbeOutput> = probes.iter().map(|probe| self.answer(probe)).collect();
             let observation = (check.interpret)(&Params::new(), &outputs);
             let id = CheckId::new(check.spec.id).unwrap();
-            let judged = classify(&rules, Some(&profile), &id, &observation);
+            let judged = classify(&rules, profile, &id, &observation);
             let found = judged.findings.iter();
             lines.extend(found.map(|f| format!("{} {} {} {}", f.check, f.reason, f.severity, f.entity)));
             if judged.verdict == Verdict::Inconclusive {
@@ -357,11 +360,15 @@ fn a_lost_gpu_or_a_hung_driver_is_one_finding_and_other_checks_are_inconclusive(
 }
 
 #[test]
-fn no_gpu_check_fails_on_a_machine_without_gpus() {
+fn no_gpu_check_fails_on_a_machine_without_gpus_unless_gpus_are_expected() {
     let mut bare = healthy();
     bare.on_pci.clear();
     bare.gpus.clear();
     bare.dev = vec!["null".to_owned()];
     bare.driver = Err(ProbeFailure::new(FailureKind::Missing, "libnvidia-ml.so.1: not found"));
-    assert_eq!(bare.findings(), [""; 0]);
+    assert_eq!(bare.findings_with(None), [""; 0]);
+    let findings = bare.findings();
+    let (missing, found): (Vec<_>, Vec<_>) = findings.iter().partition(|line| line.contains(" ? "));
+    assert_eq!(found, ["gpu-count gpu-count reboot node"]);
+    assert!(missing.len() > 20 && missing.iter().all(|line| line.ends_with(" ? hardware-missing")), "{missing:?}");
 }

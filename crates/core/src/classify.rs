@@ -1,20 +1,24 @@
 //! Classification of an observation: a pure function of the evidence, the rules, the profile and earlier results.
 //!
-//! The precedence is fixed. Any failing rule makes the verdict `Fail`; otherwise anything that could not be classified
-//! makes it `Inconclusive`; it is `Pass` only if every rule had its metric and every metric was within its limit. A
-//! rule without the profile, peers or earlier results that it needs decides nothing: its metric is left to the other
-//! rules.
+//! The precedence is fixed. Any failing rule makes the verdict `Fail`; otherwise anything that could not be measured
+//! makes it `Inconclusive`; it is `Pass` only if every metric that was compared is within its limit. A metric without an
+//! expected value is not judged: nothing is wrong with the node, and nothing is known to be right. If no metric was
+//! compared, the check is not applicable (`no-expectation`, or `no-hardware` if it counted none); if some were, it
+//! passes as `partly-judged`, and the others are listed.
 
 mod baselines;
 mod clock;
+mod disturbed;
+mod expectations;
 mod multi_node;
 
 use std::collections::BTreeMap;
 
 use crate::{
-    finding::{Evidence, Finding, Verdict},
+    finding::{Evidence, Finding, Severity, Verdict},
+    hardware_class::HardwareClass,
     ids::CheckId,
-    observation::{Entity, Event, Metric, Observation},
+    observation::{CodedReason, Entity, Event, FailureKind, Metric, Observation, Unit},
     policy::{Rule, When},
     profile::Profile,
     reason::{ReasonCode, coded},
@@ -23,6 +27,8 @@ use crate::{
 
 pub use baselines::{BaselineNeeds, Baselines, median};
 pub use clock::{CLOCK_TOLERANCE, check_clock};
+pub use disturbed::{DISTURBED_LIMIT, DISTURBED_REPEATEDLY, disturbed_repeatedly};
+pub use expectations::{Expectation, ExpectationSource, ExpectationSources};
 pub use multi_node::remove_shared_findings;
 
 /// A verdict with its reason and all findings.
@@ -33,17 +39,25 @@ pub struct Classification {
     pub text: String,
     /// Failures only, worst first.
     pub findings: Vec<Finding>,
+    /// Metrics without an expected value, each once.
+    pub not_judged: Vec<String>,
 }
 
 coded! {
     /// Reasons of a result that no rule provides.
     pub enum ClassificationReason {
         WithinLimits => "within-limits",
+        /// Everything that was compared is within its limit; other metrics have no expected value.
+        PartlyJudged => "partly-judged",
+        /// Nothing that was measured has an expected value.
+        NoExpectation => "no-expectation",
+        /// Nothing of this kind was found, and nothing expects it.
+        NoHardware => "no-hardware",
+        /// Nothing of this kind was found, and it is expected.
+        HardwareMissing => "hardware-missing",
         NothingMeasured => "nothing-measured",
-        NoLimit => "no-limit",
         MetricMissing => "metric-missing",
         NotANumber => "not-a-number",
-        NoPeers => "no-peers",
         NoHistory => "no-past",
         /// The nodes of a run failed together, and no result attributes the failure to one of them.
         FailedTogether => "failed-together",
@@ -53,61 +67,72 @@ coded! {
 
 const WITHIN_LIMITS: ReasonCode = ReasonCode::fixed(ClassificationReason::WithinLimits.code());
 const NOTHING_MEASURED: ReasonCode = ReasonCode::fixed(ClassificationReason::NothingMeasured.code());
-const NO_LIMIT: ReasonCode = ReasonCode::fixed(ClassificationReason::NoLimit.code());
+const PARTLY_JUDGED: ReasonCode = ReasonCode::fixed(ClassificationReason::PartlyJudged.code());
+const NO_EXPECTATION: ReasonCode = ReasonCode::fixed(ClassificationReason::NoExpectation.code());
+const NO_HARDWARE: ReasonCode = ReasonCode::fixed(ClassificationReason::NoHardware.code());
+const HARDWARE_MISSING: ReasonCode = ReasonCode::fixed(ClassificationReason::HardwareMissing.code());
 const METRIC_MISSING: ReasonCode = ReasonCode::fixed(ClassificationReason::MetricMissing.code());
 const NOT_A_NUMBER: ReasonCode = ReasonCode::fixed(ClassificationReason::NotANumber.code());
-const NO_PEERS: ReasonCode = ReasonCode::fixed(ClassificationReason::NoPeers.code());
 const NO_HISTORY: ReasonCode = ReasonCode::fixed(ClassificationReason::NoHistory.code());
 const BOOTING: ReasonCode = ReasonCode::fixed(ClassificationReason::Booting.code());
+const DISTURBED: ReasonCode = ReasonCode::fixed(FailureKind::Disturbed.code());
 
 impl Classification {
     fn inconclusive(reason: ReasonCode, text: String) -> Self {
-        Self { verdict: Verdict::Inconclusive, reason, text, findings: Vec::new() }
+        Self { verdict: Verdict::Inconclusive, reason, text, findings: Vec::new(), not_judged: Vec::new() }
+    }
+
+    /// A failure with these findings, worst first.
+    fn failed(findings: Vec<Finding>, worst: &Finding, not_judged: Vec<String>) -> Self {
+        let (reason, text) = (worst.reason.clone(), worst.text.clone());
+        Self { verdict: Verdict::Fail, reason, text, findings, not_judged }
     }
 }
 
-/// Classifies the observation of one check without earlier results.
+/// Returns whether a result with this reason has measurements without an expected value.
+pub fn is_not_judged(reason: &ReasonCode) -> bool {
+    *reason == NO_EXPECTATION || *reason == PARTLY_JUDGED
+}
+
+/// Classifies the observation of one check with a profile alone.
 pub fn classify(
     rules: &[Rule],
     profile: Option<&Profile>,
     check: &CheckId,
     observation: &Observation,
 ) -> Classification {
-    classify_with_baselines(rules, profile, &Baselines::default(), check, observation)
+    let baselines = Baselines::default();
+    classify_with(rules, ExpectationSources::of_profile(profile, &baselines), check, observation)
 }
 
 /// Classifies the observation of one check. Rules of other checks are ignored.
-pub fn classify_with_baselines(
+pub fn classify_with(
     rules: &[Rule],
-    profile: Option<&Profile>,
-    past: &Baselines,
+    sources: ExpectationSources<'_>,
     check: &CheckId,
     observation: &Observation,
 ) -> Classification {
     let (metrics, events, unread) = match observation {
-        Observation::NotApplicable(why) => {
-            return Classification {
-                verdict: Verdict::NotApplicable,
-                reason: why.code.clone(),
-                text: why.text.clone(),
-                findings: Vec::new(),
-            };
-        }
+        Observation::NotApplicable(why) => return classify_absence(sources, why),
         Observation::Failed(failure) => {
             return Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone());
         }
         Observation::Measured { metrics, events, failures: unread } => (metrics, events, unread),
     };
     if metrics.is_empty() && events.is_empty() {
-        return Classification::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned());
+        return match unread.first() {
+            Some(failure) => Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone()),
+            None => Classification::inconclusive(NOTHING_MEASURED, "the check ran and measured nothing".to_owned()),
+        };
     }
 
+    let past = sources.baselines;
     let mut findings = Vec::new();
-    let mut doubt = Undecided::default();
+    let mut undecided = Undecided::default();
     for rule in rules.iter().filter(|rule| rule.check == *check) {
         match &rule.when {
             When::Event(code) => {
-                doubt.any_classified = true;
+                undecided.any_classified = true;
                 findings.extend(events.iter().filter(|event| event.code == *code).map(|event| {
                     let evidence = event_evidence(event);
                     let text = fill(&rule.text, &event.entity, &event.text, "");
@@ -116,20 +141,38 @@ pub fn classify_with_baselines(
             }
             When::EventsWithin { code, times, within } => {
                 let matching: Vec<&Event> = events.iter().filter(|event| event.code == *code).collect();
-                classify_events(rule, (*times, *within), past, &matching, &mut findings, &mut doubt);
+                classify_events(rule, (*times, *within), past, &matching, &mut findings, &mut undecided);
             }
-            _ => classify_metric(rule, LimitSources { profile, baselines: past }, metrics, &mut findings, &mut doubt),
+            _ => classify_metric(rule, sources, metrics, &mut findings, &mut undecided),
         }
     }
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.rule.cmp(&b.rule)));
-    match findings.first() {
-        Some(worst) => {
-            Classification { verdict: Verdict::Fail, reason: worst.reason.clone(), text: worst.text.clone(), findings }
+    let withheld = disturbed::withhold(&mut findings, events);
+    match (findings.first().cloned(), unread.first(), withheld) {
+        (Some(worst), ..) => Classification::failed(findings, &worst, undecided.not_judged()),
+        (None, Some(failure), _) => {
+            Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone())
         }
-        None => match unread.first() {
-            Some(failure) => Classification::inconclusive(ReasonCode::fixed(failure.kind.code()), failure.text.clone()),
-            None => doubt.settle(),
-        },
+        (None, None, Some(text)) => Classification::inconclusive(DISTURBED, text),
+        (None, None, None) => undecided.settle(metrics),
+    }
+}
+
+/// Classifies a check that found nothing of its kind: missing hardware where it is expected, otherwise not applicable.
+fn classify_absence(sources: ExpectationSources<'_>, why: &CodedReason) -> Classification {
+    let class = HardwareClass::from_code(why.code.as_str());
+    let expected = class.and_then(|class| Some((class, sources.of_count(class.count_metric())?)));
+    if let Some((class, expected)) = expected.filter(|(_, expected)| expected.value > 0.0) {
+        let note = expected.source.note().map_or_else(String::new, |note| format!(" ({note})"));
+        let text = format!("no {} found, expected {}{note}: {}", class.label(), number(expected.value), why.text);
+        return Classification::inconclusive(HARDWARE_MISSING, text);
+    }
+    Classification {
+        verdict: Verdict::NotApplicable,
+        reason: why.code.clone(),
+        text: why.text.clone(),
+        findings: Vec::new(),
+        not_judged: Vec::new(),
     }
 }
 
@@ -155,70 +198,113 @@ impl Undecided {
         self.unclassified.push(Unclassified { what: what.into(), entity: of, reason, text });
     }
 
-    fn settle(self) -> Classification {
-        // A metric that one rule could not compare is still classified if another rule has a limit for it.
-        let is_judged = |unjudged: &Unclassified| {
-            let same = |entity: &Entity| unjudged.entity.as_ref().is_none_or(|of| of == entity);
-            self.classified.iter().any(|(metric, entity)| *metric == unjudged.what && same(entity))
-        };
-        let open = self.unclassified.iter().find(|unjudged| !is_judged(unjudged));
-        match open {
-            Some(unjudged) => Classification::inconclusive(unjudged.reason.clone(), unjudged.text.clone()),
-            None if !self.any_classified => {
-                Classification::inconclusive(NO_LIMIT, "no rule has a limit for these measurements".to_owned())
-            }
-            None => Classification {
-                verdict: Verdict::Pass,
-                reason: WITHIN_LIMITS,
-                text: "all measurements within limits".to_owned(),
-                findings: Vec::new(),
-            },
+    fn add_not_judged(&mut self, metric: &str, of: Entity, text: String) {
+        self.add_unclassified(metric, Some(of), NO_EXPECTATION, text);
+    }
+
+    /// Returns what no rule decided. A metric that one rule could not compare is still classified if another rule has a
+    /// limit for it.
+    fn open(&self) -> impl Iterator<Item = &Unclassified> {
+        self.unclassified.iter().filter(|missing| {
+            let same = |entity: &Entity| missing.entity.as_ref().is_none_or(|of| of == entity);
+            !self.classified.iter().any(|(metric, entity)| *metric == missing.what && same(entity))
+        })
+    }
+
+    /// Returns the metrics without an expected value, each once.
+    fn not_judged(&self) -> Vec<String> {
+        let mut metrics: Vec<String> = self
+            .open()
+            .filter(|missing| missing.reason == NO_EXPECTATION)
+            .map(|missing| missing.what.clone())
+            .collect();
+        metrics.sort();
+        metrics.dedup();
+        metrics
+    }
+
+    fn settle(self, metrics: &[Metric]) -> Classification {
+        if let Some(missing) = self.open().find(|missing| missing.reason != NO_EXPECTATION) {
+            return Classification::inconclusive(missing.reason.clone(), missing.text.clone());
         }
+        let not_judged = self.not_judged();
+        let (verdict, reason, text) = match (self.any_classified, not_judged.is_empty()) {
+            (true, true) => (Verdict::Pass, WITHIN_LIMITS, "all measurements within limits".to_owned()),
+            (true, false) => {
+                let text = format!("within limits; not judged, no expected value: {}", not_judged.join(", "));
+                (Verdict::Pass, PARTLY_JUDGED, text)
+            }
+            (false, _) if is_count_of_none(metrics) => {
+                (Verdict::NotApplicable, NO_HARDWARE, "none found and none expected".to_owned())
+            }
+            (false, _) => {
+                let text =
+                    self.open().next().map_or("no rule has a limit for these measurements", |missing| &missing.text);
+                (Verdict::NotApplicable, NO_EXPECTATION, text.to_owned())
+            }
+        };
+        Classification { verdict, reason, text, findings: Vec::new(), not_judged }
     }
 }
 
-/// Sources of limits.
-#[derive(Clone, Copy)]
-struct LimitSources<'a> {
-    profile: Option<&'a Profile>,
-    baselines: &'a Baselines,
+/// Returns whether everything that was measured is a count of zero.
+fn is_count_of_none(metrics: &[Metric]) -> bool {
+    metrics.iter().all(|metric| metric.unit == Unit::Count && metric.value == 0.0)
 }
 
-impl LimitSources<'_> {
+/// A limit, and what it is based on.
+struct RuleLimit {
+    value: f64,
+    expectation: Option<Expectation>,
+}
+
+impl From<f64> for RuleLimit {
+    fn from(value: f64) -> Self {
+        Self { value, expectation: None }
+    }
+}
+
+impl RuleLimit {
+    fn is_declared(&self) -> bool {
+        self.expectation.is_some_and(|expectation| expectation.source == ExpectationSource::Scheduler)
+    }
+
+    fn of(expectation: Expectation, percent: f64) -> Self {
+        Self { value: expectation.value * percent / 100.0, expectation: Some(expectation) }
+    }
+}
+
+impl ExpectationSources<'_> {
     /// Returns the limit of a condition for one part, or why there is none.
-    fn limit(self, when: &When, entity: &Entity) -> Result<f64, (ReasonCode, String)> {
-        let expected = |metric: &str| {
-            let value = self.profile.and_then(|profile| profile.expect.get(metric)).copied();
-            value.ok_or_else(|| (NO_LIMIT, format!("no profile has an expected `{metric}` for this machine type")))
-        };
+    fn limit(self, when: &When, entity: &Entity) -> Result<RuleLimit, String> {
+        let none = |metric: &str| format!("no profile has an expected `{metric}` for this machine type");
         let of_median = |values: &[f64], at_least: u32, percent: f64| {
             let enough = values.len() as u64 >= u64::from(at_least.max(1));
-            enough.then(|| median(values)).flatten().map(|value| value * percent / 100.0)
+            enough.then(|| median(values)).flatten().map(|value| RuleLimit::from(value * percent / 100.0))
         };
         match when {
-            When::Above { limit, .. } | When::Below { limit, .. } => Ok(*limit),
-            When::BelowProfile { metric, percent } => expected(metric).map(|value| value * percent / 100.0),
-            When::NotProfile { metric } => expected(metric),
+            When::Above { limit, .. } | When::Below { limit, .. } => Ok(RuleLimit::from(*limit)),
+            When::BelowProfile { metric, percent, of } => {
+                let metric = of.as_ref().unwrap_or(metric);
+                self.in_profile(metric).map(|expected| RuleLimit::of(expected, *percent)).ok_or_else(|| none(metric))
+            }
+            When::NotProfile { metric } => {
+                self.of_count(metric).map(|expected| RuleLimit::of(expected, 100.0)).ok_or_else(|| none(metric))
+            }
             When::BelowPeers { metric, percent, at_least } => {
                 let peers = self.baselines.peer_values_of(metric);
                 of_median(peers, *at_least, *percent).ok_or_else(|| {
-                    let text = format!(
-                        "`{metric}` is known for {} other nodes of this type, {at_least} are needed",
-                        peers.len()
-                    );
-                    (NO_PEERS, text)
+                    format!("`{metric}` is known for {} other nodes of this type, {at_least} are needed", peers.len())
                 })
             }
             When::BelowOwn { metric, percent, at_least } => {
                 let own = self.baselines.own_values_of(metric, entity);
                 of_median(own, *at_least, *percent).ok_or_else(|| {
-                    let text =
-                        format!("`{metric}` of {entity} has {} earlier results, {at_least} are needed", own.len());
-                    (NO_HISTORY, text)
+                    format!("`{metric}` of {entity} has {} earlier results, {at_least} are needed", own.len())
                 })
             }
             When::NOfLastM { when, .. } => self.limit(when, entity),
-            When::Event(_) | When::EventsWithin { .. } => Err((NO_LIMIT, "an event has no limit".to_owned())),
+            When::Event(_) | When::EventsWithin { .. } => Err("an event has no limit".to_owned()),
         }
     }
 }
@@ -262,47 +348,66 @@ fn evaluate_condition(when: &When, metric: &Metric, limit: f64, past: &Baselines
 
 fn classify_metric(
     rule: &Rule,
-    known: LimitSources<'_>,
+    sources: ExpectationSources<'_>,
     metrics: &[Metric],
     findings: &mut Vec<Finding>,
-    doubt: &mut Undecided,
+    undecided: &mut Undecided,
 ) {
     let Some(name) = rule.when.metric() else { return };
     let mut found = false;
     for metric in metrics.iter().filter(|metric| metric.name == name) {
         found = true;
         let entity = &metric.entity;
-        let limit = match known.limit(&rule.when, entity) {
+        let limit = match sources.limit(&rule.when, entity) {
             Ok(limit) => limit,
-            Err((reason, text)) => {
-                doubt.add_unclassified(name, Some(entity.clone()), reason, text);
+            Err(text) => {
+                undecided.add_not_judged(name, entity.clone(), text);
                 continue;
             }
         };
         if !metric.value.is_finite() {
             let text = format!("`{name}` of {entity} is not a number");
-            doubt.add_unclassified(format!("{name} as a number"), None, NOT_A_NUMBER, text);
+            undecided.add_unclassified(format!("{name} as a number"), None, NOT_A_NUMBER, text);
             continue;
         }
-        match evaluate_condition(&rule.when, metric, limit, known.baselines) {
+        // A scheduler may offer less than the machine has.
+        let is_above_declared = limit.is_declared() && metric.value > limit.value;
+        match evaluate_condition(&rule.when, metric, limit.value, sources.baselines) {
+            _ if is_above_declared => {
+                undecided.any_classified = true;
+                undecided.classified.push((name.to_owned(), entity.clone()));
+            }
             ConditionResult::Unknown => {
                 let text = format!("`{name}` of {entity} has too few earlier results");
-                doubt.add_unclassified(name, Some(entity.clone()), NO_HISTORY, text);
+                undecided.add_unclassified(name, Some(entity.clone()), NO_HISTORY, text);
             }
+            ConditionResult::No if rule.backstop => {}
             ConditionResult::No => {
-                doubt.any_classified = true;
-                doubt.classified.push((name.to_owned(), entity.clone()));
+                undecided.any_classified = true;
+                undecided.classified.push((name.to_owned(), entity.clone()));
             }
-            ConditionResult::Yes => {
-                let evidence = Evidence::Measured { metric: name.to_owned(), value: metric.value, limit };
-                let text = fill(&rule.text, entity, &number(metric.value), &number(limit));
-                findings.push(finding(rule, entity.clone(), text, evidence));
-            }
+            ConditionResult::Yes => findings.push(metric_finding(rule, metric, &limit)),
         }
     }
     if !found && !rule.where_measured {
-        doubt.add_unclassified(name, None, METRIC_MISSING, format!("the check did not report `{name}`"));
+        undecided.add_unclassified(name, None, METRIC_MISSING, format!("the check did not report `{name}`"));
     }
+}
+
+/// Returns the finding about a metric beyond its limit. Its severity is at most what the expected value supports.
+fn metric_finding(rule: &Rule, metric: &Metric, limit: &RuleLimit) -> Finding {
+    let evidence = Evidence::Measured { metric: metric.name.clone(), value: metric.value, limit: limit.value };
+    let mut text = fill(&rule.text, &metric.entity, &number(metric.value), &number(limit.value));
+    if let Some(note) = limit.expectation.and_then(|expectation| expectation.source.note()) {
+        text = format!("{text} ({note})");
+    }
+    let mut finding = finding(rule, metric.entity.clone(), text, evidence);
+    let severity_limit = limit.expectation.and_then(|expectation| expectation.severity_limit);
+    if let Some(most) = severity_limit.filter(|most| *most < finding.severity) {
+        finding.severity = most;
+        finding.remedy = Severity::default_remedy(most);
+    }
+    finding
 }
 
 /// Counts events about one part within a period before the observation. An event without a time counts as happening
@@ -313,19 +418,19 @@ fn classify_events(
     past: &Baselines,
     matching: &[&Event],
     findings: &mut Vec<Finding>,
-    doubt: &mut Undecided,
+    undecided: &mut Undecided,
 ) {
     if matching.is_empty() {
-        doubt.any_classified = true;
+        undecided.any_classified = true;
         return;
     }
     let Some(at) = past.at else {
         let text =
             format!("rule `{}` counts events within {within}, but the time of the observation is unknown", rule.id);
-        doubt.add_unclassified(rule.id.as_str(), None, NO_HISTORY, text);
+        undecided.add_unclassified(rule.id.as_str(), None, NO_HISTORY, text);
         return;
     };
-    doubt.any_classified = true;
+    undecided.any_classified = true;
     let since = at.minus(within);
     let mut by_part: BTreeMap<&Entity, Vec<&Event>> = BTreeMap::new();
     for event in matching.iter().filter(|event| event.at.is_none_or(|moment| moment > since)) {
@@ -343,22 +448,28 @@ fn classify_events(
     }
 }
 
+/// How long a machine has been up, and what that means for the results of one check.
+#[derive(Debug, Clone, Copy)]
+pub struct BootGrace {
+    /// `None`: unknown, so that no failure is suspended.
+    pub up: Option<Span>,
+    pub grace: Span,
+    /// It is a deep test: what it saw go wrong, such as a wrong sum, did happen while it ran.
+    pub is_deep: bool,
+}
+
 /// Suspends failures shortly after a boot: a measurement may still be settling (links train, daemons start) and fails
-/// nothing yet. An event with a recorded time did happen, and still fails.
+/// nothing yet. An event with a recorded time did happen, and still fails; so does an event of a deep test.
 #[must_use]
-pub fn apply_boot_grace(judgement: Classification, up: Option<Span>, grace: Span) -> Classification {
+pub fn apply_boot_grace(judgement: Classification, boot: BootGrace) -> Classification {
+    let BootGrace { up, grace, is_deep } = boot;
     let Some(up) = up.filter(|up| *up < grace && judgement.verdict == Verdict::Fail) else { return judgement };
     let (stand, wait): (Vec<_>, Vec<_>) = judgement
         .findings
         .into_iter()
-        .partition(|finding| matches!(finding.evidence, Evidence::Event { at: Some(_), .. }));
+        .partition(|finding| matches!(finding.evidence, Evidence::Event { at, .. } if is_deep || at.is_some()));
     match (stand.first(), wait.first()) {
-        (Some(worst), _) => Classification {
-            verdict: Verdict::Fail,
-            reason: worst.reason.clone(),
-            text: worst.text.clone(),
-            findings: stand,
-        },
+        (Some(worst), _) => Classification::failed(stand.clone(), worst, judgement.not_judged),
         (None, waiting) => {
             let what = waiting.map_or(judgement.text.as_str(), |finding| finding.text.as_str());
             let text = format!("up for {up}, measurements do not count in the first {grace} after a boot: {what}");
@@ -413,7 +524,9 @@ mod tests {
     use crate::{
         finding::Severity,
         ids::Sku,
-        observation::{CodedReason, EntityKind, Event, FailureKind, ProbeFailure, Unit},
+        node::Declared,
+        observation::{EntityKind, FailureKind, ProbeFailure},
+        profile::{Basis, Expected},
         time::Timestamp,
     };
 
@@ -462,7 +575,7 @@ mod tests {
     }
 
     fn profile() -> Profile {
-        Profile { sku: Sku::new("h200").unwrap(), version: 1, expect: [("rate".to_owned(), 100.0)].into() }
+        Profile::stated(Sku::new("h200").unwrap(), [("rate", 100.0)])
     }
 
     fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Observation {
@@ -472,6 +585,10 @@ mod tests {
     fn dead() -> Event {
         let code = ReasonCode::fixed("disk-dead");
         Event { code, entity: Entity::node(), at: None, text: "sda is gone".into(), key: None }
+    }
+
+    fn disturbed(mount: &str) -> Event {
+        Event::disturbed(Entity::new(EntityKind::Mount, mount), "dd of uid 0", "used by dd")
     }
 
     #[test]
@@ -503,8 +620,8 @@ mod tests {
                 "no profile",
                 measured(vec![metric("used", 50.0), metric("rate", 99.0)], vec![]),
                 None,
-                Verdict::Inconclusive,
-                "no-limit",
+                Verdict::Pass,
+                "partly-judged",
             ),
             (
                 "fails although something is unjudged",
@@ -542,6 +659,34 @@ mod tests {
                 Verdict::Inconclusive,
                 "timed-out",
             ),
+            (
+                "a low rate while another process used it",
+                measured(vec![metric("used", 5.0), metric("rate", 9.0)], vec![disturbed("/")]),
+                Some(profile()),
+                Verdict::Inconclusive,
+                "disturbed",
+            ),
+            (
+                "a good rate although another process used it",
+                measured(vec![metric("used", 5.0), metric("rate", 99.0)], vec![disturbed("/")]),
+                Some(profile()),
+                Verdict::Pass,
+                "within-limits",
+            ),
+            (
+                "a fault while another process used it",
+                measured(vec![metric("used", 5.0), metric("rate", 9.0)], vec![disturbed("/"), dead()]),
+                Some(profile()),
+                Verdict::Fail,
+                "disk-dead",
+            ),
+            (
+                "a low rate while another part was used",
+                measured(vec![metric("used", 5.0), metric("rate", 9.0)], vec![disturbed("/other")]),
+                Some(profile()),
+                Verdict::Fail,
+                "disk-slow",
+            ),
             ("not here", Observation::NotApplicable(why), None, Verdict::NotApplicable, "no-disk"),
         ];
         for (name, observation, profile, verdict, reason) in cases {
@@ -561,7 +706,69 @@ mod tests {
     #[test]
     fn a_check_without_any_rule_is_never_a_pass() {
         let judgement = classify(&[], None, &disk(), &measured(vec![metric("used", 1.0)], vec![]));
-        assert_eq!(judgement.verdict, Verdict::Inconclusive);
+        assert_eq!((judgement.verdict, judgement.reason.as_str()), (Verdict::NotApplicable, "no-expectation"));
+    }
+
+    #[test]
+    fn a_metric_without_an_expected_value_is_not_judged_and_blocks_nothing() {
+        let count = |value| measured(vec![Metric::count("disks", Entity::node(), value)], vec![]);
+        let rules = [rule("metric = \"disks\"\nnot_as_profile = true")];
+        let judged = |value, past: &Baselines, declared: Option<&Declared>| {
+            let sources = ExpectationSources { profile: None, declared, baselines: past };
+            let result = classify_with(&rules, sources, &disk(), &count(value));
+            (result.verdict, result.reason.to_string(), result.not_judged)
+        };
+        let none = Baselines::default();
+        let expected = (Verdict::NotApplicable, "no-expectation".to_owned(), vec!["disks".to_owned()]);
+        assert_eq!(judged(8.0, &none, None), expected);
+        assert_eq!(judged(0.0, &none, None).1, "no-hardware");
+        let accepted = Baselines { accepted: [("disks".to_owned(), 8.0)].into(), ..Baselines::default() };
+        assert_eq!(judged(8.0, &accepted, None).0, Verdict::Pass);
+        let sources = ExpectationSources { profile: None, declared: None, baselines: &accepted };
+        let fewer = classify_with(&rules, sources, &disk(), &count(6.0));
+        assert_eq!((fewer.verdict, fewer.findings[0].severity), (Verdict::Fail, Severity::Monitor));
+        assert!(fewer.text.contains("as on this node before"), "{}", fewer.text);
+    }
+
+    #[test]
+    fn hardware_that_is_expected_and_not_found_is_inconclusive() {
+        let absent = Observation::NotApplicable(CodedReason { code: ReasonCode::fixed("no-gpu"), text: "none".into() });
+        let baselines = Baselines::default();
+        let verdict = |gpus| {
+            let declared = Declared { gpus };
+            let sources = ExpectationSources { profile: None, declared: Some(&declared), baselines: &baselines };
+            let result = classify_with(&rules(), sources, &disk(), &absent);
+            (result.verdict, result.reason.to_string())
+        };
+        assert_eq!(verdict(Some(8)), (Verdict::Inconclusive, "hardware-missing".to_owned()));
+        assert_eq!(verdict(None), (Verdict::NotApplicable, "no-gpu".to_owned()));
+        assert_eq!(verdict(Some(0)), (Verdict::NotApplicable, "no-gpu".to_owned()));
+    }
+
+    #[test]
+    fn a_derived_figure_raises_monitor_at_most() {
+        let mut derived = profile();
+        derived.expect.insert("rate".to_owned(), Expected { value: 100.0, basis: Basis::Derived });
+        let slow = measured(vec![metric("used", 1.0), metric("rate", 10.0)], vec![]);
+        let finding = |profile: &Profile| classify(&rules(), Some(profile), &disk(), &slow).findings.remove(0);
+        assert_eq!(finding(&profile()).severity, Severity::Reset);
+        let weaker = finding(&derived);
+        assert_eq!((weaker.severity, weaker.remedy), (Severity::Monitor, crate::finding::Remedy::Watch));
+    }
+
+    #[test]
+    fn within_a_backstop_a_metric_is_not_judged_and_beyond_it_the_part_fails() {
+        let rules = [
+            rule("metric = \"rate\"\nbelow = 10.0\nbackstop = true"),
+            Rule { id: "p".parse().unwrap(), ..rule("metric = \"rate\"\nbelow_percent_of_profile = 93.0") },
+        ];
+        let judged = |value, profile: Option<&Profile>| {
+            classify(&rules, profile, &disk(), &measured(vec![metric("rate", value)], vec![])).reason.to_string()
+        };
+        assert_eq!(judged(50.0, None), "no-expectation");
+        assert_eq!(judged(5.0, None), "bad");
+        assert_eq!(judged(99.0, Some(&profile())), "within-limits");
+        assert_eq!(judged(50.0, Some(&profile())), "bad");
     }
 
     #[test]
@@ -591,7 +798,8 @@ mod tests {
     }
 
     fn with(condition: &str, past: &Baselines, observation: &Observation) -> (Verdict, String) {
-        let judgement = classify_with_baselines(&[rule(condition)], None, past, &disk(), observation);
+        let sources = ExpectationSources { profile: None, declared: None, baselines: past };
+        let judgement = classify_with(&[rule(condition)], sources, &disk(), observation);
         (judgement.verdict, judgement.reason.to_string())
     }
 
@@ -601,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_than_its_peers_fails_and_too_few_peers_are_inconclusive() {
+    fn slower_than_its_peers_fails_and_with_too_few_peers_nothing_is_judged() {
         let slow = measured(vec![metric("rate", 89.0)], vec![]);
         let fine = measured(vec![metric("rate", 90.0)], vec![]);
         let peers =
@@ -609,7 +817,7 @@ mod tests {
         let condition = "metric = \"rate\"\nbelow_percent_of_peers = 90.0\npeers_at_least = 8";
         assert_eq!(with(condition, &peers(8), &slow), (Verdict::Fail, "bad".into()));
         assert_eq!(with(condition, &peers(8), &fine), (Verdict::Pass, "within-limits".into()));
-        assert_eq!(with(condition, &peers(7), &slow), (Verdict::Inconclusive, "no-peers".into()));
+        assert_eq!(with(condition, &peers(7), &slow), (Verdict::NotApplicable, "no-expectation".into()));
         // An outlier does not move the median.
         let odd = Baselines {
             peer_values: [("rate".to_owned(), [vec![100.0; 8], vec![1e9]].concat())].into(),
@@ -618,7 +826,7 @@ mod tests {
         assert_eq!(with(condition, &odd, &fine).0, Verdict::Pass);
         // Another rule that classifies the metric suffices.
         let both = [rule(condition), rule("metric = \"rate\"\nbelow = 10.0")];
-        let judgement = classify_with_baselines(&both, None, &Baselines::default(), &disk(), &slow);
+        let judgement = classify(&both, None, &disk(), &slow);
         assert_eq!(judgement.verdict, Verdict::Pass);
     }
 
@@ -628,7 +836,7 @@ mod tests {
         let condition = "metric = \"rate\"\nbelow_percent_of_own = 90.0\nown_at_least = 3";
         assert_eq!(with(condition, &before(&[100.0, 101.0, 99.0]), &slow).0, Verdict::Fail);
         assert_eq!(with(condition, &before(&[81.0, 80.0, 79.0]), &slow).0, Verdict::Pass);
-        assert_eq!(with(condition, &before(&[100.0]), &slow), (Verdict::Inconclusive, "no-past".into()));
+        assert_eq!(with(condition, &before(&[100.0]), &slow), (Verdict::NotApplicable, "no-expectation".into()));
         // One of two parts has earlier results and one is new: the new one is not classified by the other's.
         let two = measured(
             vec![
@@ -637,7 +845,7 @@ mod tests {
             ],
             vec![],
         );
-        assert_eq!(with(condition, &before(&[100.0; 3]), &two), (Verdict::Inconclusive, "no-past".into()));
+        assert_eq!(with(condition, &before(&[100.0; 3]), &two), (Verdict::Pass, "partly-judged".into()));
     }
 
     #[test]
@@ -681,7 +889,8 @@ mod tests {
         let recorded = Event { at: Some(Timestamp::from_secs(5)), ..dead() };
         let judged = |events: Vec<Event>, used: f64, up: Option<Span>| {
             let observation = measured(vec![metric("used", used), metric("rate", 100.0)], events);
-            apply_boot_grace(classify(&rules(), Some(&profile()), &disk(), &observation), up, grace)
+            let boot = BootGrace { up, grace, is_deep: false };
+            apply_boot_grace(classify(&rules(), Some(&profile()), &disk(), &observation), boot)
         };
         let soon = Some(Span::minutes(2));
         let waits = judged(vec![], 99.0, soon);
@@ -693,6 +902,9 @@ mod tests {
         let stands = judged(vec![recorded], 99.0, soon);
         assert_eq!((stands.verdict, stands.findings.len()), (Verdict::Fail, 1));
         assert_eq!(judged(vec![dead()], 9.0, soon).reason.as_str(), "booting", "found by inspection");
+        let wrong = classify(&rules(), Some(&profile()), &disk(), &measured(vec![metric("rate", 100.0)], vec![dead()]));
+        let deep = apply_boot_grace(wrong, BootGrace { up: soon, grace, is_deep: true });
+        assert_eq!(deep.verdict, Verdict::Fail, "seen while a deep test ran");
     }
 
     proptest! {
@@ -727,7 +939,9 @@ mod tests {
             let observation = measured(vec![metric("used", used), metric("rate", rate)], vec![]);
             let alone = classify(&rules(), Some(&profile()), &disk(), &observation);
             prop_assert!(BaselineNeeds::for_check(&rules(), &disk()).is_empty());
-            prop_assert_eq!(classify_with_baselines(&rules(), Some(&profile()), &before(&own), &disk(), &observation), alone);
+            let (profile, own) = (profile(), before(&own));
+            let sources = ExpectationSources::of_profile(Some(&profile), &own);
+            prop_assert_eq!(classify_with(&rules(), sources, &disk(), &observation), alone);
         }
     }
 }

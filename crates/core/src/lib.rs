@@ -8,17 +8,21 @@
 //! settings of a site; [`classify`] turns observations into findings; [`lifecycle`] is the state machine of a node;
 //! [`plan`] makes every decision; [`view`] builds what the CLI and the API show; [`alert`] builds notifications.
 
+pub mod access;
 pub mod alert;
+pub mod capacity_plan;
 pub mod case;
 pub mod classify;
 pub mod fault_localization;
 pub mod finding;
 pub mod fnv;
+pub mod hardware_class;
 pub mod hex;
 pub mod hostlist;
 pub mod ids;
 pub mod job_failures;
 pub mod lifecycle;
+pub mod measured_count;
 pub mod node;
 pub mod node_status;
 pub mod observation;
@@ -29,6 +33,7 @@ pub mod reason;
 pub mod run;
 pub mod sku_detection;
 pub mod snapshot;
+pub mod software;
 pub mod test_status;
 pub mod time;
 pub mod toml_text;

@@ -20,8 +20,9 @@ pub enum NodeState {
     Quarantined,
     /// Out of service; this step was started and has not ended.
     Repairing { step: StepKind, tries: u32 },
-    /// Out of service; this run decides whether the node returns.
-    Requalifying { run: RunId },
+    /// Out of service; this run and the agent's checks decide whether the node returns. Without a run, the agent's checks
+    /// alone do.
+    Requalifying { run: Option<RunId> },
     /// Out of service until an operator releases it or another machine takes its name.
     Out,
     /// An operator intervened. The controller records and does not act.
@@ -43,7 +44,7 @@ pub enum NodeEvent {
     /// The step ended, or an operator reported it as done.
     StepEnded,
     RequalificationStarted {
-        run: RunId,
+        run: Option<RunId>,
     },
     /// The requalification run failed or gave no result.
     RequalificationEnded,
@@ -119,7 +120,8 @@ mod tests {
             NodeState::Suspect,
             NodeState::Quarantined,
             NodeState::Repairing { step: StepKind::Reset, tries: 1 },
-            NodeState::Requalifying { run },
+            NodeState::Requalifying { run: Some(run) },
+            NodeState::Requalifying { run: None },
             NodeState::Out,
             NodeState::Held { by: "ann".into() },
         ]
@@ -133,7 +135,7 @@ mod tests {
             NodeEvent::TakenOut,
             NodeEvent::StepStarted { step: StepKind::Reboot, attempts: 1 },
             NodeEvent::StepEnded,
-            NodeEvent::RequalificationStarted { run },
+            NodeEvent::RequalificationStarted { run: Some(run) },
             NodeEvent::RequalificationEnded,
             NodeEvent::HandedOver,
             NodeEvent::Returned,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{CaseId, HardwareId, NodeName, PoolName, Sku},
+    measured_count::GPU_COUNT,
     reason::coded,
     time::Timestamp,
 };
@@ -20,9 +21,36 @@ pub struct Node {
     /// Unknown until the node or its cluster reports it.
     pub hardware: Option<Arc<Hardware>>,
     pub sku: Option<Sku>,
+    /// The hardware that the cluster declares; nodes of one kind share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Arc<Declared>>,
     /// Set where this node differs from the rest of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<Arc<NodeOverrides>>,
+}
+
+/// Hardware that a cluster's configuration or its device plugin declares for a node, whether or not the node reports it.
+///
+/// A cluster may offer less than the machine has, so a declared number is what the machine has at least.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Declared {
+    /// Whole GPUs. `None`: the cluster does not say, or says zero. A device plugin that died leaves zero, so zero never
+    /// means that the machine has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u32>,
+}
+
+impl Declared {
+    /// Declares this number of GPUs; `None` for zero.
+    pub fn gpus(count: u32) -> Option<Self> {
+        (count > 0).then_some(Self { gpus: Some(count) })
+    }
+
+    /// Returns the declared value of a metric.
+    pub fn value(&self, metric: &str) -> Option<f64> {
+        self.gpus.filter(|_| metric == GPU_COUNT).map(f64::from)
+    }
 }
 
 /// Properties of a single node that the cluster-wide capabilities do not cover.
@@ -39,6 +67,11 @@ pub struct NodeOverrides {
 }
 
 impl Node {
+    /// Returns how many GPUs the cluster declares for the node; zero if it declares none.
+    pub fn declared_gpus(&self) -> u32 {
+        self.declared.as_ref().and_then(|declared| declared.gpus).unwrap_or(0)
+    }
+
     pub fn is_reachable_out_of_band(&self) -> bool {
         self.overrides.as_ref().is_some_and(|apart| apart.out_of_band)
     }
@@ -213,6 +246,18 @@ mod tests {
         assert_eq!(hardware.id().unwrap().as_str(), "host-HV-17");
         assert_eq!(Hardware::default().id(), None);
         assert!(!Hardware::default().matches(&gpu));
+    }
+
+    #[test]
+    fn zero_gpus_are_not_a_declaration_and_a_declaration_reads_back() {
+        assert_eq!(Declared::gpus(0), None);
+        let eight = Declared::gpus(8).unwrap();
+        assert_eq!((eight.value("gpu_count"), eight.value("nvme_disks")), (Some(8.0), None));
+        assert_eq!(Declared::default().value("gpu_count"), None);
+        assert_eq!(serde_json::to_string(&eight).unwrap(), r#"{"gpus":8}"#);
+        assert_eq!(serde_json::from_str::<Declared>(r#"{"gpus":8}"#).unwrap(), eight);
+        assert_eq!(serde_json::from_str::<Declared>("{}").unwrap(), Declared::default());
+        assert!(serde_json::from_str::<Declared>(r#"{"gpu":8}"#).is_err());
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub struct NodeStatus {
     pub passed: u32,
     #[serde(skip_serializing_if = "is_zero")]
     pub not_applicable: u32,
+    /// Tests with measurements that nothing gives an expected value for.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub not_judged: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<StatusFinding>,
     /// Number of findings beyond those.
@@ -88,6 +91,7 @@ struct Assessment {
     status: NodeHealth,
     passed: u32,
     not_applicable: u32,
+    not_judged: u32,
     not_known: Vec<(TestId, TestStatus)>,
     silent: bool,
 }
@@ -95,14 +99,19 @@ struct Assessment {
 impl Assessment {
     fn of(snapshot: &Snapshot, record: &NodeRecord) -> Self {
         let at = snapshot.at;
-        let (mut passed, mut not_applicable, mut failed, mut not_known) = (0, 0, false, Vec::new());
+        let (mut passed, mut not_applicable, mut not_judged, mut failed) = (0, 0, 0, false);
+        let mut not_known = Vec::new();
         for (test, known) in snapshot.tests.iter().zip(&record.test_records) {
             if !test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool)) {
                 continue;
             }
             match TestStatus::of(known, test, at) {
-                TestStatus::Pass => passed += 1,
+                TestStatus::Pass => {
+                    passed += 1;
+                    not_judged += u32::from(known.has_not_judged());
+                }
                 TestStatus::NotApplicable => not_applicable += 1,
+                TestStatus::NotJudged => not_judged += 1,
                 TestStatus::Fail => failed = true,
                 // Tests that run only on request are not missed.
                 other if test.routine => not_known.push((test.id.clone(), other)),
@@ -122,7 +131,7 @@ impl Assessment {
             false if doubtful || silent || !not_known.is_empty() || passed == 0 => NodeHealth::Unknown,
             false => NodeHealth::Pass,
         };
-        Self { status, passed, not_applicable, not_known, silent }
+        Self { status, passed, not_applicable, not_judged, not_known, silent }
     }
 }
 
@@ -135,7 +144,8 @@ impl NodeStatus {
     pub fn of(snapshot: &Snapshot, record: &NodeRecord) -> Self {
         let case =
             record.case.and_then(|id| snapshot.cases.iter().find(|case| case.id == id)).filter(|case| case.is_open());
-        let Assessment { status, passed, not_applicable, mut not_known, silent } = Assessment::of(snapshot, record);
+        let Assessment { status, passed, not_applicable, not_judged, mut not_known, silent } =
+            Assessment::of(snapshot, record);
         let mut findings: Vec<StatusFinding> = record.findings.iter().map(StatusFinding::of).collect();
         findings.sort_by(|a, b| {
             b.severity.cmp(&a.severity).then_with(|| (&a.check, &a.entity).cmp(&(&b.check, &b.entity)))
@@ -152,6 +162,7 @@ impl NodeStatus {
             advice: case.and_then(advice),
             passed,
             not_applicable,
+            not_judged,
             findings,
             more_findings: u32::try_from(more).unwrap_or(u32::MAX),
             not_known,

@@ -177,6 +177,15 @@ impl Observation {
     }
 }
 
+impl Observation {
+    /// Returns the metrics of parts that no other process used meanwhile: only these may serve as a baseline.
+    pub fn into_undisturbed_metrics(self) -> Vec<Metric> {
+        let Self::Measured { mut metrics, events, .. } = self else { return Vec::new() };
+        metrics.retain(|metric| !events.iter().any(|event| event.is_disturbance_of(&metric.entity)));
+        metrics
+    }
+}
+
 impl Metric {
     pub fn new(name: &str, entity: Entity, value: f64, unit: Unit) -> Self {
         Self { name: name.to_owned(), entity, value, unit }
@@ -192,6 +201,21 @@ impl Event {
     /// An event found by inspecting the current state, with no recorded time.
     pub fn seen(code: &'static str, entity: Entity, text: impl Into<String>) -> Self {
         Self { code: ReasonCode::fixed(code), entity, at: None, text: text.into(), key: None }
+    }
+
+    /// Another process used this part while it was measured. `disturber` identifies the program and its owner, and is
+    /// the same in every run.
+    pub fn disturbed(entity: Entity, disturber: &str, text: impl Into<String>) -> Self {
+        Self { key: Some(disturber.to_owned()), ..Self::seen(FailureKind::Disturbed.code(), entity, text) }
+    }
+
+    pub fn is_disturbance(&self) -> bool {
+        self.code.as_str() == FailureKind::Disturbed.code()
+    }
+
+    /// Returns whether the event is a disturbance of this part. A disturbance of the node concerns all parts.
+    pub fn is_disturbance_of(&self, entity: &Entity) -> bool {
+        self.is_disturbance() && (self.entity == *entity || self.entity.kind == EntityKind::Node)
     }
 }
 
@@ -286,6 +310,10 @@ coded! {
     pub enum FailureKind {
         /// The file, tool or library does not exist.
         Missing => "missing",
+        /// The third-party program or library of a test is not installed on this node.
+        NotInstalled => "not-installed",
+        /// The hardware is of a kind that the test does not support.
+        Unsupported => "unsupported",
         Denied => "denied",
         TimedOut => "timed-out",
         /// The probe could not be killed (stuck in the kernel) and was left behind.
@@ -297,6 +325,8 @@ coded! {
         Unparseable => "unparseable",
         /// The tool ran and reported nothing at all.
         Empty => "empty",
+        /// Another process used the measured part. The text names the process and its owner.
+        Disturbed => "disturbed",
     }
 }
 
@@ -343,6 +373,21 @@ mod tests {
         }
         assert_eq!(remaining("xid-79", "0", Some("boot-a:499")), 1, "another kind");
         assert_eq!(remaining("xid-48", "1", Some("boot-a:499")), 1, "another part");
+    }
+
+    #[test]
+    fn only_undisturbed_metrics_may_be_a_baseline() {
+        let mount = |path: &str| Entity::new(EntityKind::Mount, path);
+        let names = |disturbed: Option<Entity>| {
+            let metrics = ["/a", "/b"].map(|path| Metric::count("reads", mount(path), 1.0)).to_vec();
+            let events =
+                disturbed.map(|entity| Event::disturbed(entity, "dd of uid 0", "used by dd")).into_iter().collect();
+            let left = Observation::measured(metrics, events).into_undisturbed_metrics();
+            left.into_iter().map(|metric| metric.entity.id).collect::<Vec<_>>()
+        };
+        assert_eq!(names(None), ["/a", "/b"]);
+        assert_eq!(names(Some(mount("/a"))), ["/b"]);
+        assert!(names(Some(Entity::node())).is_empty());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! and rules by id. Unknown keys are errors with line and column.
 
 mod breaker_limits;
+mod job_limit;
 mod rule;
 mod suite;
 
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    access::Place,
     case::{RepairStep, StepKind},
     finding::Severity,
     ids::{PoolName, TestId},
@@ -21,6 +23,7 @@ use crate::{
 };
 
 pub use breaker_limits::BreakerLimits;
+pub use job_limit::{InvalidJobLimit, JobLimit};
 pub use rule::{Rule, When};
 pub use suite::SuiteSettings;
 
@@ -79,7 +82,7 @@ pub struct Allow {
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Concurrent validation jobs in the whole cluster.
-    pub jobs: u32,
+    pub jobs: JobLimit,
     /// A job that has not started after this long is cancelled.
     pub pending: Span,
     /// Concurrent validation jobs per pool; a pool that is not listed has no limit of its own.
@@ -92,6 +95,21 @@ pub struct Limits {
     pub node_hours_per_day: Option<f64>,
     /// How long the result of a finished job may take to appear on the share.
     pub result_grace: Span,
+    /// On a free node, with a slot to spare, a result is renewed this long before its period ends. Zero: not before.
+    pub renew_ahead: Span,
+}
+
+/// A result younger than a sixth of its period is not renewed, however early `renew_ahead` is.
+const YOUNGEST_PART: i64 = 6;
+
+impl Limits {
+    /// Returns the age from which a result that is valid for `cutoff` is renewed on a free node. `None`: not before it
+    /// is due. With a daily budget, only due tests run.
+    pub fn renewal_age(&self, cutoff: Span) -> Option<Span> {
+        let ahead = self.renew_ahead.millis();
+        let early = self.node_hours_per_day.is_none() && ahead > 0;
+        early.then(|| Span::from_millis((cutoff.millis() - ahead).max(cutoff.millis() / YOUNGEST_PART)))
+    }
 }
 
 /// Exponential back-offs: each doubles from its first value up to its cap.
@@ -261,6 +279,9 @@ pub struct TestPolicy {
     pub typical_duration: Span,
     /// Whether it needs the node for itself. Other tests run along with it.
     pub exclusive: bool,
+    /// Where it normally runs.
+    #[serde(default = "in_a_job")]
+    pub place: Place,
     /// Whether the controller runs it when its result is stale. Other tests run on request or in a requalification run.
     pub routine: bool,
     /// Whether the node has our maintenance mark while the test runs.
@@ -275,6 +296,11 @@ pub struct TestPolicy {
     pub shares: Vec<String>,
     /// Absent: every pool.
     pub pools: Option<Vec<PoolName>>,
+}
+
+/// The place of a test that was stored by a version without places.
+const fn in_a_job() -> Place {
+    Place::Job
 }
 
 impl Window {
@@ -352,7 +378,7 @@ mod tests {
     fn the_defaults_match_the_documentation() {
         let policy = Policy::built_in();
         assert_eq!(policy.mode, Mode::Recommend);
-        assert_eq!(policy.limits.jobs, 5);
+        assert_eq!([1, 500].map(|nodes| policy.limits.jobs.for_nodes(nodes)), [5, 20]);
         assert_eq!(policy.limits.pending, Span::minutes(5));
         assert_eq!(policy.limits.per_share, 1);
         assert_eq!(policy.breaker.nodes_per_hour, 3);
@@ -386,12 +412,23 @@ mod tests {
 
     #[test]
     fn an_unknown_key_or_a_negative_number_is_an_error_with_its_location() {
-        let text = Policy::DEFAULT_TEXT.replacen("jobs = 5", "jobs = -5", 1);
+        let text = Policy::DEFAULT_TEXT.replacen("jobs = \"5 or 4%\"", "jobs = -5", 1);
         let error = toml::from_str::<Policy>(&text).unwrap_err().to_string();
         assert!(error.contains("line ") && error.contains("jobs = -5"), "{error}");
-        let text = Policy::DEFAULT_TEXT.replacen("jobs = 5", "job = 5", 1);
+        let text = Policy::DEFAULT_TEXT.replacen("jobs = ", "job = ", 1);
         let error = toml::from_str::<Policy>(&text).unwrap_err().to_string();
         assert!(error.contains("unknown field `job`") && error.contains("expected one of"), "{error}");
+    }
+
+    #[test]
+    fn a_result_is_renewed_a_day_ahead_but_never_in_the_first_sixth_of_its_period() {
+        let mut limits = Policy::built_in().limits;
+        assert_eq!(limits.renewal_age(Span::days(7)), Some(Span::days(6)));
+        assert_eq!(limits.renewal_age(Span::hours(6)), Some(Span::hours(1)));
+        limits.node_hours_per_day = Some(48.0);
+        assert_eq!(limits.renewal_age(Span::days(7)), None, "a daily budget is for due tests");
+        limits = Limits { node_hours_per_day: None, renew_ahead: Span::ZERO, ..limits };
+        assert_eq!(limits.renewal_age(Span::days(7)), None);
     }
 
     #[test]

@@ -137,6 +137,14 @@ coded! {
     }
 }
 
+impl IncompleteReason {
+    /// Returns whether the run was ended because a user or an operator wanted the node. It says nothing about the node
+    /// or the test: the result before it stays in force, and the test is repeated without a delay.
+    pub const fn is_interruption(self) -> bool {
+        matches!(self, Self::NodeTaken | Self::Withdrawn)
+    }
+}
+
 coded! {
     /// Why a run is being cancelled.
     pub enum CancelReason {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    access::Place,
     case::Case,
     classify::ClassificationReason,
     finding::{OpenFinding, Verdict},
@@ -32,7 +33,7 @@ pub struct Snapshot {
     pub breaker: Breaker,
     pub pauses: Vec<Pause>,
     pub commands: Vec<PendingCommand>,
-    /// Results of the trials that [`CommandKind::MultiNodeTest`] requests name.
+    /// Results of the runs that [`CommandKind::Test`] and [`CommandKind::MultiNodeTest`] requests name.
     pub trials: Vec<Trial>,
     /// Whether the present silence of agents was already reported.
     pub silence_reported: bool,
@@ -62,12 +63,24 @@ pub struct NodeRecord {
     pub last_report: Option<Timestamp>,
     /// User work that failed here within `Policy::user_work.window`.
     pub job_failures: Option<Arc<NodeJobFailures>>,
+    /// GPUs that the node had when it was last accepted; zero if it never had one. Kept while none is found.
+    pub remembered_gpus: u32,
 }
 
 impl NodeRecord {
     /// Returns the operator's hold that is in force at this moment. An expired hold stays recorded and has no effect.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
+    }
+
+    /// Returns whether the node's agent runs this test instead of a job.
+    pub fn is_taken_from_agent(&self, test: &TestPolicy) -> bool {
+        test.place == Place::Agent && self.last_report.is_some()
+    }
+
+    /// Returns whether an agent is deployed on the node and reports.
+    pub fn has_live_agent(&self, at: Timestamp, silent_after: Span) -> bool {
+        self.last_report.is_some_and(|last_report| at.since(last_report) <= silent_after)
     }
 
     /// Returns the node for a change. Other holders of it keep the old one.
@@ -145,14 +158,27 @@ pub struct TestRecord {
     conclusive: bool,
     /// Inconclusive results since the newest settling one.
     misses: u32,
+    /// Whether the newest result has measurements without an expected value.
+    not_judged: bool,
 }
 
 impl TestRecord {
-    pub const NEVER: Self =
-        Self { settled: Timestamp::MIN, attempt: Timestamp::MIN, verdict: None, conclusive: false, misses: 0 };
+    pub const NEVER: Self = Self {
+        settled: Timestamp::MIN,
+        attempt: Timestamp::MIN,
+        verdict: None,
+        conclusive: false,
+        misses: 0,
+        not_judged: false,
+    };
 
-    /// Adds a result. Results that arrive out of order count by their time.
+    /// Adds a result in which everything was judged. Results that arrive out of order count by their time.
     pub fn add(&mut self, verdict: Verdict, at: Timestamp) {
+        self.add_with_reason(verdict, false, at);
+    }
+
+    /// Adds a result. `not_judged`: some of its measurements have no expected value.
+    pub fn add_with_reason(&mut self, verdict: Verdict, not_judged: bool, at: Timestamp) {
         if verdict == Verdict::Inconclusive {
             if at >= self.settled {
                 self.misses = self.misses.saturating_add(1);
@@ -166,6 +192,7 @@ impl TestRecord {
         if at >= self.attempt {
             self.attempt = at;
             self.verdict = Some(verdict);
+            self.not_judged = not_judged;
         }
     }
 
@@ -182,7 +209,39 @@ impl TestRecord {
             attempt: last.map_or(Timestamp::MIN, |(_, at)| at),
             verdict: last.map(|(verdict, _)| verdict),
             misses,
+            not_judged: false,
         }
+    }
+
+    /// Returns the record with the newest result marked as having measurements without an expected value, or not.
+    #[must_use]
+    pub const fn with_not_judged(mut self, not_judged: bool) -> Self {
+        self.not_judged = not_judged;
+        self
+    }
+
+    /// Returns whether the newest result has measurements without an expected value.
+    pub const fn has_not_judged(&self) -> bool {
+        self.not_judged
+    }
+
+    /// Renews the newest result: the test ran again at this time, with the same result.
+    pub fn renew(&mut self, at: Timestamp) {
+        let Some(verdict) = self.verdict.filter(|_| at > self.attempt) else { return };
+        if verdict != Verdict::Inconclusive {
+            self.settled = at;
+        }
+        self.attempt = at;
+    }
+
+    /// Combines the results of a test from two sources: runs, and the node's agent. The newest result counts.
+    #[must_use]
+    pub fn combine(self, other: Self) -> Self {
+        let (older, newer) = if self.attempt <= other.attempt { (self, other) } else { (other, self) };
+        let settled = older.settled.max(newer.settled);
+        let conclusive = [older, newer].iter().any(|record| record.settled == settled && record.conclusive);
+        let since = |record: &Self| if record.attempt >= settled { record.misses } else { 0 };
+        Self { settled, conclusive, misses: since(&older).saturating_add(since(&newer)), ..newer }
     }
 
     pub fn settled(&self) -> Option<Timestamp> {
@@ -296,6 +355,10 @@ pub enum CommandKind {
     Test {
         node: NodeName,
         tests: Vec<TestId>,
+        /// The run created for it last. The command stays until such a run has ended otherwise than because it did not
+        /// start or users took the node.
+        #[serde(default)]
+        run: Option<RunId>,
     },
     /// Test the node and return it to service.
     Release {
@@ -440,6 +503,43 @@ mod tests {
         let record = after(&[(Verdict::Pass, 5), (Verdict::Inconclusive, 3)]);
         assert_eq!((record.verdict(), record.misses()), (Some(Verdict::Pass), 0));
         assert_eq!((record.settled(), record.attempt()), (Some(at(5)), Some(at(5))));
+    }
+
+    #[test]
+    fn a_renewed_result_is_as_new_as_its_last_confirmation_and_an_inconclusive_one_settles_nothing() {
+        let renewed = |verdict, hours| {
+            let mut record = after(&[(Verdict::Pass, 0), (verdict, 1)]);
+            record.renew(at(hours));
+            (record.verdict(), record.settled(), record.attempt())
+        };
+        assert_eq!(renewed(Verdict::Fail, 3), (Some(Verdict::Fail), Some(at(3)), Some(at(3))));
+        assert_eq!(renewed(Verdict::NotApplicable, 3), (Some(Verdict::NotApplicable), Some(at(3)), Some(at(3))));
+        assert_eq!(renewed(Verdict::Inconclusive, 3), (Some(Verdict::Inconclusive), Some(at(0)), Some(at(3))));
+        assert_eq!(renewed(Verdict::Pass, 0), (Some(Verdict::Pass), Some(at(1)), Some(at(1))), "an older confirmation");
+        let mut never = TestRecord::NEVER;
+        never.renew(at(3));
+        assert_eq!(never, TestRecord::NEVER, "there is no result to renew");
+    }
+
+    #[test]
+    fn two_sources_combine_to_the_record_of_all_their_results() {
+        use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+        for (runs, agent) in [
+            (vec![], vec![]),
+            (vec![(Pass, 1)], vec![]),
+            (vec![(Pass, 1)], vec![(Fail, 2)]),
+            (vec![(Fail, 3)], vec![(Pass, 2)]),
+            (vec![(Pass, 1), (Inconclusive, 4)], vec![(NotApplicable, 2)]),
+            (vec![(Inconclusive, 1)], vec![(Inconclusive, 2)]),
+            (vec![(Inconclusive, 1)], vec![(Pass, 2), (Inconclusive, 3)]),
+            (vec![(NotApplicable, 2)], vec![(Pass, 2)]),
+        ] {
+            let mut all: Vec<_> = runs.iter().chain(&agent).copied().collect();
+            all.sort_by_key(|(_, hours)| *hours);
+            let (one, other) = (after(&runs), after(&agent));
+            assert_eq!(one.combine(other), after(&all), "{runs:?} {agent:?}");
+            assert_eq!(other.combine(one).settled(), one.combine(other).settled(), "{runs:?} {agent:?}");
+        }
     }
 
     #[test]

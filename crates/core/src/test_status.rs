@@ -1,4 +1,4 @@
-//! The status of one test on one node: one of six values, of which only one is a pass.
+//! The status of one test on one node: one of seven values, of which only one is a pass.
 
 use crate::{finding::Verdict, policy::TestPolicy, reason::coded, snapshot::TestRecord, time::Timestamp};
 
@@ -13,6 +13,8 @@ coded! {
         Inconclusive => "inconclusive",
         /// A recent result shows that the node has nothing of this kind.
         NotApplicable => "not-applicable",
+        /// A recent result measured values that nothing gives an expected value for.
+        NotJudged => "not-judged",
         /// It passed or did not apply, longer ago than the cut-off.
         Stale => "stale",
         NeverTested => "never-tested",
@@ -28,6 +30,7 @@ impl TestStatus {
             Verdict::Inconclusive => Self::Inconclusive,
             Verdict::Pass | Verdict::NotApplicable if old => Self::Stale,
             Verdict::Pass => Self::Pass,
+            Verdict::NotApplicable if known.has_not_judged() => Self::NotJudged,
             Verdict::NotApplicable => Self::NotApplicable,
         }
     }
@@ -36,6 +39,7 @@ impl TestStatus {
     pub const fn label(self) -> &'static str {
         match self {
             Self::NotApplicable => "not applicable",
+            Self::NotJudged => "not judged",
             Self::NeverTested => "never tested",
             other => other.code(),
         }

@@ -6,8 +6,10 @@
 
 mod advice;
 mod budget;
+mod capacity;
 mod coverage;
 mod distribution;
+mod disturbed;
 mod due;
 mod explain_node;
 mod findings;
@@ -15,6 +17,7 @@ mod formatting;
 mod map;
 mod node_explanation;
 mod nodes;
+mod not_judged;
 mod period;
 mod plan;
 mod report;
@@ -30,6 +33,7 @@ use serde::Serialize;
 
 pub use self::{
     budget::{BudgetDay, BudgetView, CaseSpan, budget},
+    capacity::fleet_capacity,
     coverage::{CoverageRow, coverage, is_overdue},
     distribution::{Distribution, Outlier},
     due::{Due, LatestResult},

@@ -67,6 +67,7 @@ fn the_limits_in_the_guide_are_the_defaults() {
         assert!(line.starts_with(&format!("| `{key}` | {value} |")), "{line}");
     };
     row("limits.jobs", policy.limits.jobs.to_string());
+    row("limits.renew_ahead", policy.limits.renew_ahead.to_string());
     row("limits.per_share", policy.limits.per_share.to_string());
     row("limits.node_hours_per_day", policy.limits.node_hours_per_day.map_or("none".into(), |hours| hours.to_string()));
 }

@@ -7,6 +7,7 @@ mod source;
 
 use std::{io, path::PathBuf, sync::LazyLock};
 
+use doctor_checks::site_profiles::TooManyProfiles;
 use doctor_core::{profile::UnknownBaseProfile, toml_text::TomlError};
 use doctor_engine::settings::BadSettings;
 
@@ -34,6 +35,8 @@ pub(crate) enum ConfigError {
     Settings { path: PathBuf, source: BadSettings },
     #[error("{}: inconsistent profiles", path.display())]
     Profiles { path: PathBuf, source: UnknownBaseProfile },
+    #[error("{}: too many profiles", path.display())]
+    ProfilesTooLong { path: PathBuf, source: TooManyProfiles },
     #[error("cannot create the state directory {}", path.display())]
     CreateStateDirectory { path: PathBuf, source: io::Error },
     #[error("no home directory for the state: set HOME or XDG_STATE_HOME, or pass --config FILE")]

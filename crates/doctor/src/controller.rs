@@ -100,6 +100,7 @@ impl Controller {
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
             let (opened, inbox) =
                 AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
+            opened.set_site_profiles(loaded.site_profiles.clone());
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);
         }

@@ -4,6 +4,6 @@ mod markdown;
 mod reasons;
 
 pub(crate) use self::{
-    markdown::{generate_all, rule_condition},
+    markdown::{generate_all, place_sentence, rule_condition},
     reasons::{Reason, reasons},
 };

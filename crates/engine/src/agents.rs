@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use doctor_checks::document::Schema;
 use doctor_core::{
     ids::NodeName,
+    lifecycle::NodeState,
+    policy::TestPolicy,
     snapshot::NodeRecord,
     time::{Span, Timestamp},
     view::Facts,
 };
 use doctor_store::{
     Store, StoreError,
-    records::{AgentAuth, AgentRow},
+    records::{AgentAuth, AgentConfirmation, AgentRow},
 };
 use serde::Serialize;
 
@@ -162,9 +164,75 @@ pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBr
     Ok(briefs)
 }
 
+/// Longest time for which the planner works with older times of confirmed results than the store has. Agents report
+/// everything once an hour, which reloads the node in any case.
+const MAX_RELOAD_DELAY: Span = Span::hours(1);
+
+/// Returns whether the planner needs the times of confirmed results now. Agents confirm their results every few minutes,
+/// and reloading a whole cluster that often would cost more than everything else: the planner needs to know soon only
+/// of nodes that it acts on, and of results that would become stale.
+pub(crate) fn is_reload_due(record: &NodeRecord, tests: &[TestPolicy], confirmed: &AgentConfirmation) -> bool {
+    if record.state != NodeState::InService || !record.findings.is_empty() || record.case.is_some() {
+        return true;
+    }
+    tests.iter().zip(&record.test_records).any(|(test, known)| {
+        let delay = Span::from_millis(test.cutoff.millis() / 4).min(MAX_RELOAD_DELAY);
+        let is_old = |at: Timestamp| known.attempt().is_some_and(|attempt| at.since(attempt) >= delay);
+        confirmed.rounds.iter().any(|round| is_old(round.at) && round.checks.contains(&test.id))
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use doctor_backend::ObservedNode;
+    use doctor_checks::Catalogue;
+    use doctor_core::{
+        finding::Verdict,
+        ids::{PoolName, TestId},
+        node::{Marks, Node, Occupancy},
+        policy::Policy,
+        snapshot::{TestRecord, TestRecords},
+    };
+    use doctor_store::records::ConfirmedRound;
+
     use super::*;
+    use crate::snapshot::node_record;
+
+    #[test]
+    fn confirmed_results_are_loaded_soon_where_the_planner_needs_them() {
+        let policy = Policy::built_in();
+        let tests = Catalogue::with_site_checks(&policy).tests(&policy);
+        let node = Node {
+            name: NodeName::new("n1").unwrap(),
+            pool: PoolName::new("gpu").unwrap(),
+            occupancy: Occupancy::Free,
+            marks: Marks::default(),
+            hardware: None,
+            sku: None,
+            declared: None,
+            overrides: None,
+        };
+        let observed = ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() };
+        let mut record = node_record(&tests, &TestRecords::untested(tests.len()), observed, None, None);
+        let at = Timestamp::from_secs(1_794_700_800);
+        let memory = tests.iter().position(|test| test.id.as_str() == "memory").unwrap();
+        let confirmed_after = |minutes: i64, check: &str| AgentConfirmation {
+            node: NodeName::new("n1").unwrap(),
+            through: 1,
+            rounds: vec![ConfirmedRound {
+                at: at.plus(Span::minutes(minutes)),
+                checks: vec![TestId::new(check).unwrap()],
+            }],
+        };
+        let is_due =
+            |record: &NodeRecord, minutes, check| is_reload_due(record, &tests, &confirmed_after(minutes, check));
+        assert!(!is_due(&record, 600, "memory"), "there is no result to renew");
+        record.test_records[memory] = TestRecord::restore(Some(at), Some(at), Some((Verdict::Pass, at)), 0);
+        assert!(!is_due(&record, 5, "memory") && is_due(&record, 61, "memory"));
+        assert!(!is_due(&record, 61, "disk-space"), "another check");
+        record.state = NodeState::Suspect;
+        assert!(is_due(&record, 5, "memory"), "the planner acts on it");
+    }
 
     #[test]
     fn a_state_serialises_as_its_word() {

@@ -13,6 +13,7 @@ use doctor_core::{
     node::{Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
     snapshot::{ActiveRun, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecords},
+    software::Software,
     time::{Span, Timestamp},
     view::{AuditLine, CycleView, Facts, LatestResult, SkippedSince, StoredNodeData, StoredStatus},
 };
@@ -149,6 +150,27 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError>
         leader: store.leader()?,
         rejected: store.counters()?.documents_rejected,
         spent_today: store.node_time_since(midnight)?,
+        ..StoredStatus::default()
+    })
+}
+
+/// As [`ledger`], with what the newest results say about the tests that occupy nodes: their durations, and nodes
+/// without the software that they need.
+///
+/// # Errors
+/// If the store fails.
+pub fn status_ledger(store: &Store, facts: &Facts) -> Result<StoredStatus, StoreError> {
+    let tests = |deep: bool| {
+        let wanted = facts.snapshot.tests.iter().filter(move |test| !deep || (test.routine && test.exclusive));
+        wanted.map(|test| test.id.clone()).collect::<Vec<TestId>>()
+    };
+    let codes: Vec<_> = Software::ALL.iter().map(|software| software.reason()).collect();
+    let missing = store.nodes_not_applicable(&tests(false), &codes)?.into_iter();
+    let missing = missing.filter_map(|(test, code, nodes)| Some((Software::from_code(code.as_str())?, test, nodes)));
+    Ok(StoredStatus {
+        durations: store.mean_durations(&tests(true))?,
+        missing_software: missing.collect(),
+        ..ledger(store, facts.now)?
     })
 }
 
@@ -167,7 +189,7 @@ pub fn observe_now(
     nodes.dedup_by(|a, b| a.node.name == b.node.name);
     mark_recovery::restore_marks(store, backend, None, &mut nodes)?;
     let runs = store.active_runs()?;
-    mark_unknown_jobs(&runs, &mut nodes);
+    mark_unknown_jobs(store, &runs, &mut nodes)?;
     let ids: Vec<RunId> = runs.iter().map(|stored| stored.run.id).collect();
     let polled = if ids.is_empty() { Vec::new() } else { backend.poll(&ids)? };
     let polled: BTreeMap<RunId, PolledJob> = ids.into_iter().zip(polled).collect();
@@ -248,6 +270,7 @@ fn from_store(name: NodeName, pool: &str, why: &str) -> ObservedNode {
         marks: Marks::default(),
         hardware: None,
         sku: None,
+        declared: None,
         overrides: None,
     };
     ObservedNode { node: node.into(), agent_last_seen: None, jobs: Vec::new() }

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use doctor_backend::{ObservedNode, PolledJob};
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
-    classify::BaselineNeeds,
-    ids::{NodeName, RunId, Sku},
+    ids::{NodeName, RunId},
     node::Node,
     observation::AcknowledgedEvents,
     snapshot::Snapshot,
@@ -15,15 +14,20 @@ use doctor_core::{
 };
 use doctor_store::{
     Lease, StoreError,
-    records::{Accepted, ClassifiedResult, StoredRun},
+    records::{Accepted, AgentConfirmation, AgentFindings, ClassifiedResult, StoredRun},
 };
 
 use crate::{
+    agents,
     baseline_reader::{BaselineQuery, BaselineReader},
     cycle_report::CycleReport,
     deps::EngineDeps,
+    expectations::{NodesBySku, PeerAgreements},
+    inbox::AgentMessage,
     rejection::Rejection,
-    result_validation::{self, ClassifyContext},
+    repeated_disturbance,
+    result_validation::{self, KnownNode},
+    settings::Settings,
     share::{ResultFile, Share},
 };
 
@@ -84,13 +88,16 @@ impl<'a> IngestContext<'a> {
         Some(&nodes[index].node)
     }
 
-    fn acknowledged_by(&self, node: &NodeName) -> Vec<AcknowledgedEvents> {
-        self.acknowledged.get(node).cloned().unwrap_or_default()
+    /// Returns what is known about a node. A node that has just left the cluster keeps its last known type.
+    fn known(&self, node: &NodeName) -> KnownNode<'a> {
+        let acknowledged = self.acknowledged.get(node).map_or(&[][..], Vec::as_slice);
+        let observed = self.now(node).or_else(|| self.last_record(node));
+        observed.map_or(KnownNode { acknowledged, ..KnownNode::default() }, |node| KnownNode::of(node, acknowledged))
     }
 
     /// Returns the nodes of each machine type, by name.
-    fn nodes_by_sku(&self) -> BTreeMap<Sku, Vec<NodeName>> {
-        let mut types: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
+    fn nodes_by_sku(&self) -> NodesBySku {
+        let mut types = NodesBySku::new();
         for node in self.nodes.iter().map(|observed| &observed.node) {
             if let Some(sku) = &node.sku {
                 types.entry(sku.clone()).or_default().push(node.name.clone());
@@ -99,9 +106,11 @@ impl<'a> IngestContext<'a> {
         types
     }
 
-    /// Returns the machine type of a node. A node that has just left the cluster keeps its last known type.
-    fn sku(&self, node: &NodeName) -> Option<&'a Sku> {
-        self.now(node).or_else(|| self.last_record(node))?.sku.as_ref()
+    /// Returns whether the planner needs the times of these confirmed results now.
+    fn is_reload_due(&self, confirmed: &AgentConfirmation) -> bool {
+        let Some(snapshot) = self.snapshot else { return false };
+        let known = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&confirmed.node));
+        known.is_ok_and(|index| agents::is_reload_due(&snapshot.nodes[index], &snapshot.tests, confirmed))
     }
 }
 
@@ -110,112 +119,163 @@ pub(crate) fn collect(
     deps: &mut EngineDeps,
     lease: &Lease,
     context: &IngestContext<'_>,
-    rejected: &mut RejectedDocuments,
+    state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let (good, mut bad) = open_all(deps, context, rejected, report)?;
-    let mut changed_nodes = store_results(deps, lease, good, &mut bad, report)?;
+    let mut changed_nodes = collect_documents(deps, lease, context, state, report)?;
+    changed_nodes.extend(collect_agent_reports(deps, lease, context, &mut state.agreements, report)?);
+    Ok(changed_nodes)
+}
+
+/// Ingest state that is kept between cycles.
+#[derive(Debug, Default)]
+pub(crate) struct IngestState {
+    pub(crate) rejected: RejectedDocuments,
+    pub(crate) agreements: PeerAgreements,
+}
+
+fn collect_documents(
+    deps: &EngineDeps,
+    lease: &Lease,
+    context: &IngestContext<'_>,
+    state: &mut IngestState,
+    report: &mut CycleReport,
+) -> Result<Vec<NodeName>, StoreError> {
+    let IngestState { rejected, agreements } = state;
+    let mut reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
+    reader.announce(context.runs.iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
+    let OpenedDocuments { mut good, mut bad } = open_all(deps, context, rejected, &mut reader, report)?;
+    let results = good.iter_mut().map(|opened| &mut opened.result);
+    repeated_disturbance::add_findings(&deps.store, &deps.settings, results)?;
+    let changed_nodes = store_results(deps, lease, good, &mut bad, &mut reader, report)?;
+    reader.write_counts(lease, context.now)?;
     for (run, _, source) in &bad {
         if let Source::JobOutput { bytes } = source {
             rejected.remember(*run, bytes);
         }
     }
     reject(deps, lease, bad, context.now, report)?;
-    changed_nodes.extend(collect_agent_reports(deps, lease, context, report)?);
     Ok(changed_nodes)
 }
 
-type OpenedDocuments = Vec<(ClassifiedResult, Source)>;
-type BadDocuments = Vec<(RunId, Rejection, Source)>;
+/// A valid document, classified but not stored yet.
+struct OpenedDocument {
+    result: ClassifiedResult,
+    /// The counts and sizes in it.
+    counts: Vec<(String, f64)>,
+    source: Source,
+}
 
-/// Opens and classifies every waiting document: the valid ones, and the rejected ones.
+/// A rejected document, with the reason.
+type BadDocument = (RunId, Rejection, Source);
+
+/// The waiting documents: the valid ones, and the rejected ones.
+#[derive(Default)]
+struct OpenedDocuments {
+    good: Vec<OpenedDocument>,
+    bad: Vec<BadDocument>,
+}
+
+impl OpenedDocuments {
+    fn add(&mut self, run: RunId, opened: Opened, source: Source) {
+        match opened {
+            Ok((result, counts)) => self.good.push(OpenedDocument { result, counts, source }),
+            Err(why) => self.bad.push((run, why, source)),
+        }
+    }
+}
+
+/// Opens and classifies every waiting document.
 fn open_all(
     deps: &EngineDeps,
     context: &IngestContext<'_>,
     rejected: &RejectedDocuments,
+    reader: &mut BaselineReader<'_>,
     report: &mut CycleReport,
-) -> Result<(OpenedDocuments, BadDocuments), StoreError> {
-    let IngestContext { runs, polled, now, .. } = *context;
-    let acknowledged = |node: &NodeName| context.acknowledged_by(node);
-    let (mut good, mut bad) = (OpenedDocuments::new(), BadDocuments::new());
-    // Sorting a hundred thousand names is skipped if no rule compares with peers.
-    let no_peer_rules = BaselineNeeds::for_all_checks(&deps.settings.rules).peer_metrics.is_empty();
-    let nodes_by_sku = if no_peer_rules { BTreeMap::new() } else { context.nodes_by_sku() };
-    let mut reader = BaselineReader::new(&deps.store, &deps.settings, nodes_by_sku);
-    let mut store_error = None;
-    for stored in runs {
+) -> Result<OpenedDocuments, StoreError> {
+    let mut all = OpenedDocuments::default();
+    for stored in context.runs {
         let run_id = stored.run.id;
-        let sku = context.sku(stored.run.nodes.first());
-        let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
-            let query = BaselineQuery { node, sku, test: &evidence.test, at: evidence.ended, before: now };
-            reader.load(query).unwrap_or_else(|error| {
-                store_error = Some(error);
-                result_validation::without_baselines(node, evidence)
-            })
-        };
-        let documents = polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
+        let documents = context.polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
         for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
-            let source = Source::JobOutput { bytes: bytes.clone() };
-            match result_validation::open_document(
-                &deps.settings,
-                stored,
-                sku,
-                bytes.clone(),
-                now,
-                acknowledged,
-                &mut load_baselines,
-            ) {
-                Ok(result) => good.push((result, source)),
-                Err(why) => bad.push((run_id, why, source)),
-            }
+            let opened = open_document(deps, context, stored, bytes.clone(), reader)?;
+            all.add(run_id, opened, Source::JobOutput { bytes: bytes.clone() });
         }
         let Some(share) = &deps.share else { continue };
         for node in stored.run.nodes.iter() {
             let path = Share::document_path(&stored.run, node);
             match share.read(&path) {
                 Ok(ResultFile::Missing) => {}
-                Ok(ResultFile::Rejected(why)) => bad.push((run_id, why, Source::File(path))),
+                Ok(ResultFile::Rejected(why)) => all.add(run_id, Err(why), Source::File(path)),
                 Ok(ResultFile::Document(bytes)) => {
-                    match result_validation::open_document(
-                        &deps.settings,
-                        stored,
-                        sku,
-                        bytes,
-                        now,
-                        acknowledged,
-                        &mut load_baselines,
-                    ) {
-                        Ok(result) => good.push((result, Source::File(path))),
-                        Err(why) => bad.push((run_id, why, Source::File(path))),
-                    }
+                    let opened = open_document(deps, context, stored, bytes, reader)?;
+                    all.add(run_id, opened, Source::File(path));
                 }
                 Err(error) => report.problems.push(error.to_string()),
             }
         }
     }
+    Ok(all)
+}
+
+/// A classified document with the counts and sizes in it, or why it is rejected.
+type Opened = Result<(ClassifiedResult, Vec<(String, f64)>), Rejection>;
+
+/// Opens and classifies one document of a run.
+///
+/// # Errors
+/// If the store cannot be read.
+fn open_document(
+    deps: &EngineDeps,
+    context: &IngestContext<'_>,
+    stored: &StoredRun,
+    bytes: Vec<u8>,
+    reader: &mut BaselineReader<'_>,
+) -> Result<Opened, StoreError> {
+    let mut store_error = None;
+    let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
+        let query = BaselineQuery { node, sku: context.known(node).sku, evidence, before: context.now };
+        reader.load(query).unwrap_or_else(|error| {
+            store_error = Some(error);
+            result_validation::without_baselines(node, evidence)
+        })
+    };
+    let opened = result_validation::open_document(
+        &deps.settings,
+        stored,
+        bytes,
+        context.now,
+        |node| context.known(node),
+        &mut load_baselines,
+    );
+    let counts = reader.take_counts();
     match store_error {
         Some(error) => Err(error),
-        None => Ok((good, bad)),
+        None => Ok(opened.map(|result| (result, counts))),
     }
 }
 
 fn store_results(
     deps: &EngineDeps,
     lease: &Lease,
-    good: Vec<(ClassifiedResult, Source)>,
-    bad: &mut Vec<(RunId, Rejection, Source)>,
+    good: Vec<OpenedDocument>,
+    bad: &mut Vec<BadDocument>,
+    reader: &mut BaselineReader<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
     if good.is_empty() {
         return Ok(Vec::new());
     }
-    let (results, sources): (Vec<_>, Vec<_>) = good.into_iter().unzip();
+    let (results, rest): (Vec<_>, Vec<_>) =
+        good.into_iter().map(|opened| (opened.result, (opened.counts, opened.source))).unzip();
     let mut changed_nodes = Vec::new();
-    for ((accepted, result), source) in deps.store.accept(lease, &results)?.into_iter().zip(results).zip(sources) {
+    let accepted = deps.store.accept(lease, &results)?;
+    for ((accepted, result), (counts, source)) in accepted.into_iter().zip(results).zip(rest) {
         let run_id = result.run;
         match accepted {
             Accepted::Stored => {
                 report.results += 1;
+                reader.add_counts(&result.node, &counts, result.received)?;
                 changed_nodes.push(result.node);
             }
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
@@ -230,7 +290,7 @@ fn store_results(
 fn reject(
     deps: &EngineDeps,
     lease: &Lease,
-    bad: Vec<(RunId, Rejection, Source)>,
+    bad: Vec<BadDocument>,
     now: Timestamp,
     report: &mut CycleReport,
 ) -> Result<(), StoreError> {
@@ -257,45 +317,75 @@ fn collect_agent_reports(
     deps: &mut EngineDeps,
     lease: &Lease,
     context: &IngestContext<'_>,
+    agreements: &mut PeerAgreements,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
     let mut changed_nodes = Vec::new();
     let mut rejected_count = 0;
-    for inbox in &mut deps.inboxes {
-        let mut processed = Vec::new();
+    let EngineDeps { store, settings, inboxes, .. } = deps;
+    let mut reader = BaselineReader::new(store, settings, agreements, || context.nodes_by_sku());
+    for inbox in inboxes {
         // A new name may belong to a machine with a history: the planner identifies the machine first, and until then
         // the messages of its agent wait.
-        for message in inbox.pending().into_iter().filter(|message| context.last_record(&message.node).is_some()) {
-            processed.push(message.number);
-            let sku = context.sku(&message.node);
-            let acknowledged = context.acknowledged_by(&message.node);
-            let classify_context = ClassifyContext { settings: &deps.settings, sku, acknowledged: &acknowledged };
-            match result_validation::open_report(
-                classify_context,
-                &message.node,
-                &message.key,
-                &message.bytes,
-                context.now,
-            ) {
+        let mut pending = inbox.pending();
+        pending.retain(|message| context.last_record(&message.node).is_some());
+        reader.announce(pending.iter().map(|message| message.node.clone()));
+        for message in &pending {
+            match open_report(settings, context, message, &mut reader)? {
                 Ok(findings) => {
-                    if deps.store.accept_agent(lease, &findings)? == Accepted::Stored {
+                    let counts = reader.take_counts();
+                    if store.accept_agent(lease, &findings)? == Accepted::Stored {
+                        reader.add_counts(&findings.node, &counts, findings.received)?;
                         changed_nodes.push(findings.node);
                     }
                 }
                 Err(why) => {
+                    reader.take_counts();
                     tracing::warn!(node = %message.node, %why, "agent report rejected");
                     rejected_count += 1;
                 }
             }
         }
-        if !processed.is_empty() {
-            inbox.acknowledge(&processed);
+        reader.write_counts(lease, context.now)?;
+        if !pending.is_empty() {
+            inbox.acknowledge(&pending.iter().map(|message| message.number).collect::<Vec<_>>());
         }
-        deps.store.record_agent_contacts(lease, &inbox.take_last_reports(context.now))?;
+        store.record_agent_contacts(lease, &inbox.take_last_reports(context.now))?;
+        let confirmations = inbox.take_confirmations(context.now);
+        store.confirm_agent_results(lease, &confirmations)?;
+        let renewed = confirmations.into_iter().filter(|confirmed| context.is_reload_due(confirmed));
+        changed_nodes.extend(renewed.map(|confirmed| confirmed.node));
     }
     if rejected_count > 0 {
-        deps.store.count_rejected(lease, rejected_count)?;
+        store.count_rejected(lease, rejected_count)?;
         report.rejected += usize::try_from(rejected_count).unwrap_or(usize::MAX);
     }
     Ok(changed_nodes)
+}
+
+/// Opens and classifies the report of an agent.
+///
+/// # Errors
+/// If the store cannot be read.
+fn open_report(
+    settings: &Settings,
+    context: &IngestContext<'_>,
+    message: &AgentMessage,
+    reader: &mut BaselineReader<'_>,
+) -> Result<Result<AgentFindings, Rejection>, StoreError> {
+    let known = context.known(&message.node);
+    let mut store_error = None;
+    let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
+        let query = BaselineQuery { node, sku: known.sku, evidence, before: context.now };
+        reader.load_expectations(query).unwrap_or_else(|error| {
+            store_error = Some(error);
+            result_validation::without_baselines(node, evidence)
+        })
+    };
+    let signed = (&message.node, &message.key, message.bytes.as_slice());
+    let opened = result_validation::open_report(settings, known, signed, context.now, &mut load_baselines);
+    match store_error {
+        Some(error) => Err(error),
+        None => Ok(opened),
+    }
 }

@@ -21,7 +21,7 @@ use std::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     alert::{self, Route},
-    classify::{self, Baselines},
+    classify::{self, Baselines, ExpectationSources},
     finding::Finding,
     ids::{IdSource, RunId},
     observation::{Entity, Event, Observation},
@@ -313,8 +313,9 @@ impl Engine {
                 let code = if peer.is_some() { "pair-by-trials" } else { "named-by-trials" };
                 let events = vec![Event::seen(code, Entity::node(), action.text.clone())];
                 let observation = Observation::Measured { metrics: Vec::new(), events, failures: Vec::new() };
-                let rules = self.deps.settings.rules_of(test);
-                Some(classify::classify_with_baselines(rules, None, &Baselines::at(now), test, &observation).findings)
+                let (rules, baselines) = (self.deps.settings.rules_of(test), Baselines::at(now));
+                let sources = ExpectationSources::of_profile(None, &baselines);
+                Some(classify::classify_with(rules, sources, test, &observation).findings)
             }
             _ => None,
         });

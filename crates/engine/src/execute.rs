@@ -136,7 +136,7 @@ impl Executor<'_> {
         match action {
             Action::Submit(Run { id, .. }) | Action::Resubmit { run: id } => {
                 let (run, key) = runs.get(id)?;
-                Some(PlannedEffect::Submit(job_request(run, key.clone())))
+                Some(PlannedEffect::Submit(job_request(run, key.clone(), self.settings)))
             }
             Action::Cancel { run, .. } => Some(PlannedEffect::Cancel(*run)),
             Action::RemoveMaintenanceMark { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
@@ -351,7 +351,7 @@ fn our_marks(snapshot: &Snapshot, node: &NodeName) -> Vec<OurMark> {
     marks.into_iter().flatten().filter(|mark| mark.kind != MarkKind::Cordon).cloned().collect()
 }
 
-fn job_request(run: &Run, key: RunKey) -> JobRequest {
+fn job_request(run: &Run, key: RunKey, settings: &Settings) -> JobRequest {
     let outputs = run
         .nodes
         .iter()
@@ -361,5 +361,6 @@ fn job_request(run: &Run, key: RunKey) -> JobRequest {
             document: Share::document_path(run, node),
         })
         .collect();
-    JobRequest { run: run.id, nodes: run.nodes.clone(), tests: run.tests.clone(), limit: run.limit, key, outputs }
+    let (nodes, tests) = (run.nodes.clone(), run.tests.clone());
+    JobRequest { run: run.id, nodes, access: settings.access_of(&tests), tests, limit: run.limit, key, outputs }
 }

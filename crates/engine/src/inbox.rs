@@ -2,7 +2,7 @@
 
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, time::Timestamp};
-use doctor_store::records::AgentContact;
+use doctor_store::records::{AgentConfirmation, AgentContact};
 
 /// An agent's message as received, with the key of its node's enrolment.
 #[derive(Debug, Clone)]
@@ -26,6 +26,10 @@ pub trait Inbox: Send {
     }
     /// Returns the agents' last reports that should be stored now.
     fn take_last_reports(&mut self, _now: Timestamp) -> Vec<(NodeName, AgentContact)> {
+        Vec::new()
+    }
+    /// Returns the results that agents have confirmed in heartbeats and that should be stored now.
+    fn take_confirmations(&mut self, _now: Timestamp) -> Vec<AgentConfirmation> {
         Vec::new()
     }
 }

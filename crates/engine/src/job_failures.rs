@@ -197,6 +197,7 @@ mod tests {
             marks: Marks::default(),
             hardware: None,
             sku: None,
+            declared: None,
             overrides: None,
         };
         names

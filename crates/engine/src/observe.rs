@@ -3,7 +3,7 @@
 //! [`PlannerState`] is the planner with its snapshot, updated by what changed since the last cycle.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -23,7 +23,7 @@ use doctor_store::{Lease, StoreError, records::StoredRun};
 use tracing::field::Empty;
 
 use crate::{
-    collect_results::{self, IngestContext, RejectedDocuments},
+    collect_results::{self, IngestContext, IngestState},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::Inbox,
@@ -42,7 +42,7 @@ pub(crate) struct PlannerState {
     runs: Vec<StoredRun>,
     /// Since when the backend has not known a run's job.
     absent_since: BTreeMap<RunId, Timestamp>,
-    rejected: RejectedDocuments,
+    ingest: IngestState,
     /// Logs that arrived with jobs and were saved.
     saved_logs: BTreeSet<(RunId, NodeName)>,
     failures: JobFailures,
@@ -218,8 +218,7 @@ impl PlannerState {
             now: deps.clock.now(),
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
-        let changed_nodes =
-            in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.rejected, report))?;
+        let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         if !changed_nodes.is_empty() {
             self.dirty.extend(changed_nodes);
@@ -270,7 +269,9 @@ impl PlannerState {
         let span = span!("backend.snapshot", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
         match in_span(&span, || deps.backend.snapshot()) {
             Ok(mut observed) => {
-                mark_unknown_jobs(&self.runs, &mut observed);
+                if let Err(error) = mark_unknown_jobs(&deps.store, &self.runs, &mut observed) {
+                    report.problems.push(error.to_string());
+                }
                 if !observed.is_sorted_by(|a, b| a.node.name < b.node.name) {
                     observed.sort_by(|a, b| a.node.name.cmp(&b.node.name));
                     observed.dedup_by(|a, b| a.node.name == b.node.name);
@@ -405,13 +406,19 @@ impl PlannerState {
     /// Loads the results of the trials that requests wait for.
     fn update_trials(&mut self, deps: &EngineDeps) -> Result<(), StoreError> {
         let Some(planner) = self.planner.as_mut() else { return Ok(()) };
-        let trial_runs = planner.snapshot().commands.iter().flat_map(|request| match &request.kind {
+        let snapshot = planner.snapshot();
+        let trial_runs = snapshot.commands.iter().flat_map(|request| match &request.kind {
             CommandKind::MultiNodeTest { trials, .. } => trials.as_slice(),
-            _ => &[],
+            CommandKind::Test { run, .. } => run.as_slice(),
+            CommandKind::Release { .. } | CommandKind::Quarantine { .. } | CommandKind::CancelRun { .. } => &[],
         });
+        let active: HashMap<RunId, &Run> = snapshot.runs.iter().map(|active| (active.run.id, &active.run)).collect();
         let mut trials = Vec::new();
         for run in trial_runs {
-            trials.extend(deps.store.run(*run)?.map(|record| Trial::of(&record.run)));
+            match active.get(run) {
+                Some(run) => trials.push(Trial::of(run)),
+                None => trials.extend(deps.store.run(*run)?.map(|record| Trial::of(&record.run))),
+            }
         }
         if planner.snapshot().trials != trials {
             planner.update_cluster(|rest| *rest.trials = trials);
@@ -436,7 +443,7 @@ impl PlannerState {
                     self.stale.runs = true;
                     self.stale.node_hours = true;
                     self.absent_since.remove(run);
-                    self.rejected.forget(*run);
+                    self.ingest.rejected.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
                     self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
                 }

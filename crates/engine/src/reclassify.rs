@@ -1,7 +1,8 @@
 //! Reclassifies stored evidence with other rules and reports the differences. Nothing is changed.
 //!
 //! Each result is classified with what was known when it came in, so that a rule about peers or earlier results decides
-//! as it would have then.
+//! as it would have then. Counts that the node and its peers are expected to have are those known now: earlier ones are
+//! not stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,7 @@ use serde::Serialize;
 
 use crate::{
     baseline_reader::{BaselineQuery, BaselineReader},
+    expectations::{NodesBySku, PeerAgreements},
     result_validation::{self, ClassifyContext},
     settings::Settings,
 };
@@ -89,11 +91,15 @@ pub fn reclassify(store: &Store, settings: &Settings, scope: &Scope) -> Result<R
     let lookback = if needs.is_empty() { Span::ZERO } else { LOOKBACK };
     let since = Some(scope.since.minus(lookback));
     let rows = store.history(&HistoryFilter { since, ..HistoryFilter::default() })?;
-    let mut nodes_by_sku: BTreeMap<Sku, Vec<NodeName>> = BTreeMap::new();
-    for (node, sku) in &scope.types {
-        nodes_by_sku.entry(sku.clone()).or_default().push(node.clone());
-    }
-    let reader = BaselineReader::new(store, settings, nodes_by_sku).with_history(&rows);
+    let nodes_by_sku = || {
+        let mut types = NodesBySku::new();
+        for (node, sku) in &scope.types {
+            types.entry(sku.clone()).or_default().push(node.clone());
+        }
+        types
+    };
+    let mut agreements = PeerAgreements::default();
+    let reader = BaselineReader::new(store, settings, &mut agreements, nodes_by_sku).with_history(&rows);
     let acknowledged = store.acknowledged_events()?;
     let mut reclassifier = Reclassifier { settings, scope, reader, acknowledged, outcome: Reclassification::default() };
     // One document has the results of many tests: rows of one run and node are adjacent.
@@ -102,7 +108,7 @@ pub fn reclassify(store: &Store, settings: &Settings, scope: &Scope) -> Result<R
         |row: &&HistoryRow| row.at >= scope.since && scope.nodes.as_ref().is_none_or(|nodes| nodes.contains(&row.node));
     for row in rows.iter().filter(in_scope) {
         let Some(run) = row.run else {
-            reclassifier.skip("imported");
+            reclassifier.skip(if row.by_agent { "by-agent" } else { "imported" });
             continue;
         };
         let known = open.take().filter(|(open_run, node, _)| *open_run == run && *node == row.node);
@@ -152,16 +158,11 @@ impl Reclassifier<'_> {
             return Ok(());
         }
         let sku = scope.types.get(&row.node);
-        let baselines = self.reader.load(BaselineQuery {
-            node: &row.node,
-            sku,
-            test: &row.test,
-            at: evidence.ended,
-            before: row.at,
-        })?;
+        let baselines = self.reader.load(BaselineQuery { node: &row.node, sku, evidence, before: row.at })?;
+        let profile = settings.profiles.resolve(sku, document.machine.as_ref());
         let classify = |acknowledged: &[AcknowledgedEvents]| {
             let classification = result_validation::classify_evidence(
-                ClassifyContext { settings, sku, acknowledged },
+                ClassifyContext { settings, profile, declared: None, acknowledged },
                 evidence,
                 &baselines,
                 document.uptime,

@@ -8,15 +8,17 @@ use std::collections::BTreeMap;
 
 use doctor_checks::document::{AgentReport, Document, RunKey, TestEvidence};
 use doctor_core::{
-    classify::{self, Baselines, Classification},
+    classify::{self, Baselines, BootGrace, Classification, ExpectationSources},
     finding::{Finding, Verdict},
     ids::{NodeName, Sku, TestId},
+    node::{Declared, Node},
     observation::AcknowledgedEvents,
+    profile::Profile,
     reason::ReasonCode,
     run::Outcome,
     time::{Span, Timestamp},
 };
-use doctor_store::records::{AgentFindings, ClassifiedResult, StoredRun};
+use doctor_store::records::{AgentFindings, AgentResult, ClassifiedResult, ConfirmedRound, StoredRun};
 
 use crate::{rejection::Rejection, settings::Settings};
 
@@ -28,17 +30,16 @@ pub fn without_baselines(_: &NodeName, evidence: &TestEvidence) -> Baselines {
     Baselines::at(evidence.ended)
 }
 
-/// Opens a run's document and classifies every test in it.
+/// Opens a run's document and classifies every test in it. Each node of a run is classified by its own machine type.
 ///
 /// # Errors
 /// With the reason for the rejection.
-pub fn open_document(
+pub fn open_document<'a>(
     settings: &Settings,
     run: &StoredRun,
-    sku: Option<&Sku>,
     bytes: Vec<u8>,
     received: Timestamp,
-    acknowledged: impl Fn(&NodeName) -> Vec<AcknowledgedEvents>,
+    known: impl Fn(&NodeName) -> KnownNode<'a>,
     baselines: &mut BaselineLoader<'_>,
 ) -> Result<ClassifiedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
@@ -59,8 +60,9 @@ pub fn open_document(
         seen.push(&evidence.test);
     }
     let complete = run.run.tests.iter().all(|test| seen.contains(&test));
-    let acknowledged = acknowledged(&document.node);
-    let context = ClassifyContext { settings, sku, acknowledged: &acknowledged };
+    let known = known(&document.node);
+    let profile = settings.profiles.resolve(known.sku, document.machine.as_ref());
+    let context = ClassifyContext { settings, profile, declared: known.declared, acknowledged: known.acknowledged };
     let classified = document.tests.iter().map(|evidence| {
         let baselines = baselines(&document.node, evidence);
         outcome(&document, evidence, classify_evidence(context, evidence, &baselines, document.uptime), received)
@@ -80,7 +82,7 @@ pub fn open_document(
         complete,
         received,
         policy_version: settings.policy.version,
-        profile_version: settings.profiles.get(sku).map(|profile| profile.version),
+        profile_version: profile.map(|profile| profile.version),
     })
 }
 
@@ -102,11 +104,30 @@ fn outcome(
     }
 }
 
+/// What is known about a node besides its results.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KnownNode<'a> {
+    /// The machine type, from the cluster's label or a setting.
+    pub sku: Option<&'a Sku>,
+    /// What the scheduler declares.
+    pub declared: Option<&'a Declared>,
+    /// Acknowledged events: an old event never fails the node twice.
+    pub acknowledged: &'a [AcknowledgedEvents],
+}
+
+impl<'a> KnownNode<'a> {
+    pub fn of(node: &'a Node, acknowledged: &'a [AcknowledgedEvents]) -> Self {
+        Self { sku: node.sku.as_ref(), declared: node.declared.as_deref(), acknowledged }
+    }
+}
+
 /// What a node's evidence is classified with.
 #[derive(Debug, Clone, Copy)]
 pub struct ClassifyContext<'a> {
     pub settings: &'a Settings,
-    pub sku: Option<&'a Sku>,
+    /// The profile of the machine's type or, if the type is unknown, of its chip.
+    pub profile: Option<&'a Profile>,
+    pub declared: Option<&'a Declared>,
     /// Acknowledged events of this node: an old event never fails it twice.
     pub acknowledged: &'a [AcknowledgedEvents],
 }
@@ -118,50 +139,65 @@ pub fn classify_evidence(
     baselines: &Baselines,
     up: Option<Span>,
 ) -> Classification {
-    let ClassifyContext { settings, sku, acknowledged } = context;
+    let ClassifyContext { settings, profile, declared, acknowledged } = context;
     let Some(check) = settings.catalogue.get(&evidence.test) else {
         return Classification {
             verdict: Verdict::Inconclusive,
             reason: ReasonCode::fixed("unknown-check"),
             text: format!("this controller has no check {}", evidence.test),
             findings: Vec::new(),
+            not_judged: Vec::new(),
         };
     };
     let params = settings.catalogue.params(&settings.policy, &evidence.test);
     let observation = check.observe(&params, evidence).without_acknowledged(&evidence.test, acknowledged);
-    let profile = settings.profiles.get(sku);
     let rules = settings.rules_of(&evidence.test);
-    let mut classification = classify::classify_with_baselines(rules, profile, baselines, &evidence.test, &observation);
+    let sources = ExpectationSources { profile, declared, baselines };
+    let mut classification = classify::classify_with(rules, sources, &evidence.test, &observation);
     if settings.is_multi_node(&evidence.test) {
         classification = classify::remove_shared_findings(classification, rules);
     }
-    classify::apply_boot_grace(classification, up, settings.policy.agents.boot_grace)
+    let grace = settings.policy.agents.boot_grace;
+    classify::apply_boot_grace(classification, BootGrace { up, grace, is_deep: check.spec.exclusive })
 }
 
-/// Opens an unsolicited report of an agent, signed with the node's key.
+/// Opens an unsolicited report of an agent, signed with the node's key. Reports are not kept as evidence: their
+/// baselines have the time and the expected counts, but no earlier results.
 ///
 /// # Errors
 /// With the reason for the rejection.
 pub fn open_report(
-    context: ClassifyContext<'_>,
-    node: &NodeName,
-    key: &RunKey,
-    bytes: &[u8],
+    settings: &Settings,
+    known: KnownNode<'_>,
+    (node, key, bytes): (&NodeName, &RunKey, &[u8]),
     received: Timestamp,
+    baselines: &mut BaselineLoader<'_>,
 ) -> Result<AgentFindings, Rejection> {
     let report = AgentReport::open(bytes, key)?;
     if report.node != *node {
         return Err(Rejection::WrongNode(report.node));
     }
+    let profile = settings.profiles.resolve(known.sku, report.machine.as_ref());
+    let context = ClassifyContext { settings, profile, declared: known.declared, acknowledged: known.acknowledged };
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
+    let mut results = BTreeMap::new();
     for evidence in &report.checks {
-        // Agents' reports are not kept as evidence: their rules know the time, but no earlier results.
-        let classification = classify_evidence(context, evidence, &Baselines::at(evidence.ended), report.uptime);
+        let baselines = baselines(node, evidence);
+        let classification = classify_evidence(context, evidence, &baselines, report.uptime);
+        // Agents run no test that needs the node for itself, and a node could name any number of unknown checks.
+        if context.settings.catalogue.get(&evidence.test).is_some_and(|check| !check.spec.exclusive) {
+            let severity = classification.findings.iter().map(|finding| finding.severity).max();
+            let (verdict, reason) = (classification.verdict, classification.reason.clone());
+            results.insert(evidence.test.clone(), AgentResult { verdict, severity, reason });
+        }
         // An inconclusive result clears no finding.
         if classification.verdict.is_conclusive() {
             by_check.insert(evidence.test.clone(), classification.findings);
         }
     }
-    let AgentReport { node, hardware, sequence: number, at: sent, dropped, .. } = report;
-    Ok(AgentFindings { node, number, sent, received, by_check, hardware, dropped })
+    let AgentReport { node, hardware, sequence: number, at: sent, dropped, waited, confirmed, .. } = report;
+    let waited = waited.unwrap_or_default();
+    // What a report confirms is as of its own results.
+    let confirmed = confirmed.map_or_else(Vec::new, |confirmed| ConfirmedRound::from_message(confirmed, received));
+    Ok(AgentFindings { node, number, sent, received, waited, by_check, results, confirmed, hardware, dropped })
 }

@@ -1,10 +1,11 @@
 //! The settings of the engine: one consistent set, replaced as a whole when the configuration changes.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use doctor_checks::Catalogue;
 use doctor_core::{
-    ids::CheckId,
+    access::Access,
+    ids::{CheckId, TestId},
     policy::{Policy, Rule, TestPolicy},
     profile::Profiles,
 };
@@ -85,6 +86,16 @@ impl Settings {
     /// Returns whether a test runs on several nodes together.
     pub fn is_multi_node(&self, test: &CheckId) -> bool {
         self.tests.iter().any(|policy| policy.multi_node && policy.id == *test)
+    }
+
+    /// Returns the access to a node that these tests need, in a fixed order.
+    pub fn access_of(&self, tests: &[TestId]) -> Vec<Access> {
+        let of_test = |test: &TestId| {
+            let check = self.catalogue.get(test);
+            check.map_or_else(Vec::new, |check| check.access(&self.catalogue.params(&self.policy, test)))
+        };
+        let needed: BTreeSet<Access> = tests.iter().flat_map(of_test).collect();
+        needed.into_iter().collect()
     }
 
     /// Returns the rules of one check, so that classification need not scan the hundreds of others.

@@ -8,7 +8,7 @@ use doctor_core::{
     ids::{NodeName, PoolName, RunId, Sku},
     job_failures::NodeJobFailures,
     lifecycle::NodeState,
-    node::{Marks, Node, Occupancy},
+    node::{Declared, Marks, Node, Occupancy},
     policy::{Policy, TestPolicy},
     run::ObservedJobState,
     snapshot::{ActiveRun, Capabilities, NodeRecord, Snapshot, TestRecord, TestRecords},
@@ -42,6 +42,8 @@ pub struct ClusterStateRow {
     pub marks: Marks,
     #[serde(default)]
     pub sku: Option<Sku>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Declared>,
     #[serde(default)]
     pub last_report: Option<Timestamp>,
 }
@@ -80,6 +82,8 @@ impl Serialize for NodeRows<'_> {
             occupancy: &'a Occupancy,
             marks: &'a Marks,
             sku: &'a Option<Sku>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            declared: Option<&'a Declared>,
             last_report: Option<Timestamp>,
         }
 
@@ -89,6 +93,7 @@ impl Serialize for NodeRows<'_> {
             occupancy: &node.occupancy,
             marks: &node.marks,
             sku: &node.sku,
+            declared: node.declared.as_deref(),
             last_report: *last_report,
         }))
     }
@@ -116,6 +121,7 @@ impl ClusterStateRow {
             marks: self.marks,
             hardware: None,
             sku: self.sku,
+            declared: self.declared.map(Arc::new),
             overrides: None,
         };
         ObservedNode { node: node.into(), agent_last_seen: self.last_report, jobs: Vec::new() }
@@ -133,17 +139,32 @@ pub fn last_observed(store: &Store) -> Result<Option<(Timestamp, ObservedCluster
     Ok(Some((at, cluster)))
 }
 
-/// A job of ours that this store does not know (an empty store, another controller) occupies its node too.
-pub(crate) fn mark_unknown_jobs(runs: &[StoredRun], observed: &mut [ObservedNode]) {
+/// A job of ours that this store does not know (an empty store, another controller) occupies its node too. So does one
+/// whose run has ended and which has not left the node yet, but the run that follows it there is not cancelled for it.
+///
+/// # Errors
+/// If the store fails.
+pub(crate) fn mark_unknown_jobs(
+    store: &Store,
+    runs: &[StoredRun],
+    observed: &mut [ObservedNode],
+) -> Result<(), StoreError> {
     for observed in
         observed.iter_mut().filter(|observed| !observed.jobs.is_empty() && observed.node.occupancy.is_free())
     {
-        let known = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
-        if let Some(run) = observed.jobs.iter().find(|run| !known(run)) {
-            let by = format!("validation job {run}, unknown to this store").into();
-            Arc::make_mut(&mut observed.node).occupancy = Occupancy::Busy { by };
+        let is_active = |run: &RunId| runs.iter().any(|stored| stored.run.id == *run);
+        let has_run = runs.iter().any(|stored| stored.run.nodes.iter().any(|node| *node == observed.node.name));
+        for run in observed.jobs.iter().filter(|run| !is_active(run)) {
+            let by = match store.run(*run)? {
+                Some(_) if has_run => continue,
+                Some(_) => format!("validation job {run}, which is leaving"),
+                None => format!("validation job {run}, unknown to this store"),
+            };
+            Arc::make_mut(&mut observed.node).occupancy = Occupancy::Busy { by: by.into() };
+            break;
         }
     }
+    Ok(())
 }
 
 pub(crate) fn active_runs(
@@ -191,6 +212,7 @@ pub(crate) fn node_record(
             case: stored.case,
             last_report: observed.agent_last_seen,
             job_failures: failed,
+            remembered_gpus: stored.remembered_gpus,
         },
         None => NodeRecord {
             node: observed.node,
@@ -204,6 +226,7 @@ pub(crate) fn node_record(
             case: None,
             last_report: observed.agent_last_seen,
             job_failures: failed,
+            remembered_gpus: 0,
         },
     }
 }

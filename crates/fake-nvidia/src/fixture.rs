@@ -22,6 +22,21 @@ pub(crate) struct FakeGpu {
     pub(crate) blocking_file: String,
     /// Sorted by name.
     pub(crate) fields: Vec<(String, Field)>,
+    /// The fields that differ while its CUDA device multiplies, sorted by name.
+    pub(crate) load: Vec<(String, Field)>,
+    /// What its CUDA device is like.
+    pub(crate) cuda: Vec<(String, Field)>,
+}
+
+impl FakeGpu {
+    /// Returns the value of a field, under load or not.
+    pub(crate) fn field(&self, name: &str, is_loaded: bool) -> Option<&Field> {
+        let find = |fields: &'_ [(String, Field)]| fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok();
+        match find(&self.load).filter(|_| is_loaded) {
+            Some(index) => Some(&self.load[index].1),
+            None => find(&self.fields).map(|index| &self.fields[index].1),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -37,6 +52,8 @@ enum Table {
     Top,
     Gpu,
     Fields,
+    Load,
+    Cuda,
 }
 
 impl Fixture {
@@ -56,6 +73,8 @@ impl Fixture {
                     table = Table::Gpu;
                 }
                 "[gpu.fields]" if !fixture.gpus.is_empty() => table = Table::Fields,
+                "[gpu.load]" if !fixture.gpus.is_empty() => table = Table::Load,
+                "[gpu.cuda]" if !fixture.gpus.is_empty() => table = Table::Cuda,
                 line => {
                     let (key, value) = key_and_value(line).ok_or_else(error)?;
                     fixture.set(&table, key, value).ok_or_else(error)?;
@@ -63,9 +82,11 @@ impl Fixture {
             }
         }
         for card in &mut fixture.gpus {
-            card.fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-            if let Some(two) = card.fields.windows(2).find(|two| two[0].0 == two[1].0) {
-                return Err(format!("{} of {} is defined twice", two[0].0, card.bus));
+            for fields in [&mut card.fields, &mut card.load, &mut card.cuda] {
+                fields.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+                if let Some(two) = fields.windows(2).find(|two| two[0].0 == two[1].0) {
+                    return Err(format!("{} of {} is defined twice", two[0].0, card.bus));
+                }
             }
         }
         Ok(fixture)
@@ -83,6 +104,8 @@ impl Fixture {
             (Table::Gpu, "hang") => self.gpus.last_mut()?.hang = value.parse().ok()?,
             (Table::Gpu, "touches") => self.gpus.last_mut()?.blocking_file = quoted(value)?,
             (Table::Fields, _) => self.gpus.last_mut()?.fields.push((key, field(value)?)),
+            (Table::Load, _) => self.gpus.last_mut()?.load.push((key, field(value)?)),
+            (Table::Cuda, _) => self.gpus.last_mut()?.cuda.push((key, field(value)?)),
             (Table::Top | Table::Gpu, _) => return None,
         }
         Some(())

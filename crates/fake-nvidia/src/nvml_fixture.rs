@@ -2,13 +2,39 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::fixture::{FakeGpu, Field, Fixture};
+use crate::{
+    cuda,
+    fixture::{FakeGpu, Field, Fixture},
+};
 
 pub(crate) const NOT_SUPPORTED: u32 = 3;
 
-/// Loaded by the first call, and again after a shutdown: a long-running program opens a session per read, and must
-/// neither see an old file nor accumulate old fixtures.
+/// Loaded by the first call, and again after the last session was closed: a long-running program opens a session per
+/// read, and must neither see an old file nor accumulate old fixtures.
 static FIXTURE: Mutex<Option<&'static Fixture>> = Mutex::new(None);
+
+/// The number of open sessions: threads may have one each.
+static SESSIONS: Mutex<u32> = Mutex::new(0);
+
+/// Opens a session. Returns the fixture's error code, if it has one.
+pub(crate) fn open_session() -> Result<(), u32> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    match fixture().init {
+        0 => *sessions += 1,
+        code => return Err(code),
+    }
+    Ok(())
+}
+
+/// Closes a session, and frees the fixture with the last one.
+pub(crate) fn close_session() {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    *sessions = sessions.saturating_sub(1);
+    if *sessions == 0 {
+        // SAFETY: by NVIDIA's header, no other call runs during the last shutdown.
+        unsafe { free_fixture() };
+    }
+}
 
 /// Returns the fixture. A file that cannot be read stands for a driver that does not work.
 pub(crate) fn fixture() -> &'static Fixture {
@@ -30,8 +56,8 @@ pub(crate) fn fixture() -> &'static Fixture {
 /// Frees the fixture.
 ///
 /// # Safety
-/// No other function of this library may be running, as NVML requires for a shutdown.
-pub(crate) unsafe fn free_fixture() {
+/// No other function of this library may be running, as NVML requires for the last shutdown.
+unsafe fn free_fixture() {
     if let Some(loaded) = FIXTURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
         // SAFETY: created by `Box::leak`, just removed from its place, and unused, as the caller guarantees.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(loaded).cast_mut()) });
@@ -59,13 +85,12 @@ impl FakeGpu {
         }
     }
 
-    fn field(&self, name: &str) -> Option<&Field> {
-        let index = self.fields.binary_search_by(|(field, _)| (**field).cmp(name)).ok()?;
-        Some(&self.fields[index].1)
+    fn reading(&self, name: &str) -> Option<&Field> {
+        self.field(name, !self.load.is_empty() && cuda::is_under_load(&self.bus))
     }
 
     pub(crate) fn number(&self, field: &str) -> Result<f64, u32> {
-        match self.field(field) {
+        match self.reading(field) {
             None | Some(Field::Text(_)) => Err(NOT_SUPPORTED),
             Some(Field::Error(code)) => Err(*code),
             Some(Field::Number(number)) => Ok(*number),
@@ -73,7 +98,7 @@ impl FakeGpu {
     }
 
     pub(crate) fn text(&self, field: &str) -> Result<&str, u32> {
-        match self.field(field) {
+        match self.reading(field) {
             None | Some(Field::Number(_)) => Err(NOT_SUPPORTED),
             Some(Field::Error(code)) => Err(*code),
             Some(Field::Text(text)) => Ok(text),

@@ -7,28 +7,27 @@ use std::{
 
 use nvml_wrapper_sys::bindings::{
     nvmlEccSramErrorStatus_v1_t, nvmlFieldValue_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
-    nvmlMarginTemperature_v1_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlUtilization_t,
-    nvmlViolationTime_t,
+    nvmlMarginTemperature_v1_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
 use crate::{
     fixture::FakeGpu,
-    nvml_fixture::{NOT_SUPPORTED, fixture, free_fixture, maybe_hang, place},
+    nvml_fixture::{NOT_SUPPORTED, close_session, fixture, maybe_hang, open_session, place},
 };
 
 const INVALID_ARGUMENT: u32 = 2;
-const INSUFFICIENT_SIZE: u32 = 7;
+pub(crate) const INSUFFICIENT_SIZE: u32 = 7;
 const VERSION_MISMATCH: u32 = 25;
 
-type Handle = usize;
+pub(crate) type Handle = usize;
 
-fn card(handle: Handle) -> Result<&'static FakeGpu, u32> {
+pub(crate) fn card(handle: Handle) -> Result<&'static FakeGpu, u32> {
     let card = handle.checked_sub(1).and_then(|index| fixture().gpus.get(index)).ok_or(INVALID_ARGUMENT)?;
     card.maybe_hang();
     Ok(card)
 }
 
-fn code(result: Result<(), u32>) -> u32 {
+pub(crate) fn code(result: Result<(), u32>) -> u32 {
     result.err().unwrap_or(0)
 }
 
@@ -36,7 +35,7 @@ fn code(result: Result<(), u32>) -> u32 {
 ///
 /// # Safety
 /// `to` is null or points to a writable `T`.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), u32> {
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Result<(), u32> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
@@ -65,11 +64,29 @@ macro_rules! plain {
     ($($name:ident ( $($arg:ident : $type:ty),* ) $body:block)*) => { $(
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
-            maybe_hang(stringify!($name));
+            $crate::nvml_fixture::maybe_hang(stringify!($name));
             let answer = || -> Result<(), u32> { $body };
-            code(answer())
+            $crate::symbols::code(answer())
         }
     )* };
+}
+pub(crate) use plain;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit_v2() -> u32 {
+    init("nvmlInit_v2")
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
+    init("nvmlInitWithFlags")
+}
+
+/// Opens the session before it reads the fixture, which another thread may be about to free.
+fn init(function: &str) -> u32 {
+    let opened = open_session();
+    maybe_hang(function);
+    code(opened)
 }
 
 /// Defines functions that return a text field of a GPU.
@@ -93,14 +110,11 @@ macro_rules! numbers {
 }
 
 plain! {
-    nvmlInit_v2() { match fixture().init { 0 => Ok(()), code => Err(code) } }
-    nvmlInitWithFlags(_flags: c_uint) { match fixture().init { 0 => Ok(()), code => Err(code) } }
     nvmlShutdown() {
         for _ in 0..fixture().lost_gpus {
             std::mem::forget(std::fs::File::open("/dev/null"));
         }
-        // SAFETY: by NVIDIA's header, no other call runs during a shutdown.
-        unsafe { free_fixture() };
+        close_session();
         Ok(())
     }
     nvmlSystemGetDriverVersion(to: *mut c_char, length: c_uint) {
@@ -265,26 +279,6 @@ plain! {
         memory.reserved = card.number("memory.reserved").unwrap_or(0.0) as c_ulonglong;
         memory.free = memory.total.saturating_sub(memory.used);
         Ok(())
-    }
-    nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: *mut c_uint, to: *mut nvmlProcessInfo_t) {
-        let card = card(device)?;
-        let mut found: c_uint = 0;
-        while let Ok(pid) = card.number(&format!("process.{found}.pid")) {
-            let memory = card.number(&format!("process.{found}.memory")).map_or(c_ulonglong::MAX, |n| n as c_ulonglong);
-            let info = nvmlProcessInfo_t {
-                pid: pid as c_uint, usedGpuMemory: memory, gpuInstanceId: c_uint::MAX, computeInstanceId: c_uint::MAX,
-            };
-            // SAFETY: by NVIDIA's header, `to` has as many entries as `count` contains before the call.
-            unsafe {
-                if found >= count.read() {
-                    return Err(INSUFFICIENT_SIZE);
-                }
-                to.add(found as usize).write(info);
-            }
-            found += 1;
-        }
-        // SAFETY: as NVIDIA's header says.
-        unsafe { put(count, found) }
     }
     nvmlDeviceGetNvLinkState(device: Handle, link: c_uint, to: *mut c_uint) {
         // SAFETY: as NVIDIA's header says.

@@ -1,4 +1,4 @@
-// arch: compute_80
+// arch: compute_70
 // Fills each rank's shares of a sum, and checks the sums.
 //
 // A share is an integer that depends only on its rank and position and is never zero; at one position all ranks have

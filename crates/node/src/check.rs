@@ -11,7 +11,7 @@ use doctor_checks::{
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::{
-    classify::{Baselines, Classification, apply_boot_grace, classify_with_baselines},
+    classify::{Baselines, BootGrace, Classification, ExpectationSources, apply_boot_grace, classify_with},
     finding::{Finding, Severity, Verdict},
     ids::CheckId,
     observation::Observation,
@@ -48,11 +48,11 @@ pub enum CheckError {
 }
 
 /// The checks to run if none are named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suite {
-    /// Checks that only read and start no program: milliseconds
+    /// Those checks of `quick` that start no program, for hooks that a scheduler waits for: milliseconds.
     Fast,
-    /// All checks that do not occupy the node
+    /// The suite `quick`: all checks that do not occupy the node.
     Quick,
 }
 
@@ -117,9 +117,11 @@ pub fn check_with_evidence(
     let judged = observations.into_iter().map(|(CheckObservation { check, observation, duration: took }, evidence)| {
         let of = catalogue.get(&check);
         let rules = of.map_or(Ok(Vec::new()), |of| rule_book.rules_for(of, &observation)).map_err(CheckError::Rules)?;
-        let judgement = classify_with_baselines(&rules, profile, &baselines, &check, &observation);
-        let Classification { verdict, reason, text, findings } =
-            apply_boot_grace(judgement, up, policy.agents.boot_grace);
+        let sources = ExpectationSources::of_profile(profile, &baselines);
+        let judgement = classify_with(&rules, sources, &check, &observation);
+        let is_deep = of.is_some_and(|of| of.spec.exclusive);
+        let boot = BootGrace { up, grace: policy.agents.boot_grace, is_deep };
+        let Classification { verdict, reason, text, findings, .. } = apply_boot_grace(judgement, boot);
         Ok((CheckResult { check, verdict, reason, text, duration: took, findings }, evidence))
     });
     judged.collect()

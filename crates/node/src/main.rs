@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use doctor_checks::{document::RunKey, job_file, probe::Probe};
 use doctor_core::{
+    access::Access,
     ids::{CheckId, NodeName, RunId, TestId},
     time::Span,
 };
@@ -67,7 +68,10 @@ struct CheckArgs {
     only: Vec<CheckId>,
     /// The suite to run if no check is named.
     #[arg(long, value_enum, default_value = "quick")]
-    suite: check::Suite,
+    suite: SuiteName,
+    /// Run only those checks of the suite that start no program, which takes milliseconds.
+    #[arg(long)]
+    fast_only: bool,
     /// Print JSON instead of a table: one object per finding, and one per check without findings.
     #[arg(long)]
     json: bool,
@@ -78,6 +82,13 @@ struct CheckArgs {
     machine: MachineArgs,
     #[command(flatten, next_help_heading = "Paths")]
     paths: PathArgs,
+}
+
+/// The suites of `check`.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum SuiteName {
+    /// All checks that do not occupy the node
+    Quick,
 }
 
 /// Run tests that load the node and print their verdicts.
@@ -111,7 +122,7 @@ struct TestArgs {
 /// Show, learn or compare the hardware profile of this machine.
 ///
 /// The machine type comes from the cloud's metadata service, then from --label, then from the firmware's product name,
-/// then from the GPUs. Without a profile, checks that compare with one are inconclusive (`no-limit`).
+/// then from the GPUs. Without a profile, what checks compare with one is not judged (`no-expectation`).
 #[derive(Debug, Args)]
 struct ProfileArgs {
     #[command(subcommand)]
@@ -179,6 +190,10 @@ struct JobArgs {
     /// Claim the run in this file, and record the outcome of the job in it.
     #[arg(long, value_name = "FILE")]
     job_file: Option<PathBuf>,
+    /// Access to the machine that this container was given: host-root, gpu, rdma, kernel-log, host-pid, mounts. What
+    /// needs more is not read, and is inconclusive (`denied`). [default: all, as outside of a container]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', env = "DOCTOR_ACCESS")]
+    access: Option<Vec<Access>>,
     #[command(flatten)]
     paths: PathArgs,
 }
@@ -295,7 +310,7 @@ struct HostArgs {
 #[derive(Debug, Args)]
 struct PathArgs {
     /// Root of this machine's file system, for a container that has the host mounted there.
-    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
+    #[arg(long, global = true, value_name = "DIR", env = "DOCTOR_ROOT", default_value = "/")]
     root: PathBuf,
     /// The site's policy file. [default: the built-in policy]
     #[arg(long, global = true, value_name = "FILE")]
@@ -374,7 +389,11 @@ fn check(args: &CheckArgs) -> anyhow::Result<u8> {
     let runner = args.paths.runner(&stop);
     let profile = profile::select_profile(&args.machine, args.paths.state.as_deref(), &runner)?.profile;
     let names: Vec<_> = args.names.iter().chain(&args.only).cloned().collect();
-    let results = check::check(&names, args.suite, &policy, profile.as_ref(), &runner)?;
+    let suite = match (args.suite, args.fast_only) {
+        (SuiteName::Quick, false) => check::Suite::Quick,
+        (SuiteName::Quick, true) => check::Suite::Fast,
+    };
+    let results = check::check(&names, suite, &policy, profile.as_ref(), &runner)?;
     print_results(&results, args.json, args.all)
 }
 
@@ -498,6 +517,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         root: args.paths.root,
         library: args.paths.nvml,
         state: args.paths.state,
+        access: args.access.unwrap_or_else(|| Access::ALL.to_vec()),
         job_file: args.job_file,
     };
     match job::run(&params, &stop) {

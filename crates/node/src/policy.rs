@@ -17,7 +17,7 @@ pub enum FileError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a valid {what}", .path.display())]
     Parse { path: PathBuf, what: &'static str, source: TomlError },
-    #[error("cannot resolve the base profile of {}", .path.display())]
+    #[error("cannot resolve the base or the chip of {}", .path.display())]
     UnknownBase { path: PathBuf, source: UnknownBaseProfile },
 }
 
@@ -28,7 +28,7 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     Policy::with_site_settings(&read(path)?).map_err(bad)
 }
 
-/// Loads a profile file and resolves the built-in profile that it extends. Returns `None` without a file.
+/// Loads a profile file and resolves the built-in profile that it extends and its chip. Returns `None` without a file.
 pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
     let Some(path) = path else { return Ok(None) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "hardware profile", source };
@@ -36,7 +36,7 @@ pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
     let sku = file.sku.clone();
     let mut types = doctor_checks::profiles::built_in();
     types.merge(file).map_err(|source| FileError::UnknownBase { path: path.to_owned(), source })?;
-    Ok(types.get(&sku).map(ProfileFile::profile))
+    Ok(types.profile(&sku))
 }
 
 fn read(path: &Path) -> Result<String, FileError> {
@@ -53,7 +53,7 @@ mod tests {
         let path = directory.path().join("policy.toml");
         fs::write(&path, "[limits]\njobs = 9\n[tests.memory]\nenabled = false\n").unwrap();
         let policy = load_policy(Some(&path)).unwrap();
-        assert_eq!((policy.limits.jobs, policy.limits.per_share), (9, Policy::built_in().limits.per_share));
+        assert_eq!((policy.limits.jobs, policy.limits.per_share), (9.into(), Policy::built_in().limits.per_share));
 
         fs::write(&path, "[limits]\njob = 9\n").unwrap();
         let error = load_policy(Some(&path)).unwrap_err();

@@ -16,7 +16,7 @@ use std::{
 use doctor_core::{
     ids::Sku,
     profile::{MachineTypes, Profile, ProfileFile, UnknownBaseProfile},
-    sku_detection::{Detected, Detection, DetectionSource, detect},
+    sku_detection::{Detection, DetectionSource, MachineFacts, detect, find},
     toml_text::TomlError,
 };
 use serde::Serialize;
@@ -24,9 +24,9 @@ use serde::Serialize;
 use crate::runner::ProbeRunner;
 
 pub use diff::{Comparison, Difference, compare, differences_table};
-pub use facts::gather;
+pub use facts::{GatheredFacts, boot_id, cached_instance_type, gather, instance_type, local_facts};
 pub use learn::{LearnedProfile, default_name, learn};
-pub use metadata::{LINK_LOCAL, MetadataError, instance_type};
+pub use metadata::{LINK_LOCAL, MetadataError};
 
 /// The value of `--sku` that selects no profile.
 const NONE: &str = "none";
@@ -74,7 +74,7 @@ impl MachineArgs {
 /// The profile in use, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProfileChoice {
-    /// `None`: checks that need an expectation are inconclusive.
+    /// `None`: what only a profile expects is not judged.
     pub profile: Option<Profile>,
     pub detection: Detection,
 }
@@ -83,11 +83,17 @@ impl ProfileChoice {
     /// Returns a one-line summary.
     pub fn summary(&self) -> String {
         match (&self.profile, &self.detection.found) {
+            (Some(profile), Some(detected)) if detected.source == DetectionSource::Chip => format!(
+                "{}, of the chip, version {}: the machine type is unknown, its counts are not judged",
+                profile.sku, profile.version
+            ),
             (Some(profile), Some(detected)) => {
                 format!("{} (by {}), version {}", profile.sku, detected.source, profile.version)
             }
             (Some(profile), None) => format!("{}, version {}, as requested", profile.sku, profile.version),
-            (None, _) => "none: checks that need a profile are inconclusive".to_owned(),
+            (None, _) => {
+                "none: neither the machine type nor its GPUs are known, so counts and rates are not judged".to_owned()
+            }
         }
     }
 }
@@ -104,15 +110,9 @@ pub fn select_profile(
     if let Some(path) = &args.profile {
         let file = read(path)?;
         let sku = file.sku.clone();
-        let base = file.like.as_ref().unwrap_or(&sku);
-        let mut types = doctor_checks::profiles::built_in_like(base);
-        // The file may extend one of the site's types; the full list also makes the error for an unknown name complete.
-        if args.profiles.is_some() || (file.like.is_some() && types.get(base).is_none()) {
-            types = known_types(args.profiles.as_deref())?;
-        }
-        types.merge(file)?;
+        let types = types_for(file, args.profiles.as_deref())?;
         let steps = vec![format!("file: {} was requested", path.display())];
-        let profile = types.get(&sku).map(ProfileFile::profile);
+        let profile = types.profile(&sku);
         return Ok(ProfileChoice { profile, detection: Detection { found: None, steps } });
     }
     let types = known_types(args.profiles.as_deref())?;
@@ -125,26 +125,38 @@ pub fn select_profile(
         let profile = named(&types, name)?;
         return Ok(ProfileChoice { profile: Some(profile), detection });
     }
-    let facts = gather(args, state, runner);
-    let mut detection = detect(&types, &facts.machine);
-    detection.steps.splice(0..0, facts.notes);
-    let profile = detection.found.as_ref().and_then(|detected| types.get(&detected.sku)).map(ProfileFile::profile);
-    Ok(ProfileChoice { profile, detection })
+    Ok(choose(&types, gather(args, state, runner)))
 }
 
-/// Finds a profile by its name or by a cloud's name for the machine type.
+/// Chooses the profile of the machine with these facts.
+pub fn choose(types: &MachineTypes, facts: GatheredFacts) -> ProfileChoice {
+    let mut detection = detect(types, &facts.machine);
+    detection.steps.splice(0..0, facts.notes);
+    let profile = detection.found.as_ref().and_then(|detected| types.profile(&detected.sku));
+    ProfileChoice { profile, detection }
+}
+
+/// Merges a file over those that it extends. Parsing all built-in profiles takes longer than those that it needs.
+fn types_for(file: ProfileFile, directory: Option<&Path>) -> Result<MachineTypes, ProfileError> {
+    if directory.is_none() {
+        let mut types = doctor_checks::profiles::built_in_for(&file);
+        if types.merge(file.clone()).is_ok() {
+            return Ok(types);
+        }
+    }
+    // The file may extend one of the site's types; the full list also makes the error for an unknown name complete.
+    let mut types = known_types(directory)?;
+    types.merge(file)?;
+    Ok(types)
+}
+
+/// Finds a profile by its name, by a cloud's name for the machine type, or by the name of a chip.
 ///
 /// # Errors
 /// If there is none.
 pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> {
-    let facts = doctor_core::sku_detection::MachineFacts { declared_sku: Some(name.clone()), ..Default::default() };
-    let detected = detect(types, &facts).found;
-    let sku = detected
-        .filter(|detected| matches!(detected, Detected { source: DetectionSource::Label, .. }))
-        .map(|detected| detected.sku);
-    let file = sku.and_then(|sku| types.get(&sku).cloned());
-    file.map(|file| file.profile())
-        .ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })
+    let profile = find(types, Some(name), &MachineFacts::default()).and_then(|detected| types.profile(&detected.sku));
+    profile.ok_or_else(|| ProfileError::NoSuchProfile { name: name.clone(), known: types.names() })
 }
 
 /// Returns the built-in machine types with those of a site's directory merged over them.
@@ -152,8 +164,7 @@ pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> 
 /// # Errors
 /// If a file cannot be read or is not a profile.
 pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileError> {
-    let mut types = doctor_checks::profiles::built_in();
-    let Some(directory) = directory else { return Ok(types) };
+    let Some(directory) = directory else { return Ok(doctor_checks::profiles::built_in()) };
     let unreadable = |source| ProfileError::Read { path: directory.to_owned(), source };
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory).map_err(unreadable)? {
@@ -164,7 +175,16 @@ pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileErro
     }
     paths.sort_unstable();
     let files: Result<Vec<_>, _> = paths.iter().map(|path| read(path)).collect();
-    types.merge_all(files?)?;
+    Ok(with_site_files(files?)?)
+}
+
+/// Returns the built-in machine types with a site's files merged over them.
+///
+/// # Errors
+/// If a file is based on an unknown machine type.
+pub fn with_site_files(files: Vec<ProfileFile>) -> Result<MachineTypes, UnknownBaseProfile> {
+    let mut types = doctor_checks::profiles::built_in();
+    types.merge_all(files)?;
     Ok(types)
 }
 

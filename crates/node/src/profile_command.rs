@@ -5,7 +5,14 @@ use std::{fmt::Write as _, fs, path::PathBuf};
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use doctor_checks::Catalogue;
-use doctor_core::{classify::classify, finding::Verdict, ids::Sku, policy::Policy, profile::Profile};
+use doctor_core::{
+    classify::classify,
+    finding::Verdict,
+    ids::{CheckId, Sku},
+    policy::Policy,
+    profile::Profile,
+    sku_detection::{MachineFacts, find_chip},
+};
 
 use crate::{
     check::{self, Suite},
@@ -24,8 +31,12 @@ pub enum ProfileCommand {
     /// Write a profile from this machine, which must be healthy: all quick checks run and none may fail.
     ///
     /// The profile contains the metrics that rules compare with a profile. Without --sku the cloud's or the firmware's
-    /// name is used. Exit code 0 if a profile was written, 2 if a check fails.
+    /// name is used. Rates are measured by tests, not by checks: `--test dl` learns those of the GPUs, and the limits
+    /// become tighter than a chip's published figures allow. Exit code 0 if a profile was written, 2 if a check fails.
     Learn {
+        /// Also run this test, which may occupy the machine for minutes, and learn what it measures. Repeatable.
+        #[arg(long = "test", value_name = "NAME")]
+        tests: Vec<CheckId>,
         /// Write the profile to this file instead of standard output.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -67,11 +78,12 @@ pub fn run(
             };
             diff(&profile, *json, policy, runner)
         }
-        ProfileCommand::Learn { out, anyway } => {
+        ProfileCommand::Learn { tests, out, anyway } => {
             let facts = profile::gather(args, state, runner).machine;
             let name = args.sku.clone().or_else(|| profile::default_name(&facts));
             let name = name.context("neither the cloud nor the firmware reports a machine type: set --sku")?;
-            let (text, failing) = learn(name, &facts, policy, runner)?;
+            let chip = find_chip(&profile::known_types(args.profiles.as_deref())?, &facts).cloned();
+            let (text, failing) = learn(name, chip, &facts, tests, policy, runner)?;
             if !failing.is_empty() && !anyway {
                 let message =
                     format!("no profile written: checks fail on this machine (--anyway overrides this):\n{failing}");
@@ -115,8 +127,8 @@ fn show(choice: &profile::ProfileChoice, json: bool) -> anyhow::Result<(String, 
         return Ok((text, code));
     };
     text.push_str("expects:\n");
-    for (metric, value) in &profile.expect {
-        writeln!(text, "  {metric} = {value}")?;
+    for (metric, expected) in &profile.expect {
+        writeln!(text, "  {metric} = {} ({})", expected.value, expected.basis)?;
     }
     Ok((text, code))
 }
@@ -145,13 +157,18 @@ fn diff(profile: &Profile, json: bool, policy: &Policy, runner: &dyn ProbeRunner
 /// Returns the profile's text, and one line for each check that fails on this machine.
 fn learn(
     name: Sku,
-    facts: &doctor_core::sku_detection::MachineFacts,
+    chip: Option<Sku>,
+    facts: &MachineFacts,
+    tests: &[CheckId],
     policy: &Policy,
     runner: &dyn ProbeRunner,
 ) -> anyhow::Result<(String, String)> {
     let rules =
         Catalogue::with_site_checks(policy).rules(policy).context("cannot parse the default rules of a check")?;
-    let observations = check::observe(&[], Suite::Quick, policy, runner)?;
+    let mut observations = check::observe(&[], Suite::Quick, policy, runner)?;
+    if !tests.is_empty() {
+        observations.extend(check::observe(tests, Suite::Quick, policy, runner)?);
+    }
     let mut failing = String::new();
     for observed in &observations {
         let judgement = classify(&rules, None, &observed.check, &observed.observation);
@@ -159,6 +176,6 @@ fn learn(
             writeln!(failing, "  {}: {}: {}", observed.check, judgement.reason, judgement.text)?;
         }
     }
-    let learned = profile::learn(name, facts, &observations, &rules, now());
+    let learned = profile::learn(name, chip, facts, &observations, &rules, now());
     Ok((learned.text()?, failing))
 }

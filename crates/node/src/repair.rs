@@ -21,8 +21,6 @@ use crate::{
 
 /// Checks that detect a reset that did not help: every GPU must answer, and the driver must request no recovery.
 const RESET_CHECKS: [&str; 2] = ["gpu-presence", "gpu-recovery-action"];
-/// Reason code of a check without an expectation to compare with.
-const NO_LIMIT: &str = "no-limit";
 /// The kernel's boot id. A container sees the host's.
 const BOOT: &str = "proc/sys/kernel/random/boot_id";
 /// Time for a killed command to exit unless it is stuck in the kernel.
@@ -88,15 +86,13 @@ fn verify_reset(runner: &dyn ProbeRunner) -> anyhow::Result<String> {
     let names = RESET_CHECKS.map(CheckId::new).into_iter().collect::<Result<Vec<_>, _>>().context("bad check name")?;
     let results = check::check(&names, Suite::Quick, &Policy::built_in(), None, runner)?;
     for result in &results {
-        // The number of GPUs is the controller's to judge.
-        let uncounted = result.verdict == Verdict::Inconclusive && result.reason.as_str() == NO_LIMIT;
         match result.verdict {
-            Verdict::Fail | Verdict::Inconclusive if !uncounted => {
+            Verdict::Fail | Verdict::Inconclusive => {
                 bail!("reset, but {} reports: {}", result.check, result.text)
             }
             // The driver is too old to report it: the command's success is all that is known.
             Verdict::NotApplicable => return Ok(format!("reset; effect unknown: {}", result.text)),
-            _ => {}
+            Verdict::Pass => {}
         }
     }
     Ok("reset; the driver requests no further recovery action".to_owned())

@@ -3,7 +3,8 @@
 
 use std::{
     fs,
-    net::TcpListener,
+    io::{BufRead as _, BufReader},
+    net::TcpStream,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_testbed::fake_machine::fake_nvidia_library;
+use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -29,14 +30,20 @@ fn library() -> &'static Path {
 /// A machine with fake GPUs, which are slower than any real ones.
 struct Bench {
     folder: TempDir,
+    /// The machine's files and its driver, if the test is about them.
+    machine: Option<InstalledMachine>,
+    /// Other files of the machine, without a driver.
+    root: Option<PathBuf>,
 }
 
 impl Bench {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let rules = ["nccl_busbw", "nccl_ib_loopback_busbw", "nccl_nodes_busbw"].map(|metric| {
+        let metrics = ["nccl_busbw", "nccl_ib_loopback_busbw", "nccl_nodes_busbw"];
+        let limits = metrics.iter().flat_map(|metric| ["floor", "profile"].map(|limit| (*metric, limit)));
+        let rules = limits.map(|(metric, limit)| {
             format!(
-                "[[rules]]\nid = \"collective-{metric}_bytes_per_s-floor\"\ncheck = \"collective\"\n\
+                "[[rules]]\nid = \"collective-{metric}_bytes_per_s-{limit}\"\ncheck = \"collective\"\n\
                  metric = \"{metric}_bytes_per_s\"\nbelow = 1.0\nwhere_measured = true\nreason = \"collective-slow\"\n\
                  severity = \"monitor\"\ntext = \"{{value}}\"\n"
             )
@@ -44,8 +51,12 @@ impl Bench {
         // Messages take microseconds on a busy machine: only large deviations count as slow here.
         let link = "[[rules]]\nid = \"collective-link-slow\"\ncheck = \"collective\"\nmetric = \"nccl_link_percent_of_median\"\n\
                     below = 2.0\nwhere_measured = true\nreason = \"link-slow\"\nseverity = \"monitor\"\ntext = \"{value}\"\n";
-        fs::write(folder.path().join("policy.toml"), rules.concat() + link).unwrap();
-        Self { folder }
+        fs::write(folder.path().join("policy.toml"), rules.collect::<String>() + link).unwrap();
+        Self { folder, machine: None, root: None }
+    }
+
+    fn on(machine: &FakeMachine) -> Self {
+        Self { machine: Some(machine.install(Path::new(PROGRAM), library())), ..Self::new() }
     }
 
     fn command(&self, faults: &str, settings: &[&str]) -> Command {
@@ -53,6 +64,14 @@ impl Bench {
         command.args(["test", "collective", "--json", "--policy"]).arg(self.folder.path().join("policy.toml"));
         for setting in ["least=1024", "most=16KiB", "stall=30s"].iter().chain(settings) {
             command.args(["--set", setting]);
+        }
+        // A machine of its own: the load of this one must not excuse what is slow.
+        match &self.machine {
+            Some(machine) => {
+                command.arg("--root").arg(machine.path("root")).arg("--nvml").arg(library());
+                command.env("DOCTOR_FAKE_NVIDIA", machine.path("nvml.toml"));
+            }
+            None => drop(command.arg("--root").arg(self.root.as_deref().unwrap_or(self.folder.path()))),
         }
         command.env("DOCTOR_CUDA", library()).env("DOCTOR_NCCL", library());
         command.env("DOCTOR_FAKE_NVIDIA_GPUS", "2").env("DOCTOR_FAKE_NVIDIA_FAULTS", faults);
@@ -90,24 +109,32 @@ impl TestResult {
 }
 
 #[test]
-fn without_a_gpu_or_nccl_the_test_is_inconclusive_with_the_reason() {
-    let bench = Bench::new();
-    let missing = |variable, library| {
-        let mut command = bench.command("", &[]);
-        TestResult::of(&command.env(variable, library).output().unwrap())
+fn without_a_driver_the_test_is_inconclusive_and_without_a_gpu_or_nccl_not_applicable() {
+    // What is on the PCI bus decides whether a GPU is missing or its driver.
+    let with_gpus = FakeMachine::hgx_h100().install(Path::new(PROGRAM), library());
+    let without = tempfile::tempdir().unwrap();
+    let missing = |root: &Path, variable, library| {
+        let bench = Bench { root: Some(root.to_owned()), ..Bench::new() };
+        TestResult::of(&bench.command("", &[]).env(variable, library).output().unwrap())
     };
-    missing("DOCTOR_CUDA", "libcuda-missing.so").assert_row(
+    let with_gpus = with_gpus.path("root");
+    missing(&with_gpus, "DOCTOR_CUDA", "libcuda-missing.so").assert_row(
         3,
         "inconclusive missing node",
         "libcuda-missing.so cannot be loaded",
     );
-    missing("DOCTOR_NCCL", "libnccl-missing.so").assert_row(
+    missing(&with_gpus, "DOCTOR_NCCL", "libnccl-missing.so").assert_row(
         3,
-        "inconclusive missing node",
+        "not-applicable no-nccl node",
         "NCCL (libnccl-missing.so)",
     );
-    missing("DOCTOR_FAKE_NVIDIA_GPUS", "0").assert_row(3, "inconclusive missing node", "sees no GPU");
-    missing("DOCTOR_FAKE_NVIDIA_GPUS", "1").assert_row(3, "not-applicable one-gpu node", "one GPU");
+    missing(&with_gpus, "DOCTOR_FAKE_NVIDIA_GPUS", "0").assert_row(3, "inconclusive missing node", "sees no GPU");
+    missing(&with_gpus, "DOCTOR_FAKE_NVIDIA_GPUS", "1").assert_row(3, "not-applicable one-gpu node", "one GPU");
+    missing(without.path(), "DOCTOR_CUDA", "libcuda-missing.so").assert_row(
+        3,
+        "not-applicable no-gpu node",
+        "no NVIDIA GPU",
+    );
 }
 
 #[test]
@@ -188,6 +215,78 @@ fn a_transport_fallback_is_inconclusive_and_gives_no_measurement() {
     bench.run("", &["mode=loopback", "net=AWS Libfabric"]).assert_row(0, "pass within-limits node", "");
 }
 
+/// A machine with a process of a user, and a monitoring process, neither of which uses a GPU.
+fn machine_with_user() -> FakeMachine {
+    let stat = |pid: u32, name: &str| {
+        format!("{pid} ({name}) S 1 900 900 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 1000 3149824 384")
+    };
+    FakeMachine::hgx_h100()
+        .with_new("/etc/passwd", "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n")
+        .with_new("/proc/4711/stat", &stat(4711, "python3"))
+        .with_new("/proc/4711/status", "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n")
+        .with_new("/proc/4711/cgroup", "0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0\n")
+        .with_new("/proc/800/stat", &stat(800, "nv-hostengine"))
+}
+
+/// Lets a process use a GPU: bytes of its memory and percent of its time.
+fn used(machine: FakeMachine, gpu: usize, pid: f64, bytes: f64, percent: f64) -> FakeMachine {
+    machine.gpu(gpu, "process.0.pid", pid).gpu(gpu, "process.0.memory", bytes).gpu(
+        gpu,
+        "process.0.utilization",
+        percent,
+    )
+}
+
+const ANN: &str = "python3 (pid 4711, user ann, Slurm job 17) used gpu:0000:28:00.0; rates measured meanwhile";
+
+#[test]
+fn another_process_on_a_gpu_makes_the_result_inconclusive_and_monitoring_does_not() {
+    let alone = Bench::on(&machine_with_user());
+    alone.run("", &[]).assert_row(0, "pass within-limits node", "");
+    let monitored = Bench::on(&used(machine_with_user(), 1, 800.0, 0.0, 1.0));
+    monitored.run("", &[]).assert_row(0, "pass within-limits node", "");
+    let busy = Bench::on(&used(machine_with_user(), 1, 4711.0, 3e9, 98.0));
+    busy.run("", &[]).assert_row(3, "inconclusive disturbed node", ANN);
+    // Only GPUs 0 and 1 take part.
+    let elsewhere = Bench::on(&used(machine_with_user(), 5, 4711.0, 3e9, 98.0));
+    elsewhere.run("", &[]).assert_row(0, "pass within-limits node", "");
+    // The cause of what keeps the test from running is named, too.
+    let mut missing = busy.command("", &[]);
+    let missing = TestResult::of(&missing.env("DOCTOR_NCCL", "libnccl-missing.so").output().unwrap());
+    missing.assert_row(3, "inconclusive disturbed node", "python3 (pid 4711");
+}
+
+#[test]
+fn a_wrong_sum_is_a_finding_also_beside_another_process() {
+    let busy = Bench::on(&used(machine_with_user(), 1, 4711.0, 3e9, 98.0));
+    busy.run("zero:1:5", &[]).assert_row(2, "fail collective-wrong gpu:0000:28:00.0", "got 0, expected");
+}
+
+#[test]
+fn a_process_that_starts_during_the_test_disturbs_every_node_of_it() {
+    let bench = Bench::on(&machine_with_user());
+    let machine = bench.machine.as_ref().unwrap();
+    let job = Job::of(&bench, 2);
+    let mut first = job.command(0, "", &[]).arg("--echo").spawn().unwrap();
+    let log = BufReader::new(first.stderr.take().unwrap());
+    // It listens after its first look at the GPUs.
+    let started = Instant::now();
+    while TcpStream::connect(&job.address).is_err() {
+        assert!(started.elapsed() < DEAD, "the first node does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    machine.set_driver(&used(machine_with_user(), 1, 4711.0, 3e9, 98.0));
+    let mut lines = log.lines().map(Result::unwrap);
+    let seen = lines.find(|line| line.starts_with("disturbed: gpu:0000:28:00.0")).unwrap();
+    assert!(seen.ends_with("98 % of its time, during the test"), "{seen}");
+    machine.set_driver(&machine_with_user());
+    let second = job.start(1, "", &[]);
+    let rest = std::thread::spawn(move || lines.for_each(drop));
+    wait_for_result(first).assert_row(3, "inconclusive disturbed node", "python3 (pid 4711, user ann");
+    wait_for_result(second).assert_row(3, "inconclusive disturbed node", "python3 (pid 4711, user ann");
+    rest.join().unwrap();
+}
+
 /// A multi-node job, with all nodes on this machine.
 struct Job<'a> {
     bench: &'a Bench,
@@ -197,8 +296,8 @@ struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn of(bench: &'a Bench, nodes: usize) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        Self { bench, nodes, address: free.to_string() }
+        let port = doctor_testbed::ports::reserve_one().unwrap();
+        Self { bench, nodes, address: format!("127.0.0.1:{port}") }
     }
 
     fn command(&self, rank: usize, faults: &str, settings: &[&str]) -> Command {

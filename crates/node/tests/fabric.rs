@@ -214,7 +214,7 @@ fn a_tool_failure_is_inconclusive_about_the_port() {
     let half = Testbed::new(&FakeMachine::hgx_h100(), "cat well.txt").set("devices=[\"mlx5_0\",\"mlx5_77\"]");
     assert!(half.expect_only_row("inconclusive missing").contains("mlx5_77 of `devices` does not exist"));
     let missing = Testbed::new(&FakeMachine::hgx_h100(), "").set("ib_write_bw=ib-write-missing");
-    assert!(missing.expect_only_row("inconclusive missing").contains("it is in the package `perftest`"));
+    assert!(missing.expect_only_row("not-applicable no-perftest").contains("it is in the package `perftest`"));
     let mut down = FakeMachine::hgx_h100();
     for n in 0..PORTS {
         down = down.with(&ib(n, "ports/1/state"), "1: DOWN\n");

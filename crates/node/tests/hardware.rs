@@ -445,7 +445,7 @@ fn a_recording_of_a_real_h200_is_judged_as_the_machine_itself_was() {
     fs::write(folder.path().join("policy.toml"), policy).unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_doctor-node"));
     let output = Command::new(program)
-        .args(["check", "--suite", "fast", "--json", "--root"])
+        .args(["check", "--fast-only", "--json", "--root"])
         .arg(folder.path().join("root"))
         .arg("--policy")
         .arg(folder.path().join("policy.toml"))

@@ -341,7 +341,7 @@ fn a_mount_that_does_not_respond_is_a_finding_within_the_timeout() {
     mount.stop();
     let tested = test(&format!("{}stall = '1s'\n", params_for(mount.path())), None);
     assert_eq!(tested.verdict(), "fail storage-stalled");
-    assert!(tested.elapsed < Duration::from_secs(5), "{:?}", tested.elapsed);
+    assert!(tested.elapsed < Duration::from_secs(30), "{:?}", tested.elapsed);
     mount.release();
     expect_no_leftovers(mount.path());
 }
@@ -385,18 +385,19 @@ fn a_frozen_file_system_is_a_finding_and_hung_processes_do_not_pile_up() {
     let params = format!("{}stall = '1s'\n", params_for(mount.path()));
     let tested = test(&params, Some(state.path()));
     assert_eq!(tested.verdict(), "fail storage-stalled");
-    assert!(tested.elapsed < Duration::from_secs(6), "{:?}", tested.elapsed);
+    assert!(tested.elapsed < Duration::from_secs(30), "{:?}", tested.elapsed);
     assert_eq!(processes_on(mount.path()).len(), 1, "the one that cannot be killed");
 
-    let again = test(&params, Some(state.path()));
+    let again = test(&params.replace("stall = '1s'", "stall = '1m'"), Some(state.path()));
     assert_eq!(again.verdict(), "fail storage-stalled");
     assert!(again.judgement.text.contains("still hangs"), "{}", again.judgement.text);
-    assert!(again.elapsed < Duration::from_secs(2), "{:?}", again.elapsed);
+    assert!(again.elapsed < Duration::from_secs(50), "it waits for what hangs: {:?}", again.elapsed);
     assert_eq!(processes_on(mount.path()).len(), 1, "they pile up");
 
     mount.release();
     wait_until("the processes to go", || processes_on(mount.path()).is_empty());
-    let tested = test(&format!("{}timeout = '2s'\n", params_for(mount.path())), Some(state.path()));
+    let long = params_for(mount.path()).replace("200ms", "2m");
+    let tested = test(&format!("{long}timeout = '15s'\n"), Some(state.path()));
     assert_eq!(tested.verdict(), "inconclusive timed-out", "it is tried again, and not for longer than it may");
     assert!(tested.log.contains("MiB free"), "{}", tested.log);
     expect_no_leftovers(mount.path());
@@ -503,7 +504,7 @@ fn what_a_test_left_whose_every_process_was_killed_goes_with_the_next_one() {
     node.wait_for_output();
     wait_until("all to be gone", || processes_on(directory.path()).is_empty());
     assert!(directory.path().join(".cluster-doctor").exists());
-    let tested = test(&format!("directories = ['{}']\n{SMALL}timeout = '2s'\n", directory.path().display()), None);
+    let tested = test(&format!("directories = ['{}']\n{SMALL}", directory.path().display()), None);
     assert!(tested.log.contains("removed the files of 1 earlier tests"), "{}", tested.log);
     expect_no_leftovers(directory.path());
 }
@@ -538,13 +539,13 @@ fn a_corrupted_byte_is_found() {
 }
 
 #[test]
-fn without_fio_or_if_fio_fails_the_test_is_inconclusive() {
+fn without_fio_the_test_does_not_apply_and_if_fio_fails_it_is_inconclusive() {
     let (directory, state, empty) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let params = format!("directories = ['{}']\n{SMALL}", directory.path().display());
     let mut without = start_test_with(&params, state.path(), empty.path());
     let output = without.wait_for_output();
-    assert!(output.contains("\"inconclusive\"") && output.contains("fio is not installed"), "{output}");
+    assert!(output.contains("\"not-applicable\"") && output.contains("fio is not installed"), "{output}");
     assert_eq!(without.child.wait().unwrap().code(), Some(3));
 
     let script =

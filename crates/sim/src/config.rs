@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
+use doctor_checks::Catalogue;
 use doctor_core::{
     ids::{InvalidName, NodeName, PoolName, Sku},
     snapshot::Capabilities,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{assumptions::Assumptions, disruptions::Disruptions};
+use crate::{assumptions::Assumptions, disruptions::Disruptions, shipped_tests, simulated_tests};
 
 /// The limit for the number of nodes. Every node takes memory from the start, and no cluster is larger.
 const MAX_NODES: f64 = 1e6;
@@ -28,10 +29,15 @@ pub struct WorldConfig {
     pub caps: Capabilities,
     /// Whether nodes have agents that report.
     pub agents: bool,
+    /// How often an agent reports its readings although they have not changed. Absent: only changes.
+    pub agents_every: Option<Span>,
     /// Whether operators repair nodes that we marked as unhealthy and then request their return.
     pub repairs: bool,
     /// Whether users report undetected faults, and operators take such nodes away for repair.
     pub tickets: bool,
+    /// Whether the nodes have the tests that are shipped, with their suites and durations, instead of the three
+    /// simulated ones.
+    pub shipped_tests: bool,
     /// The shared directory for the logs and result documents of jobs.
     pub share: Option<PathBuf>,
     /// Whether result documents also come with the answer to a poll.
@@ -56,7 +62,7 @@ impl PoolConfig {
     /// # Errors If the name is not a valid pool name, or the prefix not a valid beginning of a node name.
     pub fn new(name: &str, nodes: u32, prefix: &str) -> Result<Self, InvalidName> {
         NodeName::new(prefix)?;
-        Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: crate::simulated_tests::sku() })
+        Ok(Self { name: PoolName::new(name)?, nodes, prefix: prefix.to_owned(), sku: simulated_tests::sku() })
     }
 
     /// Returns the name of the node with this number, counted from one. All names of a pool have the same length, so
@@ -85,8 +91,10 @@ impl WorldConfig {
             disruptions: Disruptions::default(),
             caps: Capabilities::ALL,
             agents: true,
+            agents_every: None,
             repairs: true,
             tickets: true,
+            shipped_tests: false,
             share: None,
             carry_documents: true,
             effects: None,
@@ -96,6 +104,11 @@ impl WorldConfig {
     /// Returns one pool of this many nodes in which nothing happens by itself.
     pub fn quiet(nodes: u32) -> Self {
         Self { assumptions: Assumptions::quiet(), repairs: false, tickets: false, ..Self::of(nodes) }
+    }
+
+    /// Returns the checks of the nodes.
+    pub fn catalogue(&self) -> Catalogue {
+        if self.shipped_tests { shipped_tests::catalogue() } else { simulated_tests::catalogue() }
     }
 
     #[must_use]

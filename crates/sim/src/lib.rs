@@ -3,7 +3,7 @@
 //! acting.
 //!
 //! Reading order: [`assumptions`] holds the world's parameters, [`config`] its configuration; [`fault`] and [`simulated_tests`]
-//! list what can break and what detects it; [`world`] is the world itself; [`backend`] is a controller's view of it,
+//! (or [`shipped_tests`]) list what can break and what detects it; [`world`] is the world itself; [`backend`] is a controller's view of it,
 //! [`serve`] and [`remote`] the same from another process; [`effects`] is the record of what really happened and
 //! [`invariants`] checks invariants against it; [`truth`] is for scoring only.
 
@@ -23,6 +23,7 @@ mod measure;
 mod random;
 pub mod remote;
 pub mod serve;
+pub mod shipped_tests;
 pub mod simulated_tests;
 pub mod truth;
 mod wire;

@@ -93,7 +93,7 @@ pub fn profile(sku: Sku) -> Profile {
         .into_iter()
         .flat_map(metrics_of)
         .filter(|metric| metric.expect > 0.0)
-        .map(|metric| (metric.name.to_owned(), metric.expect))
+        .map(|metric| (metric.name.to_owned(), metric.expect.into()))
         .collect();
     Profile { sku, version: 1, expect }
 }
@@ -101,7 +101,7 @@ pub fn profile(sku: Sku) -> Profile {
 /// Returns the profile as a file. It has no detection rules: simulated machines name their type.
 pub fn profile_file() -> ProfileFile {
     let Profile { sku, version, expect } = profile(sku());
-    ProfileFile { sku, version, source: String::new(), like: None, expect, detect: Default::default() }
+    ProfileFile { version, expect, ..ProfileFile::machine(sku) }
 }
 
 /// Returns the profiles of a world with the standard machine type only.
@@ -114,9 +114,18 @@ pub(crate) fn typical_value(test: &CheckId) -> Option<Span> {
     CHECKS.iter().find(|check| check.spec.id == test.as_str()).map(|check| check.spec.typical_duration)
 }
 
-pub(crate) fn probe_of(test: &CheckId) -> Option<Probe> {
-    let check = CHECKS.iter().find(|check| check.spec.id == test.as_str())?;
+/// Returns the probe of a simulated test.
+pub(crate) fn probe_of(test: &str) -> Option<Probe> {
+    let check = CHECKS.iter().find(|check| check.spec.id == test)?;
     (check.probes)(&Params::new()).into_iter().next()
+}
+
+/// Returns a simulated test.
+///
+/// # Panics
+/// If there is no such test.
+pub(crate) fn check(id: &'static str) -> &'static Check {
+    CHECKS.iter().find(|check| check.spec.id == id).expect("one of the constants of this module")
 }
 
 const CUTOFF: Span = Span::days(7);
@@ -136,6 +145,7 @@ static CHECKS: [Check; 4] = [
             shares: &["/data"],
             shared_param: None,
             opt_in: false,
+            access: &[],
         },
         page: include_str!("pages/storage.md"),
         rules: include_str!("pages/storage.toml"),
@@ -156,6 +166,7 @@ static CHECKS: [Check; 4] = [
             shares: &[],
             shared_param: None,
             opt_in: false,
+            access: &[],
         },
         page: include_str!("pages/dl.md"),
         rules: include_str!("pages/dl.toml"),
@@ -176,6 +187,7 @@ static CHECKS: [Check; 4] = [
             shares: &[],
             shared_param: None,
             opt_in: false,
+            access: &[],
         },
         page: include_str!("pages/nccl.md"),
         rules: include_str!("pages/nccl.toml"),
@@ -196,6 +208,7 @@ static CHECKS: [Check; 4] = [
             shares: &[],
             shared_param: None,
             opt_in: false,
+            access: &[],
         },
         page: include_str!("pages/gpu-health.md"),
         rules: include_str!("pages/gpu-health.toml"),

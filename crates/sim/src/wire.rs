@@ -168,6 +168,8 @@ impl WireJob {
             run: self.run,
             nodes: self.nodes,
             tests: self.tests,
+            // A simulated node has no access to give.
+            access: Vec::new(),
             limit: self.limit,
             key: RunKey::from_hex(&self.key)?,
             outputs: self.outputs.into_iter().map(output).collect(),

@@ -71,6 +71,7 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
             run,
             nodes: NonEmpty::one(name.clone()),
             tests: NonEmpty::new(tests).unwrap(),
+            access: Vec::new(),
             limit: Span::hours(1),
             key: RunKey::new([1; 32]),
             outputs: vec![JobOutput {

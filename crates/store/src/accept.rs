@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use doctor_core::{
-    finding::{Severity, Verdict},
+    classify::DISTURBED_REPEATEDLY,
+    finding::{Finding, Severity, Verdict},
     ids::{CaseId, RunId},
     node::Hardware,
     run::Outcome,
@@ -329,7 +330,9 @@ fn entries(tx: &mut Tx<'_>, stored: &[PendingHistoryEntry<'_>]) -> Result<Vec<Ne
             if entries[first..].iter().any(|entry: &NewHistoryRow| entry.test == test) {
                 continue;
             }
-            let kind = OutcomeKind::new(outcome.verdict, worst(outcome), outcome.reason.clone());
+            // The findings of an inconclusive result follow from the history, not from its evidence.
+            let severity = worst(outcome).filter(|_| outcome.verdict != Verdict::Inconclusive);
+            let kind = OutcomeKind::new(outcome.verdict, severity, outcome.reason.clone());
             let (run, at, duration) = (result.run, outcome.at, outcome.duration);
             entries.push(NewHistoryRow { node: *node, run, test, kind, at, duration, bundle: Some(*bundle) });
         }
@@ -342,7 +345,12 @@ fn worst(outcome: &Outcome) -> Option<Severity> {
     failing.map(|finding| finding.severity).max()
 }
 
-/// Updates open findings. Only a pass or a fail does so, and only if no newer result exists.
+/// Whether a finding is about consecutive inconclusive results, and so stands although the newest one is inconclusive.
+fn is_from_history(finding: &Finding) -> bool {
+    finding.rule.as_str() == DISTURBED_REPEATEDLY
+}
+
+/// Updates open findings, if no newer result exists. Only a pass or a fail clears some.
 fn update_findings(
     tx: &mut Tx<'_>,
     before: &StateBefore,
@@ -357,7 +365,7 @@ fn update_findings(
         .flat_map(|PendingHistoryEntry { node, result, .. }| {
             result.outcomes.iter().map(|outcome| (*node, result.run, outcome, &result.hardware))
         })
-        .filter(|(_, _, outcome, _)| outcome.verdict.is_conclusive())
+        .filter(|(_, _, outcome, _)| outcome.verdict.is_conclusive() || outcome.findings.iter().any(is_from_history))
         .collect();
     in_order.sort_by_key(|(_, run, outcome, _)| (outcome.at, *run));
     for (node, run, outcome, hardware) in in_order {
@@ -367,14 +375,25 @@ fn update_findings(
         if known.is_some_and(|known| outcome.at < known) || !before.is_current_machine(node, outcome.at) {
             continue;
         }
-        newest.insert((node, check), outcome.at);
-        let (findings, boot) = (&*outcome.findings, hardware.boot_id.as_deref());
+        let is_conclusive = outcome.verdict.is_conclusive();
+        if is_conclusive {
+            newest.insert((node, check), outcome.at);
+        }
+        let boot = hardware.boot_id.as_deref();
+        let from_history: Vec<Finding>;
+        let findings = if is_conclusive {
+            &*outcome.findings
+        } else {
+            from_history = outcome.findings.iter().filter(|finding| is_from_history(finding)).cloned().collect();
+            &*from_history
+        };
         let reported = CheckFindings {
             node,
             check,
             run: Some(run),
             at: outcome.at,
             findings,
+            is_conclusive,
             is_requalification: proofs.contains(&run),
             boot,
         };

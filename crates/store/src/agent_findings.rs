@@ -1,23 +1,32 @@
-//! Findings that agents report outside of any run.
+//! Results that agents report outside of any run.
+
+use std::sync::Arc;
 
 use doctor_checks::document::DroppedReports;
-use doctor_core::view::plural;
+use doctor_core::{
+    ids::RunId,
+    time::{Span, Timestamp},
+    view::plural,
+};
 
 use super::{
     Store,
+    agent_results::{self, CheckTimes, NO_RUN},
     audit::{self, NewAuditLine},
     db::{Tx, vals},
     error::Result,
     fencing::Lease,
     findings::{CheckFindings, FindingChanges, OpenFindings},
+    id_cache::OutcomeKind,
     nodes::{self, HardwareReport},
-    records::{Accepted, AgentFindings},
-    result_writer,
+    records::{Accepted, AgentFindings, AgentResult},
+    result_writer::{self, StateBefore},
+    test_status::{NextResult, StoredTestStatus},
 };
 
 impl Store {
-    /// Replaces the open findings of each check that an agent reports on. Writes no history row, because no test ran.
-    /// New and cleared findings go into the audit trail.
+    /// Stores the results in an agent's report, and replaces the open findings of each check with a conclusive one.
+    /// Changed results go into history, new and cleared findings into the audit trail.
     ///
     /// An agent resends a report until it is acknowledged; a report that is already stored counts once.
     pub fn accept_agent(&self, lease: &Lease, report: &AgentFindings) -> Result<Accepted> {
@@ -29,6 +38,7 @@ impl Store {
             let before = result_writer::load_state_before(tx, &[node])?;
             let mut open = OpenFindings::load(tx, &before.nodes_with_findings())?;
             let mut changes = FindingChanges::default();
+            write_agent_results(tx, node, &before, report)?;
             for (check, findings) in &report.by_check {
                 let check = tx.test_id(check)?;
                 let boot = report.hardware.boot_id.as_deref();
@@ -38,6 +48,7 @@ impl Store {
                     run: None,
                     at: report.received,
                     findings,
+                    is_conclusive: true,
                     is_requalification: false,
                     boot,
                 };
@@ -52,6 +63,62 @@ impl Store {
             nodes::record_hardware(tx, |node| before.hardware(node), &hardware_reports)?;
             Ok(Accepted::Stored)
         })
+    }
+}
+
+/// Stores the results in a report.
+fn write_agent_results(tx: &mut Tx<'_>, node: i64, before: &StateBefore, report: &AgentFindings) -> Result<()> {
+    let mut times = CheckTimes::of_node(tx, node)?;
+    let known = agent_results::statuses_of(tx, node, &times)?;
+    let at = report.observed_at();
+    let mut changed = Vec::new();
+    if before.is_current_machine(node, at) {
+        for (check, result) in &report.results {
+            let (test, outcome) = (tx.test_id(check)?, tx.outcome_id(&result.kind())?);
+            let old = known.get(&test).copied();
+            if old.is_some_and(|old| old.outcome == outcome) {
+                times.add(test, at);
+                continue;
+            }
+            let mut status = old.unwrap_or(StoredTestStatus::EMPTY);
+            let next = NextResult {
+                at,
+                run: NO_RUN,
+                outcome,
+                verdict: result.verdict,
+                not_judged: result.kind().is_not_judged(),
+            };
+            // An older report that arrives late.
+            if !status.precedes(&next) {
+                continue;
+            }
+            status.add(&next);
+            changed.push((test, status));
+        }
+        times.add_rounds(&report.confirmed, &Arc::clone(&tx.ids));
+    }
+    agent_results::write_statuses(tx, node, &changed)?;
+    let results: Vec<(i64, i64)> = changed.iter().map(|(test, status)| (*test, status.outcome)).collect();
+    result_writer::write_agent_results(tx, node, report.history_id(), &results)?;
+    agent_results::write_times(tx, std::iter::once((node, times)))
+}
+
+impl AgentResult {
+    fn kind(&self) -> OutcomeKind {
+        OutcomeKind::of_agent(self.verdict, self.severity, self.reason.clone())
+    }
+}
+
+impl AgentFindings {
+    /// Returns when the agent made the report, by the controller's clock.
+    fn observed_at(&self) -> Timestamp {
+        self.received.minus(self.waited.max(Span::ZERO))
+    }
+
+    /// Returns what stands in place of a run id in history. Reports of one millisecond differ by their number.
+    fn history_id(&self) -> RunId {
+        const NUMBER_BITS: u64 = (1 << 21) - 1;
+        RunId::from_number(RunId::born_at(self.observed_at()).number() | (self.number & NUMBER_BITS))
     }
 }
 

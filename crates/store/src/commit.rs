@@ -19,7 +19,7 @@ use super::{
     error::{Result, StoreError},
     fencing::Lease,
     findings::{CheckFindings, FindingChanges, OpenFindings},
-    json, nodes, operator_commands, outbox,
+    json, measured_counts, nodes, operator_commands, outbox,
     records::{CycleId, CycleIntent},
     runs,
     runs_without_result::conclude,
@@ -88,7 +88,12 @@ fn apply(
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),
         Action::RaiseSeverity { case, node } => cases::raise_severity(tx, *case, node, at),
         Action::Advise { case, advice, .. } => cases::advise(tx, *case, *advice),
-        Action::Step { case, step, op, attempts: tries, .. } => {
+        Action::Step { case, node, step, op, attempts: tries } => {
+            if *step == StepKind::Requalify {
+                // Also where no run is submitted, because the agent's checks alone decide.
+                let node = tx.node_id(node, at)?;
+                acknowledged_events::acknowledge(tx, node, at)?;
+            }
             let state = if step.is_bookkeeping() { StepState::Done } else { StepState::Intended };
             let text = action.text.as_str();
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: *tries, text }, at)?;
@@ -119,6 +124,7 @@ fn apply(
             if let Some(CommandKind::Release { node }) = read_command(tx, *request)? {
                 let node = tx.node_id(&node, at)?;
                 acknowledged_events::release(tx, node, at)?;
+                measured_counts::release(tx, node, at)?;
             }
             tx.execute("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
         }
@@ -157,13 +163,15 @@ fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BT
     Ok(nodes)
 }
 
-/// Adds a run to a multi-node request; its result determines the next step.
-fn add_trial(tx: &mut Tx<'_>, request: u64, run: RunId) -> Result<()> {
-    let Some(CommandKind::MultiNodeTest { nodes, test, mut trials }) = read_command(tx, request)? else {
-        return Ok(());
-    };
-    trials.push(run);
-    let body = json::write(&CommandKind::MultiNodeTest { nodes, test, trials })?;
+/// Adds a run to a request for tests; its end determines the next step.
+fn add_trial(tx: &mut Tx<'_>, request: u64, new: RunId) -> Result<()> {
+    let Some(mut command) = read_command(tx, request)? else { return Ok(()) };
+    match &mut command {
+        CommandKind::Test { run, .. } => *run = Some(new),
+        CommandKind::MultiNodeTest { trials, .. } => trials.push(new),
+        CommandKind::Release { .. } | CommandKind::Quarantine { .. } | CommandKind::CancelRun { .. } => return Ok(()),
+    }
+    let body = json::write(&command)?;
     tx.execute("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
 }
 
@@ -182,6 +190,7 @@ fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result
             run: Some(run),
             at: intent.at,
             findings,
+            is_conclusive: true,
             is_requalification: false,
             boot: None,
         };

@@ -32,6 +32,8 @@ pub(super) struct CheckFindings<'a> {
     pub(super) run: Option<RunId>,
     pub(super) at: Timestamp,
     pub(super) findings: &'a [Finding],
+    /// Whether the result is a pass or a fail. An inconclusive one clears nothing.
+    pub(super) is_conclusive: bool,
     /// Whether this is a requalification run: a finding that it does not show is cleared.
     pub(super) is_requalification: bool,
     /// Boot during which the check ran.
@@ -43,6 +45,9 @@ impl CheckFindings<'_> {
     /// happened: log rotation heals no node. A requalification run clears it, an operator does, and a reboot does where
     /// a reboot is the remedy.
     fn clears(&self, finding: &Finding) -> bool {
+        if !self.is_conclusive {
+            return false;
+        }
         match &finding.evidence {
             Evidence::Event { known_by: Some((_, key)), .. } if finding.severity > Severity::Monitor => {
                 let booted = self.boot.is_some_and(|boot| boot != key.boot);
@@ -74,7 +79,7 @@ impl OpenFindings {
         Ok(open)
     }
 
-    /// Applies a conclusive result of a check: opens or renews the findings it shows and clears the others.
+    /// Applies a result of a check: opens or renews the findings it shows and, if it is conclusive, clears the others.
     pub(super) fn apply(&mut self, reported: &CheckFindings<'_>, changes: &mut FindingChanges) {
         let check = (reported.node, reported.check);
         let failing: BTreeMap<Key, &Finding> = reported

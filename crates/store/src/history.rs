@@ -9,7 +9,7 @@ use doctor_core::{
 };
 
 use super::{
-    Store,
+    Store, agent_results,
     db::{Row, SqlValue, Tx, vals},
     error::Result,
     id_cache::IdCache,
@@ -40,7 +40,7 @@ const HOURS: i64 = 1000;
 const RUN_ID_TIME_SHIFT: u32 = 21;
 
 impl Store {
-    /// Returns the latest result of every test on every node.
+    /// Returns the latest result of every test on every node, of those that runs had.
     pub fn latest_all(&self) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let names = Arc::clone(&tx.ids);
@@ -54,17 +54,19 @@ impl Store {
         })
     }
 
-    /// Returns the latest results of a node.
+    /// Returns the latest results of a node, those of its agent included.
     pub fn latest_of(&self, node: &NodeName) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let Some(id) = tx.ids.node_id(node) else { return Ok(Vec::new()) };
             let names = Arc::clone(&tx.ids);
             let sql = format!("{LATEST} WHERE node = $1 ORDER BY test");
-            tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (id, row.int(1)?), &names))
+            let of_runs =
+                tx.all("reading latest results", &sql, vals![id], |row| read_latest(row, (id, row.int(1)?), &names))?;
+            agent_results::latest_of(tx, id, of_runs)
         })
     }
 
-    /// Returns the latest result of one test on every node.
+    /// Returns the latest result of one test on every node, those of agents included.
     pub fn latest_of_test(&self, test: &TestId) -> Result<Vec<LatestRow>> {
         self.read(|tx| {
             let Some(id) = tx.ids.test_id(test) else { return Ok(Vec::new()) };
@@ -73,7 +75,9 @@ impl Store {
             let sql = "SELECT l.node, l.test, l.attempted_at, l.outcome, l.run, l.conclusive_outcome, l.conclusive_at, \
                        l.inconclusive_count FROM node n CROSS JOIN latest_result l \
                        WHERE l.node = n.id AND l.test = $1 ORDER BY n.id";
-            tx.all("reading latest results", sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))
+            let of_runs =
+                tx.all("reading latest results", sql, vals![id], |row| read_latest(row, (row.int(0)?, id), &names))?;
+            agent_results::latest_of_test(tx, id, of_runs)
         })
     }
 
@@ -192,7 +196,7 @@ fn latest_row(found: &LatestIds, run: impl FnOnce() -> Result<RunId>, names: &Id
         at: found.at,
         verdict: kind.verdict,
         reason: kind.reason.clone(),
-        run: if kind.imported { None } else { Some(run()?) },
+        run: if kind.has_run() { Some(run()?) } else { None },
         conclusive,
         misses: found.misses,
     })
@@ -231,9 +235,10 @@ fn with_verdict(names: &IdCache, verdict: Option<Verdict>, column: &str) -> Stri
 fn node_history(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Result<Option<Vec<HistoryRow>>> {
     let Some(node) = tx.ids.node_id(node) else { return Ok(None) };
     let lowest = filter.since.map_or(Ok(0), |since| lowest_run(tx, since))?;
-    // A node has one run at a time, so later rows are of the same run or an older one. Imported rows have no run.
-    let cursor_run = filter.after.as_ref().and_then(|cursor| cursor.run);
-    let highest = cursor_run.map_or(i64::MAX, |run| i64::try_from(run.number()).unwrap_or(i64::MAX));
+    // A node has one run at a time, so later rows are of the same run or an older one, or of the agent up to the
+    // cursor's time. Rows of imports and of agents have no run, and the id in their place is made of their time.
+    let cursor = filter.after.as_ref().and_then(|cursor| Some((cursor.at, cursor.run?)));
+    let highest = cursor.map_or(i64::MAX, |(at, run)| run.number().cast_signed().max(last_run(at)));
     let mut only = with_verdict(&tx.ids, filter.verdict, "outcome");
     let mut vals: Vec<SqlValue<'_>> = vec![node.into(), lowest.into(), highest.into()];
     if let Some(test) = &filter.test {
@@ -246,16 +251,25 @@ fn node_history(tx: &mut Tx<'_>, node: &NodeName, filter: &HistoryFilter) -> Res
          WHERE node = $1 AND run >= $2 AND run <= $3{only}"
     );
     // A node has one run at a time, so the newest runs have the newest results. The run that the limit falls into is
-    // read whole, because the order of its tests is by name. So is the run of the cursor.
-    let imported = filter.before.is_some() || (filter.after.is_some() && cursor_run.is_none());
+    // read whole, because the order of its tests is by name. So are the run of the cursor and the results of its moment.
+    let imported = filter.before.is_some() || (filter.after.is_some() && cursor.is_none());
     if let (Some(limit), None, false) = (filter.limit, filter.since, imported) {
-        let more = if cursor_run.is_some() { tx.ids.tests() } else { 0 };
+        let more = if cursor.is_some() { 2 * tx.ids.tests() } else { 0 };
         vals.push((i64::from(limit.max(1) - 1) + more).into());
-        sql += &format!(
-            " AND run >= COALESCE((SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC \
-             LIMIT 1 OFFSET ${}), 0)",
+        let last = format!(
+            "(SELECT run FROM history WHERE node = $1 AND run <= $3{only} ORDER BY run DESC LIMIT 1 OFFSET ${})",
             vals.len()
         );
+        // Where that is a result of the agent, a run that was created before it may have newer results.
+        let of_agents: Vec<String> = tx.ids.outcomes_of_agents().map(|id| id.to_string()).collect();
+        let run_before = match of_agents.is_empty() {
+            true => String::new(),
+            false => format!(
+                "(SELECT MAX(run) FROM history WHERE node = $1 AND run <= {last}{only} AND outcome NOT IN ({})), ",
+                of_agents.join(", ")
+            ),
+        };
+        sql += &format!(" AND run >= COALESCE({run_before}{last}, 0)");
     }
     let names = Arc::clone(&tx.ids);
     let rows = tx.all("reading history", &sql, &vals, |row| read_row(row, &names, filter))?;
@@ -357,11 +371,15 @@ fn read_slice(
     })
 }
 
+/// Returns the highest id of a run that was created at this time.
+fn last_run(at: Timestamp) -> i64 {
+    ((at.millis().clamp(0, (i64::MAX >> RUN_ID_TIME_SHIFT) - 1) + 1) << RUN_ID_TIME_SHIFT) - 1
+}
+
 /// Returns the highest id of a run whose result may be as old as `at`. A run precedes its result, except for clock
 /// differences; hence the margin of an hour.
 fn highest_run(at: Timestamp) -> i64 {
-    let latest = at.plus(Span::hours(1)).millis().clamp(0, (i64::MAX >> RUN_ID_TIME_SHIFT) - 1);
-    ((latest + 1) << RUN_ID_TIME_SHIFT) - 1
+    last_run(at.plus(Span::hours(1)))
 }
 
 /// Returns `None` if the row is outside the time range or not after the cursor.
@@ -379,9 +397,10 @@ fn read_row(row: &Row<'_>, names: &IdCache, filter: &HistoryFilter) -> Result<Op
         verdict: kind.verdict,
         reason: kind.reason.clone(),
         severity: kind.severity,
-        run: (!kind.imported).then_some(run),
+        run: kind.has_run().then_some(run),
         duration: Span::from_millis(row.int(5)?),
         untrusted: kind.untrusted,
+        by_agent: kind.by_agent,
     };
     Ok(Some(row).filter(|row| filter.after.as_ref().is_none_or(|cursor| follows(row, cursor))))
 }
@@ -409,6 +428,7 @@ mod tests {
             reason: ReasonCode::new("said").unwrap(),
             untrusted: false,
             imported: false,
+            by_agent: false,
         };
         store
             .write_unfenced(Access::Write, |tx| {

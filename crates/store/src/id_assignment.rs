@@ -51,8 +51,8 @@ impl Tx<'_> {
         }
         if outcome > known[2] {
             let names = Arc::make_mut(&mut fresh);
-            let sql =
-                "SELECT id, verdict, severity, reason, untrusted, imported FROM outcome WHERE id > $1 ORDER BY id";
+            let sql = "SELECT id, verdict, severity, reason, untrusted, imported, by_agent FROM outcome \
+                       WHERE id > $1 ORDER BY id";
             self.rows(LOAD, sql, vals![known[2]], |row| {
                 names.add_outcome(row.int(0)?, read_outcome(row)?);
                 Ok(())
@@ -89,10 +89,11 @@ impl Tx<'_> {
             return Ok(id);
         }
         let name = kind.name();
-        let sql = "INSERT INTO outcome (name, verdict, severity, reason, untrusted, imported) \
-                   VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (name) DO NOTHING";
-        let severity = kind.severity.map(Severity::code);
-        let vals = vals![&name, kind.verdict.code(), severity, kind.reason.as_str(), kind.untrusted, kind.imported];
+        let sql = "INSERT INTO outcome (name, verdict, severity, reason, untrusted, imported, by_agent) \
+                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name) DO NOTHING";
+        let OutcomeKind { verdict, severity, reason, untrusted, imported, by_agent } = kind;
+        let severity = severity.map(Severity::code);
+        let vals = vals![&name, verdict.code(), severity, reason.as_str(), *untrusted, *imported, *by_agent];
         let id = self.insert_name("outcome", &name, sql, vals)?;
         Arc::make_mut(&mut self.ids).add_outcome(id, kind.clone());
         Ok(id)
@@ -118,5 +119,6 @@ fn read_outcome(row: &Row<'_>) -> Result<OutcomeKind> {
         reason: parsed("reason", ReasonCode::new(row.text(3)?))?,
         untrusted: row.int(4)? != 0,
         imported: row.int(5)? != 0,
+        by_agent: row.int(6)? != 0,
     })
 }

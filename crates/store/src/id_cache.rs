@@ -3,9 +3,11 @@
 use std::{collections::HashMap, hash::Hash};
 
 use doctor_core::{
+    classify::is_not_judged,
     finding::{Severity, Verdict},
     ids::{NodeName, TestId},
     reason::ReasonCode,
+    run::IncompleteReason,
 };
 
 use super::error::{Result, StoreError};
@@ -18,11 +20,35 @@ pub(super) struct OutcomeKind {
     pub(super) reason: ReasonCode,
     pub(super) untrusted: bool,
     pub(super) imported: bool,
+    /// A result of a node's agent, which has no run.
+    pub(super) by_agent: bool,
 }
 
 impl OutcomeKind {
+    /// Returns whether some measurements of such a result have no expected value.
+    pub(super) fn is_not_judged(&self) -> bool {
+        is_not_judged(&self.reason)
+    }
+
+    /// Returns whether such a result counts as the latest of its test. Imported history without a verdict and runs that
+    /// were interrupted for a user or an operator do not.
+    pub(super) fn counts_as_latest(&self) -> bool {
+        let interrupted =
+            || IncompleteReason::from_code(self.reason.as_str()).is_some_and(IncompleteReason::is_interruption);
+        let is_interruption = self.verdict == Verdict::Inconclusive && interrupted();
+        !self.untrusted && !is_interruption
+    }
+
     pub(super) const fn new(verdict: Verdict, severity: Option<Severity>, reason: ReasonCode) -> Self {
-        Self { verdict, severity, reason, untrusted: false, imported: false }
+        Self { verdict, severity, reason, untrusted: false, imported: false, by_agent: false }
+    }
+
+    pub(super) const fn of_agent(verdict: Verdict, severity: Option<Severity>, reason: ReasonCode) -> Self {
+        Self { verdict, severity, reason, untrusted: false, imported: false, by_agent: true }
+    }
+
+    pub(super) const fn has_run(&self) -> bool {
+        !self.imported && !self.by_agent
     }
 
     /// Returns the row's unique name in its table.
@@ -31,6 +57,7 @@ impl OutcomeKind {
         let trust = match (self.untrusted, self.imported) {
             (true, _) => "untrusted",
             (false, true) => "imported",
+            (false, false) if self.by_agent => "agent",
             (false, false) => "own",
         };
         format!("{}/{severity}/{trust}/{}", self.verdict, self.reason)
@@ -106,6 +133,11 @@ impl IdCache {
     /// Returns the ids of outcomes with this verdict.
     pub(super) fn outcomes_with(&self, verdict: Verdict) -> impl Iterator<Item = i64> {
         self.outcomes.numbers.iter().filter(move |(kind, _)| kind.verdict == verdict).map(|(_, id)| *id)
+    }
+
+    /// Returns the ids of outcomes of agents.
+    pub(super) fn outcomes_of_agents(&self) -> impl Iterator<Item = i64> {
+        self.outcomes.numbers.iter().filter(|(kind, _)| kind.by_agent).map(|(_, id)| *id)
     }
 
     pub(super) fn node_id(&self, name: &NodeName) -> Option<i64> {

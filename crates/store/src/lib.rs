@@ -10,7 +10,8 @@
 //! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] lets many
 //!   results share one sync.
 //! - **`latest_result` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives
-//!   out of order causes its test to be folded again from the start. [`Store::verify`] compares the two.
+//!   out of order causes its test to be folded again from the start. [`Store::verify`] compares the two. Results of
+//!   agents are in a table of their own, and readers combine the two.
 //!
 //! The store is a struct, not a trait: SQLite in memory is the test double, and one test suite runs on both databases.
 //! Calls block and may come from any thread. Reads do not wait for writes, except in memory.
@@ -25,6 +26,7 @@ mod accept;
 mod acknowledged_events;
 mod agent_findings;
 mod agent_keys;
+mod agent_results;
 mod audit;
 mod backup;
 mod case_table;
@@ -46,6 +48,7 @@ mod ingest_queue;
 mod job_failures;
 mod json;
 mod leader_election;
+mod measured_counts;
 mod mutes;
 mod node_hours;
 mod nodes;
@@ -61,6 +64,7 @@ mod runs_without_result;
 mod schema;
 mod standalone_evidence;
 mod test_status;
+mod test_survey;
 mod tokens;
 mod url;
 mod verify;

@@ -9,6 +9,7 @@ use doctor_core::{
     finding::OpenFinding,
     ids::{CaseId, HardwareId, NodeName},
     lifecycle::NodeState,
+    measured_count::GPU_COUNT,
     node::Hardware,
     policy::Retry,
     snapshot::{Backoff, TestRecord},
@@ -17,10 +18,11 @@ use doctor_core::{
 
 use super::{
     Store,
+    agent_results::{self, CheckTimes},
     db::{ColumnType, Row, Tx, vals},
     error::Result,
     id_cache::{IdCache, parsed},
-    job_failures, json,
+    job_failures, json, measured_counts,
     records::{SkipReasonRow, StoredNode},
 };
 
@@ -111,20 +113,35 @@ fn read_reason(row: &Row<'_>, names: &IdCache) -> Result<SkipReasonRow> {
 fn load(tx: &mut Tx<'_>, ids: Option<&[i64]>) -> Result<BTreeMap<NodeName, StoredNode>> {
     let names = Arc::clone(&tx.ids);
     let mut nodes: HashMap<i64, StoredNode> = HashMap::new();
-    let columns = "SELECT id, state, state_since, hardware_id, backoff_until, backoff_count, hold, case_id FROM node";
-    some_or_all(tx, columns, "id", ids, |row| {
+    let mut checked: HashMap<i64, CheckTimes> = HashMap::new();
+    let columns = format!(
+        "SELECT n.id, n.state, n.state_since, n.hardware_id, n.backoff_until, n.backoff_count, n.hold, n.case_id, \
+         c.accepted_value, n.agent_checked FROM node n \
+         LEFT JOIN measured_count c ON c.node = n.id AND c.metric = '{GPU_COUNT}'"
+    );
+    some_or_all(tx, &columns, "n.id", ids, |row| {
         nodes.insert(row.int(0)?, read_node(row)?);
+        if let Some(text) = row.opt_text(9)? {
+            checked.insert(row.int(0)?, CheckTimes::decode(Some(text))?);
+        }
         Ok(())
     })?;
     let columns =
         "SELECT node, test, attempted_at, outcome, settled_at, inconclusive_count, conclusive_at FROM latest_result";
     some_or_all(tx, columns, "node", ids, |row| {
         let Some(node) = nodes.get_mut(&row.int(0)?) else { return Ok(()) };
-        let verdict = names.outcome(row.int(3)?)?.verdict;
+        let outcome = names.outcome(row.int(3)?)?;
         let (settled, judged) = (row.opt_timestamp(4)?, row.opt_timestamp(6)?);
-        let record = TestRecord::restore(settled, judged, Some((verdict, row.timestamp(2)?)), row.count(5)?);
+        let record = TestRecord::restore(settled, judged, Some((outcome.verdict, row.timestamp(2)?)), row.count(5)?)
+            .with_not_judged(outcome.is_not_judged());
         node.records.insert(names.test(row.int(1)?)?.clone(), record);
         Ok(())
+    })?;
+    agent_results::combine_records(tx, ids, &checked, |node, test, record| {
+        if let Some(node) = nodes.get_mut(&node) {
+            let known = node.records.entry(test.clone()).or_insert(TestRecord::NEVER);
+            *known = known.combine(record);
+        }
     })?;
     some_or_all(tx, "SELECT node, body FROM finding", "node", ids, |row| {
         let finding: OpenFinding = json::read("finding", row.text(1)?)?;
@@ -172,6 +189,7 @@ fn read_node(row: &Row<'_>) -> Result<StoredNode> {
         hold: row.opt_text(6)?.map(|text| json::read("hold", text)).transpose()?,
         hardware: row.opt_text(3)?.map(|text| parsed("hardware id", HardwareId::new(text))).transpose()?,
         case: row.opt_case(7)?,
+        remembered_gpus: row.opt_text(8)?.map_or(Ok(0), measured_counts::whole)?,
     })
 }
 
@@ -211,6 +229,8 @@ pub(super) fn reset_for_new_hardware(tx: &mut Tx<'_>, node: i64, hardware: &Hard
     tx.execute(operation, "DELETE FROM latest_result WHERE node = $1", vals![node])?;
     tx.execute(operation, "DELETE FROM acknowledged_event WHERE node = $1", vals![node])?;
     tx.execute(operation, "DELETE FROM finding WHERE node = $1", vals![node])?;
+    measured_counts::delete_of_node(tx, node)?;
+    agent_results::delete_of_node(tx, node)?;
     job_failures::delete_of_node(tx, node)
 }
 

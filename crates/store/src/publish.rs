@@ -7,7 +7,7 @@
 //! copy is followed by a pause twenty times as long, so that publishing ten million rows never takes more than a
 //! twentieth of the time.
 //!
-//! Untrusted rows and "not applicable" are not published: the seed's schema cannot express them.
+//! Untrusted rows, "not applicable" and results of agents are not published: the seed's schema has results of runs only.
 
 use std::{
     fs::File,
@@ -239,7 +239,8 @@ fn copy_rows(
     let mut rows = 0;
     tx.rows("reading history", sql, vals, |row: &Row<'_>| {
         let kind = names.outcome(row.int(3)?)?;
-        let Some(verdict) = kind.verdict.seed_word().filter(|_| !kind.untrusted) else { return Ok(()) };
+        let is_published = !kind.untrusted && !kind.by_agent;
+        let Some(verdict) = kind.verdict.seed_word().filter(|_| is_published) else { return Ok(()) };
         let at: Timestamp = result_time(row.run(1)?, row.int(4)?);
         let (node, test) = (names.node(row.int(0)?)?, names.test(row.int(2)?)?);
         rows += statement.execute((node.as_str(), test.as_str(), at.secs(), verdict)).map_err(&fail)? as u64;

@@ -5,22 +5,25 @@ use std::time::{Duration, Instant};
 use doctor_core::{
     finding::Verdict,
     ids::{CaseId, NodeName, RunId, TestId},
+    reason::ReasonCode,
     time::{Span, Timestamp},
 };
 
 use super::{
     Store,
     db::{Access, plans},
+    id_cache::OutcomeKind,
     records::{HistoryCursor, HistoryFilter},
 };
 
 /// Tables that grow with time, and their aliases in queries. The cluster state is built from all of `latest_result`,
 /// which a query about one node or test need not read.
-const GROWING_TABLES: [&str; 14] = [
+const GROWING_TABLES: [&str; 15] = [
     "history",
     "h",
     "latest_result",
     "l",
+    "agent_result",
     "run",
     "r",
     "run_node",
@@ -74,6 +77,8 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
         store.case(CaseId::from_number(7)).unwrap();
         store.latest_of(&node).unwrap();
         store.latest_of_test(&test).unwrap();
+        store.mean_durations(std::slice::from_ref(&test)).unwrap();
+        store.nodes_not_applicable(std::slice::from_ref(&test), &[ReasonCode::fixed("no-fio")]).unwrap();
         store.evidence(run, &node).unwrap();
         store.node_time_by_day(now).unwrap();
         store.node_time_since(now).unwrap();
@@ -88,6 +93,9 @@ fn no_api_query_scans_a_growing_table() {
     let store = Store::open_in_memory().unwrap();
     let names = |tx: &mut super::Tx<'_>| {
         tx.node_id(&NodeName::new("n1").unwrap(), Timestamp::from_secs(1))?;
+        for (verdict, reason) in [(Verdict::Pass, "within-limits"), (Verdict::NotApplicable, "no-fio")] {
+            tx.outcome_id(&OutcomeKind::new(verdict, None, ReasonCode::fixed(reason)))?;
+        }
         tx.test_id(&TestId::new("dl").unwrap())
     };
     store.write_unfenced(Access::Write, names).unwrap();

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use doctor_checks::document::{DroppedReports, RunKey, Versions};
+use doctor_checks::document::{ConfirmedResults, DroppedReports, RunKey, Versions};
 use doctor_core::{
     alert::Notification,
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
     lifecycle::NodeState,
+    measured_count::MeasuredCount,
     node::{Hardware, Hold},
     plan::{Action, SkipReason},
     reason::{ReasonCode, WithReason},
@@ -29,7 +30,12 @@ pub struct StoredNode {
     pub hold: Option<Hold>,
     pub hardware: Option<HardwareId>,
     pub case: Option<CaseId>,
+    /// GPUs that the node had when it was last accepted; zero if it never had one.
+    pub remembered_gpus: u32,
 }
+
+/// The counts and sizes of one node, by metric.
+pub type NodeCounts = BTreeMap<String, MeasuredCount>;
 
 /// A run that has not ended, with its key, which only the controller may know.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +97,7 @@ pub enum Accepted {
     UnknownRun,
 }
 
-/// Findings reported by a node's agent, outside of a run.
+/// Results reported by a node's agent, outside of a run.
 #[derive(Debug, Clone)]
 pub struct AgentFindings {
     pub node: NodeName,
@@ -99,11 +105,53 @@ pub struct AgentFindings {
     pub number: u64,
     pub sent: Timestamp,
     pub received: Timestamp,
+    /// How long the report waited on the node before it was sent.
+    pub waited: Span,
     /// By check: everything that fails now. An empty list clears the check's findings.
     pub by_check: BTreeMap<TestId, Vec<Finding>>,
+    /// The result of each check in the report, inconclusive ones included.
+    pub results: BTreeMap<TestId, AgentResult>,
+    /// Checks that ran again with unchanged results.
+    pub confirmed: Vec<ConfirmedRound>,
     pub hardware: Hardware,
     /// Reports that the agent discarded before it could send them.
     pub dropped: Option<DroppedReports>,
+}
+
+/// The result of a check of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentResult {
+    pub verdict: Verdict,
+    /// The worst of its findings.
+    pub severity: Option<Severity>,
+    pub reason: ReasonCode,
+}
+
+/// Results of a node's agent that it has confirmed by running the checks again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentConfirmation {
+    pub node: NodeName,
+    /// Number of the agent's last report with results.
+    pub through: u64,
+    pub rounds: Vec<ConfirmedRound>,
+}
+
+/// Checks that an agent ran together, by the controller's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfirmedRound {
+    pub at: Timestamp,
+    pub checks: Vec<TestId>,
+}
+
+/// Older rounds renew nothing: no result is valid for longer without a report.
+const MAX_ROUND_AGE: Span = Span::days(1);
+
+impl ConfirmedRound {
+    /// Converts what a message that was received at this time confirms.
+    pub fn from_message(confirmed: ConfirmedResults, received: Timestamp) -> Vec<Self> {
+        let rounds = confirmed.rounds.into_iter().filter(|round| round.age <= MAX_ROUND_AGE);
+        rounds.map(|round| Self { at: received.minus(round.age), checks: round.checks }).collect()
+    }
 }
 
 /// An agent that was enrolled or that authenticates by a cluster token.
@@ -167,9 +215,11 @@ pub struct HistoryRow {
     pub duration: Span,
     /// Imported and not trusted.
     pub untrusted: bool,
+    /// Reported by the node's agent, which reports changed results only.
+    pub by_agent: bool,
 }
 
-/// The newest result of one test on one node.
+/// The newest result of one test on one node. A result of the node's agent has no run, and neither has an imported one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LatestRow {
     pub node: NodeName,

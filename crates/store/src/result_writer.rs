@@ -120,9 +120,10 @@ pub(super) fn load_state_before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<StateB
 /// Columns: node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, inconclusive_count.
 pub(super) fn read_test_status(row: &Row<'_>, names: &IdCache) -> Result<((i64, i64), StoredTestStatus)> {
     let outcome = row.int(3)?;
-    let verdict = names.outcome(outcome)?.verdict;
+    let kind = names.outcome(outcome)?;
     let (settled, judged) = (row.opt_timestamp(5)?, row.opt_timestamp(7)?);
-    let record = TestRecord::restore(settled, judged, Some((verdict, row.timestamp(2)?)), row.count(8)?);
+    let record = TestRecord::restore(settled, judged, Some((kind.verdict, row.timestamp(2)?)), row.count(8)?)
+        .with_not_judged(kind.is_not_judged());
     let sure = row.opt_int(6)?.zip(row.opt_timestamp(7)?);
     Ok(((row.int(0)?, row.int(1)?), StoredTestStatus { record, outcome, run: row.int(4)?, conclusive: sure }))
 }
@@ -157,8 +158,19 @@ pub(super) fn write_results(tx: &mut Tx<'_>, before: &StateBefore, entries: &[Ne
     }
     let believed: Vec<(&NewHistoryRow, i64)> =
         numbered.into_iter().filter(|(entry, _)| !entry.kind.untrusted).collect();
-    update_latest(tx, before, &believed)?;
+    let latest: Vec<_> = believed.iter().copied().filter(|(entry, _)| entry.kind.counts_as_latest()).collect();
+    update_latest(tx, before, &latest)?;
     count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
+}
+
+/// Adds changed results of agents. They count in no rate, because results that do not change are not added.
+pub(super) fn write_agent_results(tx: &mut Tx<'_>, node: i64, run: RunId, results: &[(i64, i64)]) -> Result<()> {
+    let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(results.len() * 6);
+    for (test, outcome) in results {
+        rows.extend_from_slice(vals![node, run, *test, *outcome, 0_i64, 0_i64]);
+    }
+    let into = "history (node, run, test, outcome, offset_ms, duration_ms)";
+    tx.insert_many("adding history", into, &[ColumnType::Int; 6], &rows, "ON CONFLICT (node, run, test) DO NOTHING")
 }
 
 /// Returns the longest delay between a run's creation and its result.
@@ -173,7 +185,8 @@ fn update_latest(tx: &mut Tx<'_>, before: &StateBefore, entries: &[(&NewHistoryR
     for (entry, outcome) in entries {
         if before.is_current_machine(entry.node, entry.at) {
             let run = entry.run.number().cast_signed();
-            let result = NextResult { at: entry.at, run, outcome: *outcome, verdict: entry.kind.verdict };
+            let not_judged = entry.kind.is_not_judged();
+            let result = NextResult { at: entry.at, run, outcome: *outcome, verdict: entry.kind.verdict, not_judged };
             by_test.entry((entry.node, entry.test)).or_default().push(result);
         }
     }
@@ -251,8 +264,9 @@ fn recompute(
         let (run, outcome) = (row.run(0)?, row.int(1)?);
         let kind = names.outcome(outcome)?;
         let at = result_time(run, row.int(2)?);
-        if !kind.untrusted && counts_from.is_none_or(|from| at > from) {
-            results.push(NextResult { at, run: run.number().cast_signed(), outcome, verdict: kind.verdict });
+        if kind.counts_as_latest() && !kind.by_agent && counts_from.is_none_or(|from| at > from) {
+            let (verdict, not_judged) = (kind.verdict, kind.is_not_judged());
+            results.push(NextResult { at, run: run.number().cast_signed(), outcome, verdict, not_judged });
         }
         Ok(())
     })?;

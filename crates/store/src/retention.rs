@@ -155,7 +155,8 @@ fn deletable_rows(tx: &mut Tx<'_>, nodes: &[i64], before: Timestamp) -> Result<V
         let at = result_time(run, row.int(4)?);
         if at < before {
             let kind = names.outcome(row.int(3)?)?;
-            let trusted = !kind.untrusted;
+            // `latest_result` is not folded from results of agents.
+            let trusted = kind.counts_as_latest() && !kind.by_agent;
             let conclusive = trusted && kind.verdict.is_conclusive();
             old.entry(node).or_default().push(ExpiredRow {
                 run: row.int(1)?,

@@ -8,8 +8,8 @@ use super::{
     error::{Result, StoreError},
 };
 
-/// The schema of the first migration. Schemas 1 to 9 were those of development versions, which are rejected.
-const FIRST: i64 = 10;
+/// The schema of the first migration. Schemas 1 to 10 were those of development versions, which are rejected.
+const FIRST: i64 = 11;
 
 /// In order; the first takes an empty database to schema [`FIRST`].
 const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
@@ -18,7 +18,7 @@ const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
 pub(super) const LATEST_VERSION: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
 
 /// Every table, in an order that satisfies references on insert.
-pub(super) const TABLES: [&str; 34] = [
+pub(super) const TABLES: [&str; 36] = [
     "meta",
     "counter",
     "node",
@@ -30,10 +30,12 @@ pub(super) const TABLES: [&str; 34] = [
     "pending_results",
     "history",
     "latest_result",
+    "agent_result",
     "hourly_count",
     "node_hours",
     "finding",
     "acknowledged_event",
+    "measured_count",
     "case_record",
     "mute",
     "evidence",
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_store_of_a_development_version_is_rejected_with_instructions() {
-        for found in [1, 9] {
+        for found in [1, 10] {
             let database = database(Some(found));
             let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
             assert_eq!(

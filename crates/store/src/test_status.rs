@@ -20,6 +20,8 @@ pub(super) struct NextResult {
     pub(super) run: i64,
     pub(super) outcome: i64,
     pub(super) verdict: Verdict,
+    /// Some of its measurements have no expected value.
+    pub(super) not_judged: bool,
 }
 
 impl StoredTestStatus {
@@ -32,7 +34,7 @@ impl StoredTestStatus {
 
     /// Adds the next result.
     pub(super) fn add(&mut self, result: &NextResult) {
-        self.record.add(result.verdict, result.at);
+        self.record.add_with_reason(result.verdict, result.not_judged, result.at);
         self.outcome = result.outcome;
         self.run = result.run;
         if result.verdict.is_conclusive() {
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     fn result(at: i64, verdict: Verdict) -> NextResult {
-        NextResult { at: Timestamp::from_secs(at), run: at, outcome: 1, verdict }
+        NextResult { at: Timestamp::from_secs(at), run: at, outcome: 1, verdict, not_judged: false }
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn database(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Recomputes `latest_result` and the hourly counts from history.
+/// Recomputes `latest_result` and the hourly counts from the history of runs.
 fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     let names = Arc::clone(&tx.ids);
     let mut latest: HashMap<(i64, i64), StoredTestStatus> = HashMap::new();
@@ -89,14 +89,18 @@ fn history(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         rows += 1;
         let (node, run, test, outcome) = (row.int(0)?, row.run(1)?, row.int(2)?, row.int(3)?);
         let kind = names.outcome(outcome)?;
-        if kind.untrusted {
+        if kind.untrusted || kind.by_agent {
             return Ok(());
         }
         let at = result_time(run, row.int(4)?);
         fold.counts.entry((at.millis().div_euclid(HOUR), test)).or_default()[hourly_column(kind.verdict)] += 1;
-        if counts_from.get(&node).is_none_or(|from| at > *from) {
+        if kind.counts_as_latest() && counts_from.get(&node).is_none_or(|from| at > *from) {
             let run = run.number().cast_signed();
-            fold.add(node, test, NextResult { at, run, outcome, verdict: kind.verdict });
+            fold.add(
+                node,
+                test,
+                NextResult { at, run, outcome, verdict: kind.verdict, not_judged: kind.is_not_judged() },
+            );
         }
         Ok(())
     })?;

@@ -3,16 +3,16 @@
 //! moto plays neither throttling nor instances that take time to start. A test that needs those serves its own replies.
 
 use std::{
-    net::TcpListener,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use crate::{kubernetes::from_script, skip};
+use crate::{kubernetes::from_script, ports, skip};
 
 /// How long moto may take to listen. On a busy machine, Python needs long to import a hundred modules.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, thiserror::Error)]
 pub enum FakeAwsError {
@@ -57,8 +57,7 @@ impl FakeAws {
     pub fn start() -> Result<Self, FakeAwsError> {
         let programs = from_script("scripts/cloud.sh", &[]).map_err(FakeAwsError::Unsupported)?;
         let failed = |error: std::io::Error| FakeAwsError::Failed(format!("starting moto_server: {error}"));
-        // Another process may take the port before moto binds it. moto then fails to start, which is reported.
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(failed)?;
+        let free = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::reserve_one().map_err(failed)?));
         let mut command = Command::new(programs.join("moto_server"));
         command.args(["-H", "127.0.0.1", "-p", &free.port().to_string()]);
         let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(failed)?;

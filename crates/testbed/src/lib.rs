@@ -6,6 +6,7 @@ pub mod fake_aws;
 pub mod fake_azure;
 pub mod fake_machine;
 pub mod kubernetes;
+pub mod ports;
 pub mod postgres;
 pub mod programs;
 pub mod skip;

@@ -5,7 +5,6 @@
 use std::{
     fs::{self, File},
     io,
-    net::TcpListener,
     os::unix::{fs::chown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -14,6 +13,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use crate::ports;
 
 /// How long a server may take to answer or to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -100,7 +101,7 @@ impl Server {
         if setup.data.is_none() {
             account.create_cluster(&programs, &data)?;
         }
-        let port = free_port().map_err(file_error("looking for a free port on", Path::new("127.0.0.1")))?;
+        let port = ports::reserve_one().map_err(file_error("looking for a free port on", Path::new("127.0.0.1")))?;
         let process = account.serve(&programs, folder.path(), port, setup.durable)?;
         let watcher = watch(&process, folder.path())?;
         let server = Self { port, folder, process, watcher };
@@ -270,10 +271,6 @@ fn programs() -> Option<PathBuf> {
         .collect();
     versions.sort();
     versions.pop().map(|(_, programs)| programs)
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Starts a shell that waits until this process exits, then stops the server and removes its files.

@@ -62,6 +62,19 @@ where
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
+/// Creates a pod whose PriorityClass is new. The API server admits it once its own watch has reported the class.
+async fn create_with_new_class(pods: &Api<Pod>, pod: Value) -> Pod {
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    loop {
+        match pods.create(&PostParams::default(), &pod).await {
+            Err(kube::Error::Api(status)) if status.message.contains("no PriorityClass with name") => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            created => return created.unwrap(),
+        }
+    }
+}
+
 async fn wait<K>(api: &Api<K>, name: &str, until: impl Condition<K>) -> Option<K>
 where
     K: kube::Resource + Clone + Debug + Send + DeserializeOwned + 'static,
@@ -147,7 +160,7 @@ fn a_pod_of_higher_priority_preempts_one_of_lower_priority() {
         create(&classes, class).await;
         let mut spec = whole_node("taken-1");
         spec["priorityClassName"] = "lowest".into();
-        let ours = create(&pods, pod("ours", &spec)).await;
+        let ours = create_with_new_class(&pods, pod("ours", &spec)).await;
         wait(&pods, "ours", has_phase("Running")).await;
 
         create(&pods, pod("user", &whole_node("taken-1"))).await;

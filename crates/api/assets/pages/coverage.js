@@ -15,6 +15,7 @@ const STATUSES = [
   ["stale", "stale", "Stale"],
   ["never_tested", "never-tested", "Never tested"],
   ["not_applicable", "not-applicable", "Not applicable"],
+  ["not_judged", "not-judged", "Not judged"],
 ];
 
 export function render(page) {
@@ -35,7 +36,7 @@ export function render(page) {
     load: (signal) => get(["coverage"], {}, signal),
     render: (rows) => {
       const label = (row) => `${row.test}: ${STATUSES.map(([key, , text]) => `${row[key]} ${text.toLowerCase()}`).join(", ")}`;
-      const notCovered = (row) => Math.max(0, row.nodes - row.not_applicable - row.covered);
+      const notCovered = (row) => Math.max(0, row.nodes - row.not_applicable - row.not_judged - row.covered);
       return table(page, {
         name: "coverage",
         caption: "Coverage of each test",

@@ -90,6 +90,7 @@ function renderSummary({ status, findings, map }) {
           .map(([reason, nodes]) => link(["cases"], `${codeLabel(reason)} on ${plural(nodes.size, "node")}`)),
       ),
     ...alerts.map((text) => el("p", { class: "alert", role: "alert" }, el("span", { "aria-hidden": "true" }, "⚠ "), inlineCode(text))),
+    ...status.notes.map((text) => el("p", { class: "facts" }, inlineCode(text))),
   ];
 }
 

@@ -51,7 +51,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("doctor_nodes_overdue", &[], "Nodes on which a test is due."),
     gauge(
         "doctor_test_nodes",
-        &[TEST, ("status", "pass, fail, inconclusive, stale, never-tested, not-applicable")],
+        &[TEST, ("status", "pass, fail, inconclusive, stale, never-tested, not-applicable, not-judged")],
         "Nodes by test status; the values add up to the nodes of the test's pools.",
     ),
     gauge(

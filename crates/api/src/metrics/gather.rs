@@ -82,6 +82,7 @@ fn coverage(scrape: &mut Scrape, row: &CoverageRow) {
         ("stale", row.stale),
         ("never-tested", row.never_tested),
         ("not-applicable", row.not_applicable),
+        ("not-judged", row.not_judged),
     ];
     for (status, count) in statuses {
         scrape.add("doctor_test_nodes", &[test, status], f64::from(count));

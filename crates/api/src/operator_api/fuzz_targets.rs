@@ -48,7 +48,7 @@ impl FuzzApi {
         let row = |name: &str| {
             let (node, pool) = (NodeName::new(name).ok()?, PoolName::new("gpu").ok()?);
             let (occupancy, marks) = (Occupancy::Free, Marks::default());
-            Some(ClusterStateRow { node, pool, occupancy, marks, sku: None, last_report: None })
+            Some(ClusterStateRow { node, pool, occupancy, marks, sku: None, declared: None, last_report: None })
         };
         let nodes = ["n1", "n2", "n3"].iter().filter_map(|name| row(name)).collect();
         let cluster = ObservedCluster { nodes, ..ObservedCluster::unobserved(&settings) };

@@ -102,5 +102,6 @@ fn row_schema() -> Value {
     object(json!({
         "node": text(), "test": text(), "at": timestamp(), "verdict": verdict(), "reason": text(),
         "severity": or_null(severity()), "run": or_null(text()), "duration": duration(), "untrusted": flag(),
+        "by_agent": flag(),
     }))
 }

@@ -246,7 +246,7 @@ fn why_schema() -> Value {
         ("suspect", json!({})),
         ("quarantined", json!({})),
         ("repairing", json!({ "step": step_kind(), "attempts": count() })),
-        ("requalifying", json!({ "run": text() })),
+        ("requalifying", json!({ "run": or_null(text()) })),
         ("out", json!({})),
         ("held", json!({ "by": text() })),
     ]);
@@ -254,6 +254,7 @@ fn why_schema() -> Value {
         ("now", json!({})),
         ("at", json!({ "at": timestamp() })),
         ("retry", json!({ "at": timestamp(), "misses": count() })),
+        ("by-agent", json!({})),
     ]);
     let conclusive = tuple(&[verdict(), timestamp()], 2);
     let last = object(json!({

@@ -19,14 +19,14 @@ pub(super) const STATUS: Route = Route {
     path: "/status",
     name: "status",
     summary: "Status of the cluster and of the controller",
-    description: "The leader, problems, and coverage. As `doctor status --json`.",
+    description: "The leader, problems, notes, coverage, and whether the limits can hold the periods. As `doctor status --json`.",
     params: &[],
     cache_policy: CachePolicy::Briefly,
     response_schema: status_schema,
     content_type: JSON,
     handler: |context| {
         let facts = &context.fleet_view.facts;
-        let mut status = view::status(facts, &cluster_state::ledger(&context.store, facts.now)?);
+        let mut status = view::status(facts, &cluster_state::status_ledger(&context.store, facts)?);
         status
             .problems
             .extend(context.fleet_view.stale_age().map(|age| format!("the displayed cluster state is {age} old")));
@@ -76,6 +76,7 @@ pub(super) fn coverage_row() -> Value {
         "stale": count(),
         "never_tested": count(),
         "not_applicable": count(),
+        "not_judged": count(),
     }))
 }
 
@@ -101,6 +102,14 @@ fn status_schema() -> Value {
         "pool": or_null(text()), "by": text(), "why": text(), "since": timestamp(), "until": or_null(timestamp()),
     }));
     let silent = object(json!({ "agents": count(), "silent": list(text()), "incident": flag() }));
+    let pass = object(json!({
+        "tests": list(text()), "period": duration(), "duration": duration(), "takes": or_null(duration()),
+        "limited_by": text(),
+    }));
+    let capacity = object(json!({
+        "nodes": count(), "jobs": count(), "node_hours_per_day": number(), "passes": list(pass),
+        "shortfalls": list(text()),
+    }));
     object(json!({
         "at": timestamp(),
         "mode": mode(),
@@ -116,6 +125,8 @@ fn status_schema() -> Value {
         "coverage": list(coverage_row()),
         "rejected": count(),
         "spent_today_hours": number(),
+        "capacity": capacity,
+        "notes": list(text()),
         "problems": list(text()),
     }))
 }

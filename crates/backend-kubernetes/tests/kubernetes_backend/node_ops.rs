@@ -118,6 +118,9 @@ fn a_reboot_is_complete_when_the_boot_id_changes_and_never_runs_under_user_pods(
     let mut ids = ids(12);
     cluster.plane.create(&json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "user-on-gpu-6", "namespace": "default" }, "spec": on(node) }));
+    // Before that, nothing would be in the way of the reboot.
+    let pod = "/api/v1/namespaces/default/pods/user-on-gpu-6";
+    until("the user's pod to be on the node", || cluster.get(pod)["spec"]["nodeName"] == node);
     let op = ids.op();
     until(
         "the user's pod to be in the way",

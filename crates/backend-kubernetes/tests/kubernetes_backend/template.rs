@@ -90,7 +90,7 @@ fn a_job_from_a_site_template_has_the_fields_of_the_site_and_our_required_fields
     let names = |list: &Value| -> Vec<String> {
         list.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(&container["env"]), ["NCCL_DEBUG", "DOCTOR_RUN_KEY"]);
+    assert_eq!(names(&container["env"]), ["NCCL_DEBUG", "DOCTOR_RUN_KEY", "DOCTOR_ACCESS"]);
     assert_eq!(names(&container["volumeMounts"]), ["shm", "models", "data", "state"]);
     assert_eq!(names(&pod["spec"]["volumes"]), ["shm", "models", "data", "state"]);
 

@@ -100,6 +100,7 @@ impl Stage {
             run,
             nodes: NonEmpty::new(nodes.iter().map(|name| node(name)).collect()).unwrap(),
             tests: NonEmpty::one(TestId::new(test).unwrap()),
+            access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
             outputs: nodes.iter().map(output).collect(),

@@ -85,7 +85,7 @@ pub(crate) fn what_slurm_forgets_is_told_by_the_claim(generation: Generation) {
 pub(crate) fn an_outage_of_the_controller_is_an_error_and_nothing_is_doubled(generation: Generation) {
     let Some(stage) = Stage::new("outages", generation) else { return };
     let mut config = stage.config.clone();
-    config.deadline = Span::from_secs(3);
+    config.deadline = Span::from_secs(10);
     let backend = stage.open_with(config);
     let run = run_id(1);
     let request = Stage::request(run, &["node1"], Length::Endless);

@@ -166,6 +166,7 @@ impl Backend for LocalBackend {
             // The job's result reports it.
             hardware: None,
             sku: self.config.sku.clone(),
+            declared: None,
             overrides: None,
         };
         let jobs = self.jobs.active_runs(now()).map_err(|error| try_again("read the jobs", &error))?;

@@ -123,6 +123,7 @@ pub(crate) fn check_newest(node: u32, answer: &[HistoryRow], count: usize) -> Re
             run: Some(past.run),
             duration: past.took,
             untrusted: false,
+            by_agent: false,
         };
         ensure!(*row == expected, "the history has {row:?}, expected {expected:?}");
     }

@@ -119,7 +119,7 @@ fn fill(database: &mut dyn Inside) -> Result<()> {
 }
 
 fn fill_outcomes(database: &mut dyn Inside) -> Result<()> {
-    let columns = ["id", "name", "verdict", "severity", "reason", "untrusted", "imported"];
+    let columns = ["id", "name", "verdict", "severity", "reason", "untrusted", "imported", "by_agent"];
     let mut rows = GeneratedRow::OUTCOMES.iter().enumerate().map(|(index, kind)| {
         let severity = kind.severity.map(Severity::code);
         let name = format!("{}/{}/own/{}", kind.verdict, severity.unwrap_or("-"), kind.reason);
@@ -130,6 +130,7 @@ fn fill_outcomes(database: &mut dyn Inside) -> Result<()> {
             verdict.into(),
             severity.into(),
             kind.reason.into(),
+            Cell::Int(0),
             Cell::Int(0),
             Cell::Int(0),
         ]

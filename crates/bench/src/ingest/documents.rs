@@ -120,6 +120,7 @@ impl Plans {
             ended,
             tests: vec![TestEvidence { test, started, ended, probes: vec![probe] }],
             uptime: None,
+            machine: None,
         };
         let mut secret = [0; 32];
         for (index, bytes) in secret.chunks_exact_mut(8).enumerate() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use doctor_engine::{
-    result_validation::{open_document, without_baselines},
+    result_validation::{KnownNode, open_document, without_baselines},
     settings::Settings,
 };
 use doctor_store::{GroupCommit, Store, records::Accepted};
@@ -75,8 +75,8 @@ pub(super) fn run(
 
 fn write(settings: &Settings, group: &GroupCommit, job: Job) -> Result<Duration> {
     let began = Instant::now();
-    let result =
-        open_document(settings, &job.run, None, job.document, job.received, |_| Vec::new(), &mut without_baselines)?;
+    let known = |_: &_| KnownNode::default();
+    let result = open_document(settings, &job.run, job.document, job.received, known, &mut without_baselines)?;
     let accepted = group.submit(result).context("storing a result")?;
     ensure!(accepted == Accepted::Stored, "{} was not stored: {accepted:?}", job.run.run.id);
     Ok(began.elapsed())

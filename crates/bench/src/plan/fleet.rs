@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
+    access::Place,
     finding::{Evidence, Finding, OpenFinding, Severity, Verdict},
     ids::{HardwareId, IdSource, JobId, NodeName, PoolName, RuleId, TestId},
     lifecycle::NodeState,
@@ -31,7 +32,7 @@ const TEST_DUE: u64 = 670;
 
 pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
     let mut policy = Policy::built_in();
-    policy.limits.jobs = OPEN_SLOTS + u32::try_from(RUNNING).expect("a few runs");
+    policy.limits.jobs = (OPEN_SLOTS + u32::try_from(RUNNING).expect("a few runs")).into();
     let tests: Arc<[TestPolicy]> = (0..tests).map(test).collect();
     let mut random = Random::new(1);
     let nodes: Vec<NodeRecord> = (0..nodes).map(|index| record(index, &tests, &mut random)).collect();
@@ -58,7 +59,7 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
 pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
     snapshot.runs.clear();
     let mut policy = Policy::clone(&snapshot.policy);
-    policy.limits.jobs = jobs;
+    policy.limits.jobs = jobs.into();
     policy.limits.node_hours_per_day = None;
     snapshot.policy = Arc::new(policy);
     let tests: Vec<TestPolicy> = snapshot
@@ -78,6 +79,7 @@ fn test(index: usize) -> TestPolicy {
         limit: Span::minutes(30),
         typical_duration: Span::minutes(10),
         exclusive: true,
+        place: Place::Job,
         routine: true,
         maintenance: false,
         multi_node: false,
@@ -101,6 +103,7 @@ fn record(index: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         marks: marks(random),
         hardware: Some(Arc::new(Hardware { board_serial: Some(serial.clone()), ..Hardware::default() })),
         sku: None,
+        declared: None,
         overrides: None,
     };
     let suspect = random.chance(20);
@@ -117,6 +120,7 @@ fn record(index: usize, tests: &[TestPolicy], random: &mut Random) -> NodeRecord
         case: None,
         last_report: Some(NOW.minus(Span::from_millis(random.below(60_000).cast_signed()))),
         job_failures: None,
+        remembered_gpus: 0,
     }
 }
 

@@ -19,6 +19,7 @@ pub fn remove_shared_findings(mut judgement: Classification, rules: &[Rule]) -> 
             reason: ReasonCode::fixed(ClassificationReason::FailedTogether.code()),
             text: format!("all nodes together: {}", judgement.text),
             findings: Vec::new(),
+            not_judged: judgement.not_judged,
         },
     }
 }

@@ -149,6 +149,11 @@ impl<'a> PlanBuilder<'a> {
         Some(windows.any(|window| window.contains(self.snapshot.at)))
     }
 
+    /// Returns how many more runs may start.
+    pub(super) fn free_slots(&self) -> usize {
+        max_jobs(self.snapshot).saturating_sub(self.usage.jobs) as usize
+    }
+
     /// Plans a run of these tests on this node and reserves its capacity.
     pub(super) fn submit(
         &mut self,
@@ -169,6 +174,7 @@ impl<'a> PlanBuilder<'a> {
         case: Option<CaseId>,
     ) -> RunId {
         let id = self.ids.run();
+        let tests = shortest_first(self.snapshot, tests);
         let pools: Vec<u16> = nodes.iter().map(|node| self.index.pool(*node)).collect();
         self.usage.add_run(self.snapshot, &tests, &pools);
         self.usage.add_node_time(usual_duration(self.snapshot, &tests).times(nodes.len() as i64));
@@ -196,13 +202,15 @@ pub(super) fn find(snapshot: &Snapshot, name: &NodeName) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
-    snapshot.tests.iter().find(|test| test.id == *id)
+/// Puts the short tests of a run first: when a user takes the node meanwhile, these have results.
+fn shortest_first(snapshot: &Snapshot, tests: NonEmpty<TestId>) -> NonEmpty<TestId> {
+    let mut ordered: Vec<TestId> = tests.iter().cloned().collect();
+    ordered.sort_by_key(|id| policy_of(snapshot, id).map(|test| test.typical_duration));
+    NonEmpty::new(ordered).unwrap_or(tests)
 }
 
-/// Returns whether the controller runs a test when its result is stale.
-pub(super) fn is_routine(snapshot: &Snapshot, id: &TestId) -> bool {
-    policy_of(snapshot, id).is_some_and(|policy| policy.routine)
+fn policy_of<'a>(snapshot: &'a Snapshot, id: &TestId) -> Option<&'a TestPolicy> {
+    snapshot.tests.iter().find(|test| test.id == *id)
 }
 
 /// Returns whether the node is free and neither a hold nor a foreign mark keeps us off it.
@@ -218,6 +226,11 @@ pub(super) fn is_reachable_out_of_band(record: &NodeRecord, at: Timestamp) -> bo
     let ours = record.state.is_out_of_service() && record.case.is_some() && record.hold_at(at).is_none();
     let unused = matches!(record.node.occupancy, Occupancy::Unknown { .. }) && record.node.is_reachable_out_of_band();
     ours && unused && record.node.marks.blocking_foreign_mark().is_none()
+}
+
+/// Returns how many validation jobs may run at the same time in this cluster.
+pub(super) fn max_jobs(snapshot: &Snapshot) -> u32 {
+    snapshot.policy.limits.jobs.for_nodes(snapshot.nodes.len())
 }
 
 fn usual_duration(snapshot: &Snapshot, tests: &[TestId]) -> Span {
@@ -274,7 +287,7 @@ impl Usage {
     pub(super) fn allows_run(&self, builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> bool {
         let snapshot = builder.snapshot;
         let pool = builder.index.pool(node);
-        self.jobs < snapshot.policy.limits.jobs
+        self.jobs < max_jobs(snapshot)
             && !self.is_pool_full(snapshot, &builder.index.pools[pool as usize], pool)
             && tests.iter().all(|id| {
                 let index = snapshot.tests.iter().position(|test| test.id == *id);

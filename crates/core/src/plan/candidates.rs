@@ -1,5 +1,6 @@
-//! Chooses which due nodes get a run now: suspects first, then nodes on which user work failed, then the stalest, as
-//! long as slots, mounts and budget are available.
+//! Chooses which due nodes get a run now: suspects first, then nodes on which user work failed, then nodes with short
+//! tests, then the stalest, as long as slots, mounts and budget are available. While more nodes are due than slots are
+//! free, runs are short. Slots that are left renew results before they become stale.
 
 use std::{
     cmp::Reverse,
@@ -10,12 +11,14 @@ use std::{
 use super::{
     builder::{PlanBuilder, coarse, format_age, purpose_with_reason, tests_in},
     capacity::Capacity,
-    priority::{Group, Rank},
+    priority::{Group, Rank, SHORT_RUN},
     test_set::TestSet,
 };
 use crate::{
     job_failures::{NodeJobFailures, Weight},
     run::{NonEmpty, Purpose},
+    snapshot::Snapshot,
+    time::Span,
 };
 
 /// Chooses nodes and returns the remaining capacity, which explains why the other due nodes wait.
@@ -30,8 +33,15 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) -> Capacity {
         let open = index.groups.iter().filter(|(group, _)| capacity.startable_tests(snapshot, group).is_ok());
         heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(builder, ranks, None)?, group)))));
     }
+    let is_contended = due_nodes(builder) > builder.free_slots();
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(tests) = capacity.startable_tests(snapshot, group) else { continue };
+        let Ok(mut tests) = capacity.startable_tests(snapshot, group) else { continue };
+        if is_contended && !group.due.is_empty() {
+            tests = tests.intersection(&group.due);
+        }
+        if is_contended && rank.is_healthy {
+            tests = shortest_tests(snapshot, tests);
+        }
         choose(builder, rank, &tests);
         capacity = Capacity::new(builder);
         if !capacity.has_slots() {
@@ -41,6 +51,29 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) -> Capacity {
         heads.extend(next.map(|next| Reverse((next, group))));
     }
     capacity
+}
+
+/// Returns the shortest of these tests that fit into a short run together; all of them if none does. Nodes are often free
+/// for a few minutes only: while one of them gets a test of ten minutes, a slot serves several others with short tests.
+/// The rest of the tests comes with a later run.
+fn shortest_tests(snapshot: &Snapshot, tests: TestSet) -> TestSet {
+    let chosen = snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index));
+    let mut by_duration: Vec<(Span, usize)> = chosen.map(|(index, test)| (test.typical_duration, index)).collect();
+    by_duration.sort_unstable();
+    let mut total = Span::ZERO;
+    let fitting = by_duration.iter().take_while(|(duration, _)| {
+        total = total + *duration;
+        total <= SHORT_RUN
+    });
+    let fitting: TestSet = fitting.map(|(_, index)| *index).collect();
+    if fitting.is_empty() { tests } else { fitting }
+}
+
+/// Returns how many nodes have due tests and could be chosen. While they are more than the free slots, a run has only
+/// due tests: one that also renews other results would keep its slot from them for longer.
+fn due_nodes(builder: &PlanBuilder<'_>) -> usize {
+    let due = builder.index.groups.iter().filter(|(group, _)| !group.due.is_empty());
+    due.map(|(_, ranks)| ranks.len()).sum()
 }
 
 /// Returns the first node of a group after `last` that may be chosen. It skips only nodes that a run occupies or that
@@ -69,6 +102,9 @@ fn choose(builder: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
         purpose_with_reason(Purpose::Confirmation, "unconfirmed", "a failed test is repeated to confirm it".into())
     } else if !rank.is_healthy {
         purpose_with_reason(Purpose::Validation, "suspect", format!("suspect; {age}"))
+    } else if rank.is_early {
+        let text = format!("{age}; renewed while the node is free");
+        purpose_with_reason(Purpose::Validation, "renewal", text)
     } else if let Some(failed) = record.job_failures.as_ref().filter(|failed| failed.weight > Weight::NONE) {
         purpose_with_reason(
             Purpose::Validation,

@@ -3,7 +3,12 @@
 //! All due nodes of one pool with the same tests due get the same answer. So a thousand waiting nodes cost nothing
 //! until their reason is queried, and two plans that leave the same capacity leave the same reasons.
 
-use super::{SkipReason, builder::PlanBuilder, priority::Group, test_set::TestSet};
+use super::{
+    SkipReason,
+    builder::{PlanBuilder, max_jobs},
+    priority::Group,
+    test_set::TestSet,
+};
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -25,7 +30,7 @@ impl Capacity {
         let tests = (0..snapshot.tests.len()).filter(|index| builder.usage.has_room(snapshot, *index)).collect();
         let limited = snapshot.policy.limits.node_hours_per_day.is_some();
         let spent = if limited { builder.usage.spent } else { Span::ZERO };
-        Self { blocked_pools: closed, tests, slots: builder.usage.jobs < snapshot.policy.limits.jobs, spent }
+        Self { blocked_pools: closed, tests, slots: builder.usage.jobs < max_jobs(snapshot), spent }
     }
 
     pub(super) const fn has_slots(&self) -> bool {
@@ -37,9 +42,13 @@ impl Capacity {
         if let Some(Some(why)) = self.blocked_pools.get(group.pool as usize) {
             return Err(why.clone());
         }
-        let tests = group.due.intersection(&self.tests);
+        let early = group.early.intersection(&self.tests);
+        let (wanted, tests) = match group.due.is_empty() {
+            true => (&group.early, early.clone()),
+            false => (&group.due, group.due.intersection(&self.tests)),
+        };
         if tests.is_empty()
-            && let Some(blocked) = group.due.first().and_then(|index| snapshot.tests.get(index))
+            && let Some(blocked) = wanted.first().and_then(|index| snapshot.tests.get(index))
         {
             return Err(SkipReason::ShareBusy { test: blocked.id.clone() });
         }
@@ -47,7 +56,7 @@ impl Capacity {
         if !self.fits_budget(snapshot, &tests) {
             return Err(SkipReason::BudgetSpent);
         }
-        if self.slots { Ok(tests) } else { Err(SkipReason::WaitingForSlot) }
+        if self.slots { Ok(tests.union(&early)) } else { Err(SkipReason::WaitingForSlot) }
     }
 
     /// Returns why a node of this group was not chosen.

@@ -4,7 +4,7 @@
 use super::{
     Action,
     builder::PlanBuilder,
-    requalification,
+    examination, requalification,
     steps::{cannot_mark, escalate, hand_over, is_allowed, is_commanded, propose, take_step},
 };
 use crate::{
@@ -32,6 +32,9 @@ pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
         }
         return;
     }
+    if restart_in_progress(builder, node, record, case) {
+        return;
+    }
     for kind in repair_steps(builder, case) {
         let done = match kind {
             StepKind::Mark => ensure_marked(builder, node, record, case),
@@ -39,7 +42,7 @@ pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
             StepKind::Reset | StepKind::Reboot => ensure_repaired(builder, node, record, case, kind),
             StepKind::Replace => ensure_replaced(builder, node, record, case),
             StepKind::Requalify => requalification::start(builder, node, record, case),
-            StepKind::Examine => requalification::examine(builder, node, record, case),
+            StepKind::Examine => examination::start(builder, node, record, case),
             StepKind::HandOver => hand_over(builder, node, record, case, "the policy's next repair step is hand-over"),
             // Part of draining.
             StepKind::Evict => true,
@@ -267,6 +270,40 @@ fn has_come_back(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, 
         builder.push_action(settle, "deadline", format!("{kind} did not bring the node back within {deadline}"));
     }
     false
+}
+
+/// Returns whether a reset or reboot of a lower escalation level is still in progress. A finding that arrives after the
+/// step was sent raises the case while the node restarts: the next step waits until the node is back or the deadline has
+/// passed.
+fn restart_in_progress(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let NodeState::Repairing { step: kind @ (StepKind::Reset | StepKind::Reboot), .. } = record.state else {
+        return false;
+    };
+    let Some(step) = case.steps.iter().rev().find(|step| step.what == kind) else { return false };
+    if step.repair_step == case.repair_step {
+        // `ensure_repaired` handles it.
+        return false;
+    }
+    match step.state {
+        StepState::Proposed | StepState::Failed => false,
+        StepState::Done => !has_come_back(builder, node, record, case, step),
+        // It may have been carried out, and is not sent again.
+        StepState::Intended => {
+            let happened = kind == StepKind::Reboot && step.attempts <= 1 && boot_changed(record, case);
+            let limit = deadline(builder, kind);
+            if happened || builder.snapshot.at.since(step.at) > limit {
+                builder.touched.insert(node);
+                let settle = Action::CompleteStep { case: case.id, op: step.op, done: happened };
+                let text = if happened {
+                    "the node was rebooted".to_owned()
+                } else {
+                    format!("{kind} was not confirmed within {limit}")
+                };
+                builder.push_action(settle, if happened { "rebooted" } else { "deadline" }, text);
+            }
+            true
+        }
+    }
 }
 
 fn deadline(builder: &PlanBuilder<'_>, kind: StepKind) -> Span {

@@ -10,6 +10,7 @@ mod candidates;
 mod capacity;
 mod due;
 mod escalation;
+mod examination;
 mod findings;
 mod hardware_identity;
 mod holds;
@@ -18,6 +19,7 @@ mod new_case;
 mod operator_commands;
 mod priority;
 mod requalification;
+mod required_tests;
 mod running;
 mod steps;
 mod test_set;
@@ -28,9 +30,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use due::due_at;
+pub(crate) use due::{due_at, is_run_by_agent};
 pub use findings::unhealthy_mark;
 pub use multi_node::MAX_TEST_NODES;
+pub(crate) use requalification::{Blocked, blocked, names};
 
 use self::{
     builder::PlanBuilder,
@@ -133,7 +136,7 @@ pub enum Action {
     CompleteCommand {
         command: u64,
     },
-    /// A trial over several nodes, started for a request.
+    /// A run for a request that stays until the run has ended.
     StartTrial {
         command: u64,
         run: RunId,
@@ -242,6 +245,7 @@ pub fn plan(snapshot: &Snapshot, ids: &mut IdSource) -> Plan {
                 due.push((skipped.len(), group));
                 SkipReason::WaitingForSlot
             }
+            Eligibility::Early { until, .. } => SkipReason::Fresh { until },
         };
         skipped.push((record.node.name.clone(), why));
     });
@@ -281,6 +285,7 @@ impl Decision {
         Some(match &index.eligibilities[node as usize] {
             Eligibility::Skipped(why) => why.clone(),
             Eligibility::Due(group, _) => self.capacity.skip_reason(snapshot, group),
+            Eligibility::Early { until, .. } => SkipReason::Fresh { until: *until },
         })
     }
 }
@@ -354,7 +359,8 @@ impl Planner {
             self.dirty.extend(0..u32::try_from(self.snapshot.nodes.len()).unwrap_or(u32::MAX));
         }
         self.snapshot.at = at;
-        for node in self.index.due_timers(at) {
+        let silent_before = at.minus(self.snapshot.policy.agents.silent_after);
+        for node in self.index.due_timers(at).into_iter().chain(self.index.changed_agents(silent_before)) {
             self.index.refresh(&self.snapshot, node);
             self.dirty.insert(node);
         }
@@ -362,7 +368,8 @@ impl Planner {
         let mut changed = std::mem::take(&mut self.dirty);
         changed.extend(decision.handled.symmetric_difference(&self.last.handled));
         if decision.capacity != self.last.capacity {
-            for (group, ranks) in &self.index.groups {
+            // The reason of a node on which nothing is due does not depend on the capacity.
+            for (group, ranks) in self.index.groups.iter().filter(|(group, _)| !group.due.is_empty()) {
                 let [now, before] =
                     [&decision, &self.last].map(|plan| plan.capacity.skip_reason(&self.snapshot, group));
                 if now != before {

@@ -5,22 +5,24 @@
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_in_service, is_routine, purpose_with_reason, tests_in},
+    builder::{PlanBuilder, is_in_service, purpose_with_reason, tests_in},
+    due::is_run_by_agent,
     findings, multi_node,
 };
 use crate::{
     case::{Case, RepairStep, StepKind},
-    ids::{NodeName, TestId},
+    ids::{NodeName, RunId, TestId},
     lifecycle::{NodeEvent, NodeState},
-    run::{NonEmpty, Purpose},
-    snapshot::{CommandKind, PendingCommand},
+    policy::TestPolicy,
+    run::{NonEmpty, NotStartedReason, Purpose},
+    snapshot::{CommandKind, PendingCommand, TrialResult},
 };
 
 pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
     let snapshot = builder.snapshot;
     for request in &snapshot.commands {
         let answered = match &request.kind {
-            CommandKind::Test { node, tests } => test(builder, request, node, tests),
+            CommandKind::Test { node, tests, run } => test(builder, request, (node, tests), *run),
             CommandKind::Release { node } => release(builder, request, node),
             CommandKind::Quarantine { node, evict } => quarantine(builder, request, node, *evict),
             // Running work was handled before: the run has been cancelled by now, or there is none.
@@ -44,21 +46,82 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
 
 /// Starts the requested tests as soon as the node is free and the limits allow it. A hold takes precedence, and so does
 /// a repair in progress: a test on a node that is about to restart is meaningless.
-fn test(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &NodeName, tests: &[TestId]) -> bool {
+///
+/// The request is completed when its run has ended. A run that never started, or that ended because users took the node, is
+/// repeated: after the node's back-off, so that a cluster which rejects every job is not asked in every cycle.
+fn test(
+    builder: &mut PlanBuilder<'_>,
+    request: &PendingCommand,
+    (name, tests): (&NodeName, &[TestId]),
+    earlier: Option<RunId>,
+) -> bool {
     let Some(node) = builder.find(name) else { return true };
-    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
-    let is_requested =
-        |test: &TestId| if tests.is_empty() { is_routine(builder.snapshot, test) } else { tests.contains(test) };
-    let chosen = applicable.into_iter().filter(is_requested).collect();
-    let Some(chosen) = NonEmpty::new(chosen) else { return true };
+    let at = builder.snapshot.at;
+    match earlier.map(|run| progress(builder, run)) {
+        Some(RunProgress::Active) => return false,
+        Some(RunProgress::Ended) => return true,
+        Some(RunProgress::MustBeRepeated) => {
+            let backoff = builder.snapshot.nodes[node as usize].backoff;
+            if backoff.is_some_and(|backoff| backoff.until > at) {
+                return false;
+            }
+        }
+        None => {}
+    }
+    let Some(chosen) = NonEmpty::new(requested_tests(builder, node, tests)) else { return true };
     let repairing = matches!(builder.snapshot.nodes[node as usize].state, NodeState::Repairing { .. });
     if repairing || !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &chosen) {
         return false;
     }
     let purpose =
         purpose_with_reason(Purpose::Requested, "operator", format!("requested by {}: {}", request.by, request.why));
-    builder.submit(node, chosen, purpose, None);
-    true
+    let run = builder.submit(node, chosen, purpose, None);
+    let text = format!("requested by {}", request.by);
+    builder.push_action(Action::StartTrial { command: request.id, run }, "operator", text);
+    false
+}
+
+/// How far the run of a request is.
+enum RunProgress {
+    Active,
+    MustBeRepeated,
+    Ended,
+}
+
+fn progress(builder: &PlanBuilder<'_>, run: RunId) -> RunProgress {
+    if builder.snapshot.runs.iter().any(|active| active.run.id == run) {
+        return RunProgress::Active;
+    }
+    match builder.snapshot.trials.iter().find(|trial| trial.run == run).map(|trial| &trial.result) {
+        Some(TrialResult::Pending) => RunProgress::Active,
+        Some(TrialResult::Inconclusive(why)) if is_repeated(why) => RunProgress::MustBeRepeated,
+        _ => RunProgress::Ended,
+    }
+}
+
+/// Returns whether a run that ended for this reason did not start, or was ended for users. An operator who withdraws a run
+/// wants no other one.
+fn is_repeated(why: &str) -> bool {
+    match NotStartedReason::from_code(why) {
+        Some(NotStartedReason::PendingTooLong | NotStartedReason::NodeTaken | NotStartedReason::Rejected) => true,
+        Some(NotStartedReason::Withdrawn) | None => false,
+    }
+}
+
+/// Returns the named tests that apply. Without names: the routine ones that no live agent runs, or all routine ones if
+/// the agent runs every one of them.
+fn requested_tests(builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> Vec<TestId> {
+    let snapshot = builder.snapshot;
+    let applicable = tests_in(snapshot, builder.index.applies(node));
+    if !tests.is_empty() {
+        return applicable.into_iter().filter(|test| tests.contains(test)).collect();
+    }
+    let record = &snapshot.nodes[node as usize];
+    let routine = snapshot.tests.iter().filter(|test| test.routine && applicable.contains(&test.id));
+    let (by_agent, in_jobs): (Vec<&TestPolicy>, Vec<&TestPolicy>) =
+        routine.partition(|test| is_run_by_agent(snapshot, record, test));
+    let chosen = if in_jobs.is_empty() { by_agent } else { in_jobs };
+    chosen.into_iter().map(|test| test.id.clone()).collect()
 }
 
 /// Releases a node, after a requalification run if it had been taken out.

@@ -19,22 +19,31 @@ use crate::{
     node::Occupancy,
     policy::TestPolicy,
     snapshot::{NodeRecord, Snapshot},
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
-/// Due nodes with the same pool and the same tests due.
+/// While nodes wait for a slot, a run with short tests takes no longer than this.
+pub(super) const SHORT_RUN: Span = Span::minutes(3);
+
+/// Nodes with the same pool and the same tests due or renewable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     pub pool: u16,
     pub due: TestSet,
+    /// Tests whose result may be renewed, alone or along with those that are due.
+    pub early: TestSet,
 }
 
-/// The order in which due nodes are chosen: suspects first, then nodes on which user work failed, then the stalest,
-/// then by name.
+/// The order in which nodes are chosen: suspects first, then nodes on which user work failed, then nodes with short tests,
+/// then the stalest, then by name. Nodes on which nothing is due come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub is_healthy: bool,
+    /// Nothing is due; results are renewed before they become stale.
+    pub is_early: bool,
     pub risk: Reverse<Weight>,
+    /// None of the tests is short. While a long test runs, its slot would serve many nodes with short ones.
+    pub is_long: bool,
     pub age: Timestamp,
     pub node: u32,
 }
@@ -43,6 +52,22 @@ pub(super) struct Rank {
 pub(super) enum Eligibility {
     Skipped(SkipReason),
     Due(Group, Rank),
+    /// Nothing is due before `until`; with a slot to spare, results are renewed.
+    Early {
+        group: Group,
+        rank: Rank,
+        until: Timestamp,
+    },
+}
+
+impl Eligibility {
+    /// Returns the place in the queue of a node that may be chosen.
+    const fn place(&self) -> Option<(&Group, &Rank)> {
+        match self {
+            Self::Due(group, rank) | Self::Early { group, rank, .. } => Some((group, rank)),
+            Self::Skipped(_) => None,
+        }
+    }
 }
 
 /// Node counts of one pool.
@@ -65,11 +90,15 @@ pub(super) struct Index {
     pub counts: Vec<PoolCount>,
     /// Tests that apply in each pool.
     applies: Vec<TestSet>,
+    /// Tests that fit into a short run.
+    short: TestSet,
     pool_of: Vec<u16>,
     out: Vec<bool>,
     /// When each node's agent last reported, in one array, because every plan scans all of them. `MAX`: no agent is
     /// expected.
     last_reports: Vec<Timestamp>,
+    /// Whether each node's eligibility was computed with a live agent.
+    live_agents: Vec<bool>,
     pub agents: u32,
 }
 
@@ -87,9 +116,11 @@ impl Index {
             counts: Vec::new(),
             pools: Vec::new(),
             applies: Vec::new(),
+            short: short_tests(&snapshot.tests),
             pool_of: Vec::with_capacity(nodes),
             out: Vec::with_capacity(nodes),
             last_reports: vec![Timestamp::MAX; nodes],
+            live_agents: Vec::with_capacity(nodes),
             agents: 0,
         };
         index.fill(snapshot, keep);
@@ -123,11 +154,12 @@ impl Index {
             pool = self.pool_index(snapshot, &record.node.pool, pool);
             self.pool_of.push(pool);
             let (eligibility, next) = self.evaluate(snapshot, node, record);
-            if let Eligibility::Due(group, rank) = &eligibility {
+            if let Some((group, rank)) = eligibility.place() {
                 groups.entry(group.clone()).or_default().push(*rank);
             }
             keep(record, eligibility, next);
             self.set_last_report(node, record.last_report);
+            self.live_agents.push(record.has_live_agent(snapshot.at, snapshot.policy.agents.silent_after));
             if needs_attention(record) {
                 self.needs_attention.insert(node);
             }
@@ -174,6 +206,7 @@ impl Index {
             self.next[i] = next;
         }
         self.set_last_report(node, record.last_report);
+        self.live_agents[i] = record.has_live_agent(snapshot.at, snapshot.policy.agents.silent_after);
         if needs_attention(record) {
             self.needs_attention.insert(node);
         } else {
@@ -188,7 +221,7 @@ impl Index {
         if eligibility == self.eligibilities[i] {
             return false;
         }
-        if let Eligibility::Due(group, rank) = &self.eligibilities[i]
+        if let Some((group, rank)) = self.eligibilities[i].place()
             && let Some(ranks) = self.groups.get_mut(group)
         {
             ranks.remove(rank);
@@ -196,7 +229,7 @@ impl Index {
                 self.groups.remove(group);
             }
         }
-        if let Eligibility::Due(group, rank) = &eligibility {
+        if let Some((group, rank)) = eligibility.place() {
             self.groups.entry(group.clone()).or_default().insert(*rank);
         }
         self.eligibilities[i] = eligibility;
@@ -221,6 +254,14 @@ impl Index {
         self.agents -= u32::from(*slot != Timestamp::MAX);
         self.agents += u32::from(last_report.is_some());
         *slot = last_report.unwrap_or(Timestamp::MAX);
+    }
+
+    /// Returns the nodes whose agent fell silent or came back since their eligibility was computed. An agent that last
+    /// reported before `limit` is silent.
+    pub(super) fn changed_agents(&self, limit: Timestamp) -> Vec<u32> {
+        let is_live = |last_report: Timestamp| last_report != Timestamp::MAX && last_report >= limit;
+        let agents = self.last_reports.iter().zip(&self.live_agents);
+        (0_u32..).zip(agents).filter(|(_, (last, was))| is_live(**last) != **was).map(|(node, _)| node).collect()
     }
 
     /// Returns the nodes in use whose agent last reported before `limit`, in order. A node that is out may be switched
@@ -275,12 +316,23 @@ impl Index {
             return skipped(SkipReason::NothingApplies, Timestamp::MAX);
         }
         let due = due_tests(snapshot, record, applies);
-        if due.tests.is_empty() {
-            return skipped(SkipReason::Fresh { until: due.next }, due.next);
+        let (is_healthy, risk) =
+            (record.state != NodeState::Suspect && record.findings.is_empty(), Reverse(record.risk()));
+        let is_early = due.tests.is_empty();
+        // Where trouble is suspected, the due tests answer first, without the others in the same job.
+        let renews = is_healthy && (is_early || risk.0 == Weight::NONE);
+        let early = if renews { due.early } else { TestSet::default() };
+        if is_early && early.is_empty() {
+            return skipped(SkipReason::Fresh { until: due.next_due }, due.next);
         }
-        let group = Group { pool: self.pool(node), due: due.tests };
-        let is_healthy = record.state != NodeState::Suspect && record.findings.is_empty();
-        (Eligibility::Due(group, Rank { is_healthy, risk: Reverse(record.risk()), age: due.age, node }), due.next)
+        let is_long = if is_early { &early } else { &due.tests }.intersection(&self.short).is_empty();
+        let rank = Rank { is_healthy, is_early, risk, is_long, age: due.age, node };
+        let group = Group { pool: self.pool(node), due: due.tests, early };
+        let eligibility = match is_early {
+            true => Eligibility::Early { group, rank, until: due.next_due },
+            false => Eligibility::Due(group, rank),
+        };
+        (eligibility, due.next)
     }
 }
 
@@ -304,10 +356,17 @@ fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     std::hint::black_box(read);
 }
 
+fn short_tests(tests: &[TestPolicy]) -> TestSet {
+    tests.iter().enumerate().filter(|(_, test)| test.typical_duration <= SHORT_RUN).map(|(index, _)| index).collect()
+}
+
 fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
-    // A test over several nodes is not about a single node.
-    let applies = |test: &TestPolicy| !test.multi_node && test.pools.as_ref().is_none_or(|pools| pools.contains(pool));
-    tests.iter().enumerate().filter(|(_, test)| applies(test)).map(|(index, _)| index).collect()
+    tests.iter().enumerate().filter(|(_, test)| applies_in(test, pool)).map(|(index, _)| index).collect()
+}
+
+/// Returns whether a test applies to the single nodes of a pool. A test over several nodes is not about a single node.
+pub(super) fn applies_in(test: &TestPolicy, pool: &PoolName) -> bool {
+    !test.multi_node && test.pools.as_ref().is_none_or(|pools| pools.contains(pool))
 }
 
 /// Returns whether this node may need a remedy, a state change or the end of one.

@@ -1,205 +1,187 @@
 //! Requalification: the tests that must pass before a node returns to service, and the removal of our marks afterwards.
 //!
-//! A requalification run ends in one of three ways. Well: every failed test has passed since, and no finding is open. Bad: a
-//! test still fails. Nothing: the tests gave no conclusive result, which proves nothing; the run is repeated, then an
-//! operator decides.
+//! It combines the agent's checks since its beginning with the tests of a run. It ends in one of three ways. Well: every
+//! failed test has passed since, and no finding is open. Bad: a test still fails. Nothing: the tests gave no conclusive
+//! result, which proves nothing; the run is repeated, then an operator decides. The agent repeats its checks by itself:
+//! requalification waits for them, and does not repeat the run.
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_routine, purpose_with_reason, tests_in},
+    builder::{PlanBuilder, purpose_with_reason},
     capacity::pool_block,
+    examination,
+    required_tests::{CombinedResults, RequiredTests, record_of, verdict_since},
     steps::{escalate, hand_over, is_allowed, propose, take_step},
 };
 use crate::{
-    case::{Advice, Case, CaseOutcome, Step, StepKind},
+    case::{Case, CaseOutcome, Step, StepKind, StepState},
     finding::{Severity, Verdict},
     ids::{RunId, TestId},
     lifecycle::{NodeEvent, NodeState},
     node::MarkKind,
+    policy::TestPolicy,
     run::{NonEmpty, Purpose},
-    snapshot::NodeRecord,
+    snapshot::{NodeRecord, Snapshot},
     time::Timestamp,
 };
 
 /// Requalification runs without a conclusive result before the node is handed over to an operator.
 const MAX_REQUALIFICATION_RUNS: usize = 6;
+/// Names of tests in a sentence; the rest is counted.
+const MAX_NAMES: usize = 5;
 
 /// Returns the tests that must pass before the node returns: those that failed or fail now, and those that the policy
 /// adds.
-fn required_tests(builder: &PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> Vec<TestId> {
-    let policy = &builder.snapshot.policy.repair.requalification;
-    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
-    let failed = |test: &TestId| {
+fn required_tests<'a>(snapshot: &'a Snapshot, record: &NodeRecord, case: &Case) -> RequiredTests<'a> {
+    let policy = &snapshot.policy.repair.requalification;
+    let failed = |test: &TestPolicy| {
         let open = record.findings.iter().map(|open| &open.finding);
-        case.findings.iter().chain(open).any(|finding| finding.check == *test)
+        case.findings.iter().chain(open).any(|finding| finding.check == test.id)
     };
-    applicable
-        .into_iter()
-        .filter(|test| {
-            (policy.is_empty() && is_routine(builder.snapshot, test)) || policy.contains(test) || failed(test)
-        })
-        .collect()
+    let is_required =
+        |test: &TestPolicy| (policy.is_empty() && test.routine) || policy.contains(&test.id) || failed(test);
+    RequiredTests::new(snapshot, record, is_required)
 }
 
 enum RequalificationResult {
     Passed,
     Failed(String),
-    Inconclusive,
+    /// These tests gave no conclusive result.
+    Inconclusive(Vec<TestId>),
+    /// The agent has not reported a conclusive result of these yet.
+    WaitingForAgent(Vec<TestId>),
 }
 
-/// Returns the tests of an examination requested by an operator: the policy's list, and those that had failed.
-fn examination_tests(builder: &PlanBuilder<'_>, node: u32, case: &Case) -> Vec<TestId> {
-    let list = &builder.snapshot.policy.repair.examine;
-    let failed = |test: &TestId| case.findings.iter().any(|finding| finding.check == *test);
-    let listed = |test: &TestId| if list.is_empty() { is_routine(builder.snapshot, test) } else { list.contains(test) };
-    let applicable = tests_in(builder.snapshot, builder.index.applies(node));
-    applicable.into_iter().filter(|test| listed(test) || failed(test)).collect()
-}
-
-/// Starts the examination when the node is empty and the limits allow it.
-pub(super) fn examine(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let Some(tests) = NonEmpty::new(examination_tests(builder, node, case)) else {
-        return advise(
-            builder,
-            node,
-            record,
-            case,
-            Advice::ExamineAgain,
-            "no test of repair.examine applies to the node",
-        );
-    };
-    if !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &tests) {
-        return false;
-    }
-    let text = "an operator requested an examination";
-    let purpose = purpose_with_reason(Purpose::Requalification, "quarantine", format!("case {}: {text}", case.id));
-    let run = builder.submit(node, tests, purpose, Some(case.id));
-    builder.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "quarantine", text);
-    false
-}
-
-/// Derives a recommendation from the tests since then. A test without a result leaves it open.
-fn evaluate_examination(
-    builder: &PlanBuilder<'_>,
-    node: u32,
-    record: &NodeRecord,
-    case: &Case,
-    since: Timestamp,
-) -> (Advice, String) {
-    let (mut passed, mut missing) = (0_usize, Vec::new());
-    for test in examination_tests(builder, node, case) {
-        let Some(index) = builder.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
-        let known = &record.test_records[index];
-        match known.verdict().filter(|_| known.attempt().is_some_and(|at| at >= since)) {
-            Some(Verdict::Pass) => passed += 1,
-            Some(Verdict::NotApplicable | Verdict::Fail) => {}
-            Some(Verdict::Inconclusive) | None => missing.push(test.to_string()),
-        }
-    }
-    let fresh = record.findings.iter().filter(|open| open.last_seen >= since);
-    if let Some(worst) = fresh.max_by_key(|open| open.finding.severity) {
-        let advice = match worst.finding.severity {
-            Severity::Monitor => Advice::ReturnFlagged,
-            Severity::Reset | Severity::Reboot => Advice::Reboot,
-            Severity::Isolate => Advice::Replace,
-        };
-        // A finding that only needs watching must not hide tests without a result.
-        if advice != Advice::ReturnFlagged || missing.is_empty() {
-            return (advice, format!("{}: {}", worst.finding.check, worst.finding.text));
-        }
-    }
-    // Not seen again, but not cleared either: absence is not recovery.
-    missing.extend(
-        record.findings.iter().filter(|open| open.last_seen < since).map(|open| open.finding.check.to_string()),
-    );
-    missing.sort();
-    missing.dedup();
-    match passed {
-        _ if !missing.is_empty() => (Advice::ExamineAgain, format!("no result from {}", missing.join(", "))),
-        0 => (Advice::ExamineAgain, "no test applies to the node".to_owned()),
-        _ => (Advice::Return, format!("tests passed: {passed}; no open finding")),
-    }
-}
-
-/// Ends the examination and hands the decision over to an operator.
-fn advise(
-    builder: &mut PlanBuilder<'_>,
-    node: u32,
-    record: &NodeRecord,
-    case: &Case,
-    advice: Advice,
-    why: &str,
-) -> bool {
-    if let Some(step) = case.step(StepKind::Examine) {
-        let settle = Action::CompleteStep { case: case.id, op: step.op, done: true };
-        builder.push_action(settle, "examined", "the examination has ended");
-    }
-    builder.push_action(Action::Advise { case: case.id, node: record.node.name.clone(), advice }, "examined", why);
-    hand_over(builder, node, record, case, &format!("examination finished, recommendation: {advice} ({why})"))
-}
-
-/// Evaluates the requalification run once it has ended.
-pub(super) fn conclude(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, run: RunId) {
-    if builder.snapshot.runs.iter().any(|active| active.run.id == run) {
+/// Evaluates the requalification once its run has ended.
+pub(super) fn conclude(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, run: Option<RunId>) {
+    if run.is_some_and(|run| builder.snapshot.runs.iter().any(|active| active.run.id == run)) {
         return;
     }
     if case.is_under_examination() {
-        let (advice, why) = evaluate_examination(builder, node, record, case, run.born().min(builder.snapshot.at));
-        advise(builder, node, record, case, advice, &why);
+        examination::conclude(builder, node, record, case, run);
         return;
     }
-    // After the clock went back, new ids still carry a later time; the step has the real one.
-    let began = case.step(StepKind::Requalify).map_or(run.born(), |step| step.at.min(run.born()));
-    match evaluate(builder, node, record, case, began) {
+    let began = beginning(record, case, run);
+    match evaluate(builder.snapshot, record, case, began) {
         RequalificationResult::Passed => return_to_service(builder, node, record, case),
         RequalificationResult::Failed(text) => escalate(builder, node, record, case, &text),
-        RequalificationResult::Inconclusive => {
-            let text = "requalification gave no conclusive result";
+        RequalificationResult::Inconclusive(tests) => {
+            let text = match &tests[..] {
+                [] => "requalification gave no conclusive result".to_owned(),
+                tests => format!("requalification gave no conclusive result: {}", names(tests)),
+            };
             builder.apply_event(node, &NodeEvent::RequalificationEnded, Some(case.id), "proof-empty", text);
         }
+        RequalificationResult::WaitingForAgent(tests) => {
+            let deadline = builder.snapshot.policy.repair.requalification_deadline;
+            if builder.snapshot.at.since(began) > deadline {
+                let why = format!("no conclusive result of the agent's checks within {deadline}: {}", names(&tests));
+                hand_over(builder, node, record, case, &why);
+            }
+        }
     }
 }
 
-/// Evaluates the tests since then. Only conclusive results count, and every test that had failed must have passed.
-fn evaluate(
-    builder: &PlanBuilder<'_>,
-    node: u32,
-    record: &NodeRecord,
-    case: &Case,
-    since: Timestamp,
-) -> RequalificationResult {
-    let mut passed = 0;
-    let mut missing = false;
-    for test in required_tests(builder, node, record, case) {
-        let Some(index) = builder.snapshot.tests.iter().position(|policy| policy.id == test) else { continue };
-        let known = &record.test_records[index];
-        let fresh = known.attempt().is_some_and(|at| at >= since);
-        let had_failed = case.findings.iter().any(|finding| finding.check == test);
-        match known.verdict().filter(|_| fresh) {
-            Some(Verdict::Fail) => return RequalificationResult::Failed(format!("{test} still fails")),
-            Some(Verdict::Pass) => passed += 1,
-            Some(Verdict::NotApplicable) if !had_failed => {}
-            _ => missing = true,
-        }
+/// Returns when the requalification began. Results from before do not count.
+fn beginning(record: &NodeRecord, case: &Case, run: Option<RunId>) -> Timestamp {
+    let born = run.map(RunId::born);
+    let step = case.step(StepKind::Requalify).map(|step| step.at);
+    // After the clock went back, new ids still carry a later time; the step has the real one.
+    step.into_iter().chain(born).min().unwrap_or(record.since)
+}
+
+/// Evaluates the results since then. Only conclusive results count, and every test that had failed must have passed.
+fn evaluate(snapshot: &Snapshot, record: &NodeRecord, case: &Case, since: Timestamp) -> RequalificationResult {
+    let required = required_tests(snapshot, record, case);
+    let mut results = CombinedResults::new(snapshot, record, case, &required, since);
+    if let Some(test) = results.failed.first() {
+        return RequalificationResult::Failed(format!("{test} still fails"));
     }
     for open in &record.findings {
-        if open.is_confirmed() && open.finding.severity > Severity::Monitor {
-            if open.last_seen >= since {
-                return RequalificationResult::Failed(format!("{} still has an open finding", open.finding.check));
-            }
-            // Not seen again, but not cleared either: absence is not recovery.
-            missing = true;
+        if !open.is_confirmed() || open.finding.severity == Severity::Monitor {
+            continue;
+        }
+        let check = &open.finding.check;
+        if open.last_seen > since {
+            return RequalificationResult::Failed(format!("{check} still has an open finding"));
+        }
+        let from_agent = required.from_agent.iter().any(|test| test.id == *check);
+        let verdict = record_of(snapshot, record, check).and_then(|known| verdict_since(known, since, from_agent));
+        if verdict == Some(Verdict::Pass) {
+            continue;
+        }
+        // Not seen again, but not cleared either: absence is not recovery.
+        let list = if from_agent { &mut results.awaited } else { &mut results.missing };
+        if !list.contains(check) {
+            list.push(check.clone());
         }
     }
-    if missing || passed == 0 { RequalificationResult::Inconclusive } else { RequalificationResult::Passed }
+    match results {
+        CombinedResults { missing, .. } if !missing.is_empty() => RequalificationResult::Inconclusive(missing),
+        CombinedResults { awaited, .. } if !awaited.is_empty() => RequalificationResult::WaitingForAgent(awaited),
+        CombinedResults { passed: 0, .. } => RequalificationResult::Inconclusive(Vec::new()),
+        _ => RequalificationResult::Passed,
+    }
 }
 
-/// Starts a requalification run when the node is free and the limits allow it. Always returns false: the end of the run is a
-/// separate state change.
-pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
-    let Some(tests) = NonEmpty::new(required_tests(builder, node, record, case)) else {
-        return hand_over(builder, node, record, case, "no requalification test applies to the node");
+/// What keeps a node from passing its requalification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// The last run gave no conclusive result of these tests.
+    Inconclusive(Vec<TestId>),
+    /// The agent has reported no conclusive result of these since the repair.
+    WaitingForAgent { tests: Vec<TestId>, repair: Option<StepKind> },
+}
+
+/// Returns what keeps the node of this case from passing its requalification, if that is known.
+pub(crate) fn blocked(snapshot: &Snapshot, record: &NodeRecord, case: &Case) -> Option<Blocked> {
+    if case.is_under_examination() || case.waits_for_operator() {
+        return None;
+    }
+    let run = match record.state {
+        NodeState::Requalifying { run } => run,
+        // Between two runs.
+        NodeState::Quarantined if case.step(StepKind::Requalify).is_some() => None,
+        _ => return None,
     };
+    if run.is_some_and(|run| snapshot.runs.iter().any(|active| active.run.id == run)) {
+        return None;
+    }
+    match evaluate(snapshot, record, case, beginning(record, case, run)) {
+        RequalificationResult::Inconclusive(tests) => Some(Blocked::Inconclusive(tests)),
+        RequalificationResult::WaitingForAgent(tests) => {
+            Some(Blocked::WaitingForAgent { tests, repair: last_repair(case) })
+        }
+        RequalificationResult::Passed | RequalificationResult::Failed(_) => None,
+    }
+}
+
+/// Returns the repair that the requalification follows, if there was one at this escalation level.
+fn last_repair(case: &Case) -> Option<StepKind> {
+    const REPAIRS: [StepKind; 4] = [StepKind::Reset, StepKind::Reboot, StepKind::Replace, StepKind::Release];
+    let is_repair = |step: &&Step| {
+        step.state == StepState::Done && step.repair_step == case.repair_step && REPAIRS.contains(&step.what)
+    };
+    case.steps.iter().rev().find(is_repair).map(|step| step.what)
+}
+
+/// Formats the names of tests for a sentence.
+pub(crate) fn names(tests: &[TestId]) -> String {
+    let shown: Vec<&str> = tests.iter().take(MAX_NAMES).map(TestId::as_str).collect();
+    match tests.len().saturating_sub(MAX_NAMES) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Starts a requalification when the node is free and the limits allow it. Always returns false: its end is a separate
+/// state change.
+pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+    let required = required_tests(builder.snapshot, record, case);
+    if required.is_empty() {
+        return hand_over(builder, node, record, case, "no requalification test applies to the node");
+    }
+    let tests = NonEmpty::new(required.job_tests());
     let earlier = requalification_runs(case);
     if earlier.len() >= MAX_REQUALIFICATION_RUNS {
         return hand_over(builder, node, record, case, "the requalification runs gave no conclusive result");
@@ -211,7 +193,8 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
     if waits || pool_block(builder, pool).is_some() {
         return wait_for_requalification(builder, node, record, case);
     }
-    if !builder.accepts_requalification(node) || !builder.usage.allows_run(builder, node, &tests) {
+    let has_room = tests.as_ref().is_none_or(|tests| builder.usage.allows_run(builder, node, tests));
+    if !builder.accepts_requalification(node) || !has_room {
         let repair = &builder.snapshot.policy.repair;
         let due = earlier.last().map_or(record.since, |step| step.at.max(record.since));
         if builder.snapshot.at.since(due) > repair.requalification_deadline && !builder.active.contains(&node) {
@@ -228,7 +211,8 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
         text,
     );
     let purpose = purpose_with_reason(Purpose::Requalification, "proof", format!("case {}: {text}", case.id));
-    let run = builder.submit(node, tests, purpose, Some(case.id));
+    // Without a test that runs in a job, the agent's checks alone decide.
+    let run = tests.map(|tests| builder.submit(node, tests, purpose, Some(case.id)));
     builder.apply_event(node, &NodeEvent::RequalificationStarted { run }, Some(case.id), "proof", text);
     false
 }

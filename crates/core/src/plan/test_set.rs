@@ -63,6 +63,25 @@ impl TestSet {
     }
 }
 
+impl TestSet {
+    /// Returns the tests of either set.
+    pub(super) fn union(&self, other: &Self) -> Self {
+        let mut all = self.clone();
+        for (word, more) in all.inline.iter_mut().zip(other.inline) {
+            *word |= more;
+        }
+        if !other.heap.is_empty() {
+            let mut heap = all.heap.into_vec();
+            heap.resize(heap.len().max(other.heap.len()), 0);
+            for (word, more) in heap.iter_mut().zip(&other.heap) {
+                *word |= more;
+            }
+            all.heap = heap.into();
+        }
+        all
+    }
+}
+
 impl FromIterator<usize> for TestSet {
     fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
         let mut set = Self::default();
@@ -91,6 +110,8 @@ mod tests {
             prop_assert_eq!((one.is_empty(), one.first()), (a.is_empty(), a.first().copied()));
             let both: TestSet = a.intersection(&b).copied().collect();
             prop_assert_eq!(&one.intersection(&other), &both, "equal sets are equal values");
+            let either: TestSet = a.union(&b).copied().collect();
+            prop_assert_eq!(&one.union(&other), &either);
             prop_assert_eq!(one == other, a == b);
         }
     }

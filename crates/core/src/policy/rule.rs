@@ -29,6 +29,9 @@ pub struct Rule {
     /// In a run over several nodes, a violation means that they fail together, without attributing the fault to one of
     /// them.
     pub of_all: bool,
+    /// The limit is one that any hardware of the kind keeps. Beyond it the part is broken; within it the metric is not
+    /// judged yet.
+    pub backstop: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -41,10 +44,12 @@ pub enum When {
         metric: String,
         limit: f64,
     },
-    /// Below a percentage of the value that the machine type's profile expects for this metric.
+    /// Below a percentage of the value that the profile expects for this metric, or for another one: the metric `of`,
+    /// such as the chip's published peak.
     BelowProfile {
         metric: String,
         percent: f64,
+        of: Option<String>,
     },
     /// Different from the value in the machine type's profile.
     NotProfile {
@@ -115,6 +120,8 @@ struct RuleText {
     below: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     below_percent_of_profile: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    profile_metric: Option<String>,
     #[serde(default, skip_serializing_if = "is_false")]
     not_as_profile: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,6 +151,8 @@ struct RuleText {
     where_measured: bool,
     #[serde(default, skip_serializing_if = "is_false")]
     of_all: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    backstop: bool,
 }
 
 const fn once() -> u32 {
@@ -173,6 +182,7 @@ impl TryFrom<RuleText> for Rule {
             confirm: written.confirm,
             where_measured: written.where_measured,
             of_all: written.of_all,
+            backstop: written.backstop,
         })
     }
 }
@@ -214,6 +224,9 @@ impl RuleText {
         if self.peers_at_least.is_some_and(|least| least == 0 || self.below_percent_of_peers.is_none()) {
             return Err("has `peers_at_least`, which is at least 1 and goes with `below_percent_of_peers`".to_owned());
         }
+        if self.profile_metric.is_some() && self.below_percent_of_profile.is_none() {
+            return Err("has `profile_metric`, which goes with `below_percent_of_profile`".to_owned());
+        }
         let few = 1..=MAX_EARLIER_RESULTS;
         if self.own_at_least.is_some_and(|least| !few.contains(&least) || self.below_percent_of_own.is_none()) {
             return Err(format!(
@@ -239,7 +252,11 @@ impl RuleText {
         [
             self.above.map(|limit| When::Above { metric: name(), limit }),
             self.below.map(|limit| When::Below { metric: name(), limit }),
-            self.below_percent_of_profile.map(|percent| When::BelowProfile { metric: name(), percent }),
+            self.below_percent_of_profile.map(|percent| When::BelowProfile {
+                metric: name(),
+                percent,
+                of: self.profile_metric.clone(),
+            }),
             self.not_as_profile.then(|| When::NotProfile { metric: name() }),
             self.below_percent_of_peers.map(|percent| When::BelowPeers { metric: name(), percent, at_least }),
             self.below_percent_of_own.map(|percent| When::BelowOwn { metric: name(), percent, at_least: own_at_least }),
@@ -253,7 +270,9 @@ impl RuleText {
         match when {
             When::Above { limit, .. } => self.above = Some(limit),
             When::Below { limit, .. } => self.below = Some(limit),
-            When::BelowProfile { percent, .. } => self.below_percent_of_profile = Some(percent),
+            When::BelowProfile { percent, of, .. } => {
+                (self.below_percent_of_profile, self.profile_metric) = (Some(percent), of);
+            }
             When::NotProfile { .. } => self.not_as_profile = true,
             When::BelowPeers { percent, at_least, .. } => {
                 (self.below_percent_of_peers, self.peers_at_least) = (Some(percent), Some(at_least));
@@ -282,6 +301,7 @@ impl From<Rule> for RuleText {
             above: None,
             below: None,
             below_percent_of_profile: None,
+            profile_metric: None,
             not_as_profile: false,
             below_percent_of_peers: None,
             peers_at_least: None,
@@ -298,6 +318,7 @@ impl From<Rule> for RuleText {
             confirm: rule.confirm,
             where_measured: rule.where_measured,
             of_all: rule.of_all,
+            backstop: rule.backstop,
         };
         written.write_condition(rule.when);
         written
@@ -321,6 +342,7 @@ mod tests {
             "metric = \"m\"\nabove = 1.0",
             "metric = \"m\"\nbelow = 1.0",
             "metric = \"m\"\nbelow_percent_of_profile = 93.0",
+            "metric = \"m\"\nbelow_percent_of_profile = 33.3\nprofile_metric = \"peak_m\"",
             "metric = \"m\"\nnot_as_profile = true",
             "metric = \"m\"\nbelow_percent_of_peers = 90.0",
             "metric = \"m\"\nbelow_percent_of_peers = 90.0\npeers_at_least = 3",
@@ -352,6 +374,7 @@ mod tests {
             ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [6, 5]", "[3, 5]"),
             ("metric = \"m\"\nabove = 1.0\nn_of_last_m = [0, 5]", "[3, 5]"),
             ("metric = \"m\"\nabove = 1.0\npeers_at_least = 3", "goes with `below_percent_of_peers`"),
+            ("metric = \"m\"\nabove = 1.0\nprofile_metric = \"n\"", "goes with `below_percent_of_profile`"),
             ("metric = \"m\"\nbelow_percent_of_own = 9.0\nown_at_least = 900", "1 to 50"),
         ] {
             let error = rule(condition).unwrap_err();

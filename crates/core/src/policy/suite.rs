@@ -9,7 +9,7 @@ use crate::{ids::TestId, time::Span};
 #[serde(deny_unknown_fields)]
 pub struct SuiteSettings {
     pub tests: Option<Vec<TestId>>,
-    /// The controller runs these tests when their last result is older than this.
+    /// The controller runs these tests when their last result is older than this. Zero: only on request.
     pub every: Option<Span>,
     /// While the controller runs one of these tests because of `every`, the node has our maintenance mark and gets no
     /// new work.

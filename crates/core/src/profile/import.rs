@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ProfileFile, Signs};
+use super::{Expected, ProfileFile, Signs};
 use crate::ids::Sku;
 
 /// The result of an import.
@@ -92,10 +92,10 @@ fn instance_profiles<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str
             imported.skip((number, line), "duplicate machine type");
             continue;
         }
-        let expect = [("gpu_count".to_owned(), gpus), ("efa_devices".to_owned(), efa)].into();
+        let expect = [("gpu_count".to_owned(), gpus.into()), ("efa_devices".to_owned(), efa.into())].into();
         let detect = Signs { instance_types: vec![(*kind).to_owned()], ..Signs::default() };
         let source = format!("imported from {name}");
-        imported.files.push(ProfileFile { sku, version: 1, source, like: None, expect, detect });
+        imported.files.push(ProfileFile { source, expect, detect, ..ProfileFile::machine(sku) });
         imported.used += 1;
     }
 }
@@ -138,13 +138,14 @@ fn nhc<'a>(name: &str, lines: impl Iterator<Item = (usize, &'a str)>, imported: 
     }
     let detect = Signs { instance_types: vec![format!("Standard_{name}")], ..Signs::default() };
     let source = format!("imported from {name}.conf of AzNHC");
-    imported.files.push(ProfileFile { sku, version: 1, source, like: None, expect, detect });
+    imported.files.push(ProfileFile { source, expect, detect, ..ProfileFile::machine(sku) });
 }
 
 /// A machine type, accumulated line by line.
 #[derive(Debug, Default)]
 struct ImportedMachine {
-    expect: BTreeMap<String, f64>,
+    /// Stated: the site's own limits.
+    expect: BTreeMap<String, Expected>,
     /// Rates in Gb/s: of the fabric's ports, and of accelerated networking ports, which are Ethernet.
     fabric: Vec<f64>,
     ethernet: Vec<f64>,
@@ -192,14 +193,14 @@ impl ImportedMachine {
     }
 
     fn set(&mut self, metric: &str, value: f64) {
-        self.expect.insert(metric.to_owned(), value);
+        self.expect.insert(metric.to_owned(), value.into());
     }
 
     fn port(&mut self, rate: f64, device: &str) {
         if device.starts_with("mlx5_an") { &mut self.ethernet } else { &mut self.fabric }.push(rate);
     }
 
-    fn expect(mut self) -> BTreeMap<String, f64> {
+    fn expect(mut self) -> BTreeMap<String, Expected> {
         // The check counts in the same way: InfiniBand ports, or Ethernet ports if there are none.
         let ports = if self.fabric.is_empty() { &self.ethernet } else { &self.fabric };
         let best = ports.iter().copied().fold(0.0, f64::max) * 1e9;
@@ -278,7 +279,8 @@ nonsense
             ("nccl_busbw_bytes_per_s", 460e9),
             ("ib_write_gdr_bits_per_s", 380e9),
         ] {
-            assert!((file.expect[metric] - value).abs() < 1.0, "{metric}: {}", file.expect[metric]);
+            let found = file.expect[metric].value;
+            assert!((found - value).abs() < 1.0, "{metric}: {found}");
         }
         assert_eq!((imported.used, imported.covered), (9, 2));
         let lines: Vec<_> = imported.skipped.iter().map(|skipped| skipped.line).collect();
@@ -291,7 +293,7 @@ nonsense
         let imported = import("instance-profiles", AWS);
         let names: Vec<_> = imported.files.iter().map(|file| file.sku.as_str()).collect();
         assert_eq!(names, ["p4d.24xlarge", "g6.xlarge"]);
-        assert!((imported.files[0].expect["efa_devices"] - 4.0).abs() < f64::EPSILON);
+        assert_eq!(imported.files[0].expect["efa_devices"], 4.0.into());
         let lines: Vec<_> = imported.skipped.iter().map(|skipped| skipped.line).collect();
         assert_eq!(lines, [4, 5, 6]);
     }

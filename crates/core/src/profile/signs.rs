@@ -1,8 +1,9 @@
-//! The signs by which a machine type is detected.
+//! The signs by which a machine type or a chip is detected.
 
 use serde::{Deserialize, Serialize};
 
-/// The signs by which a machine type is detected. An instance type or a product suffices alone; GPUs also need `gpus`.
+/// The signs by which a machine type or a chip is detected. For a machine type, an instance type or a product suffices
+/// alone, and GPUs also need `gpus`. A chip has `gpu_ids` and `gpu_names` only.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Signs {
@@ -15,7 +16,8 @@ pub struct Signs {
     /// PCI vendor and device id of its GPUs, such as `10de:2330`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_ids: Vec<String>,
-    /// A substring of the driver's name for its GPUs, such as `H100 80GB HBM3`.
+    /// For a machine type: a substring of the driver's name for its GPUs, such as `H100 80GB HBM3`. For a chip: the
+    /// whole name, such as `NVIDIA H100 80GB HBM3`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu_names: Vec<String>,
     /// Number of those GPUs.
@@ -30,6 +32,11 @@ impl Signs {
             && self.gpu_ids.is_empty()
             && self.gpu_names.is_empty()
             && self.gpus.is_none()
+    }
+
+    /// Returns whether there is no sign besides those of a GPU.
+    pub(super) const fn only_gpus(&self) -> bool {
+        self.instance_types.is_empty() && self.products.is_empty() && self.gpus.is_none()
     }
 
     /// Returns whether a list contains this word, case-insensitively.

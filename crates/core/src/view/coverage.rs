@@ -24,6 +24,8 @@ pub struct CoverageRow {
     pub stale: u32,
     pub never_tested: u32,
     pub not_applicable: u32,
+    /// Measured, without an expected value to compare with.
+    pub not_judged: u32,
 }
 
 impl CoverageRow {
@@ -40,6 +42,7 @@ impl CoverageRow {
             stale: 0,
             never_tested: 0,
             not_applicable: 0,
+            not_judged: 0,
         }
     }
 
@@ -53,6 +56,7 @@ impl CoverageRow {
             TestStatus::Stale => &mut self.stale,
             TestStatus::NeverTested => &mut self.never_tested,
             TestStatus::NotApplicable => &mut self.not_applicable,
+            TestStatus::NotJudged => &mut self.not_judged,
         } += 1;
     }
 }
@@ -68,7 +72,7 @@ pub fn coverage(facts: &Facts) -> Vec<CoverageRow> {
         }
     }
     for row in &mut rows {
-        let applies = row.nodes - row.not_applicable;
+        let applies = row.nodes - row.not_applicable - row.not_judged;
         row.percent = (applies > 0).then(|| 100.0 * f64::from(row.covered) / f64::from(applies));
     }
     rows

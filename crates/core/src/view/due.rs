@@ -35,11 +35,16 @@ pub enum Due {
     At { at: Timestamp },
     /// The last result was inconclusive; the test is retried then.
     Retry { at: Timestamp, misses: u32 },
+    /// The node's agent runs it, every few minutes.
+    ByAgent,
 }
 
 impl Due {
     /// Computes the due time in the same way as the planner.
     pub fn of(snapshot: &Snapshot, node: &NodeRecord, test: &TestPolicy, known: &TestRecord, now: Timestamp) -> Self {
+        if plan::is_run_by_agent(snapshot, node, test) {
+            return Self::ByAgent;
+        }
         match plan::due_at(snapshot, node, test, known) {
             at if at <= now => Self::Now,
             at if known.misses() > 0 => Self::Retry { at, misses: known.misses() },

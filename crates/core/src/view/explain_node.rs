@@ -10,6 +10,8 @@ use super::{
 use crate::{
     case::Case,
     ids::{NodeName, TestId},
+    plan,
+    snapshot::NodeRecord,
 };
 
 /// Data from the store about one node, in addition to the facts.
@@ -50,7 +52,16 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
         audit: stored.audit,
         next: Vec::new(),
     };
-    view.headline = advice::headline(&view);
-    view.next = advice::next(&view, &facts.snapshot.breaker);
+    let blocked = requalification_blocker(facts, record);
+    view.headline = advice::headline(&view, blocked.as_ref());
+    view.next = advice::next(&view, &facts.snapshot.breaker, blocked.as_ref());
     Some(view)
+}
+
+/// Returns what keeps the node from passing its requalification.
+fn requalification_blocker(facts: &Facts, record: &NodeRecord) -> Option<advice::Blocker> {
+    let case = facts.snapshot.cases.iter().find(|case| Some(case.id) == record.case)?;
+    let silent_after = facts.snapshot.policy.agents.silent_after;
+    let agent_reports = record.has_live_agent(facts.observed_at.unwrap_or(facts.now), silent_after);
+    plan::blocked(&facts.snapshot, record, case).map(|blocked| advice::Blocker::new(record, &blocked, agent_reports))
 }

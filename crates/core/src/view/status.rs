@@ -1,14 +1,21 @@
 //! The overall status: leadership, open problems and coverage.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::{CoverageRow, Facts, OccupancyKind, coverage, is_overdue, nodes::occupancy_of, plural};
+use super::{
+    CoverageRow, Facts, OccupancyKind, coverage, disturbed, fleet_capacity, is_overdue, nodes::occupancy_of,
+    not_judged, plural,
+};
 use crate::{
-    hostlist::NODE_STATES,
-    ids::NodeName,
+    capacity_plan::CapacityPlan,
+    hostlist::{self, NODE_STATES},
+    ids::{NodeName, TestId},
     policy::Mode,
     reason::coded,
-    snapshot::{Breaker, Pause},
+    snapshot::{Breaker, NodeRecord, Pause},
+    software::Software,
     time::{Span, Timestamp},
 };
 
@@ -22,6 +29,10 @@ pub struct StoredStatus {
     pub rejected: u64,
     /// Validation node time since midnight UTC.
     pub spent_today: Span,
+    /// The measured duration of tests.
+    pub durations: BTreeMap<TestId, Span>,
+    /// Tests that do not apply because their software is not installed, and the nodes without it.
+    pub missing_software: Vec<(Software, TestId, Vec<NodeName>)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -42,6 +53,10 @@ pub struct StatusView {
     pub coverage: Vec<CoverageRow>,
     pub rejected: u64,
     pub spent_today_hours: f64,
+    /// Whether the limits can hold the periods of the tests.
+    pub capacity: CapacityPlan,
+    /// What an operator may want to change, one line each with the remedy. Nothing is wrong because of it.
+    pub notes: Vec<String>,
     /// Problems that need attention, one line each with the remedy. Empty: none.
     pub problems: Vec<String>,
 }
@@ -140,10 +155,19 @@ pub fn status(facts: &Facts, stored: &StoredStatus) -> StatusView {
         coverage: coverage(facts),
         rejected: stored.rejected,
         spent_today_hours: stored.spent_today.as_hours(),
+        capacity: fleet_capacity(facts, &stored.durations),
+        notes: missing_software(facts, stored).into_iter().chain(not_judged::notice(facts)).collect(),
         problems: Vec::new(),
     };
-    view.problems = problems(&view);
+    view.problems = problems(&view, unknown_in_service(facts));
+    view.problems.extend(disturbed::attention(facts));
     view
+}
+
+/// Returns how many nodes in service have an unknown occupancy. A node that is being repaired often does not answer.
+fn unknown_in_service(facts: &Facts) -> usize {
+    let unknown = |record: &&NodeRecord| occupancy_of(record, true).0 == OccupancyKind::Unknown;
+    facts.snapshot.nodes.iter().filter(unknown).filter(|record| !record.state.is_out_of_service()).count()
 }
 
 fn leader(facts: &Facts, stored: &StoredStatus) -> LeaderView {
@@ -176,7 +200,10 @@ fn count_nodes(facts: &Facts) -> NodeCounts {
 }
 
 fn count_runs(facts: &Facts) -> RunCounts {
-    let mut counts = RunCounts { limit: facts.snapshot.policy.limits.jobs, ..RunCounts::default() };
+    let mut counts = RunCounts {
+        limit: facts.snapshot.policy.limits.jobs.for_nodes(facts.snapshot.nodes.len()),
+        ..RunCounts::default()
+    };
     for active in &facts.snapshot.runs {
         match super::text::run_state(&active.run).0 {
             "running" => counts.running += 1,
@@ -223,7 +250,7 @@ fn silent(facts: &Facts) -> SilentAgentsView {
 }
 
 /// Returns the problems that need attention, most urgent first.
-fn problems(view: &StatusView) -> Vec<String> {
+fn problems(view: &StatusView, unknown_in_service: usize) -> Vec<String> {
     let mut lines = Vec::new();
     match &view.leader {
         LeaderView::Leads { .. } => {}
@@ -249,8 +276,33 @@ fn problems(view: &StatusView) -> Vec<String> {
         let (silent, agents) = (view.silent.silent.len(), view.silent.agents);
         lines.push(format!("{silent} of {agents} agents are silent: check the network first"));
     }
-    if view.nodes.unknown > 0 {
-        lines.push(format!("{}: occupancy unknown, not tested", plural(view.nodes.unknown as usize, "node")));
+    if unknown_in_service > 0 {
+        lines.push(format!("{}: occupancy unknown, not tested", plural(unknown_in_service, "node")));
     }
+    lines.extend(view.capacity.shortfalls.iter().cloned());
     lines
+}
+
+/// Returns one line for each software that tests need and that nodes do not have.
+fn missing_software(facts: &Facts, stored: &StoredStatus) -> Vec<String> {
+    /// Longer lists of nodes are cut.
+    const MAX_LIST: usize = 80;
+    let line = |software: &Software| {
+        let of_software = stored.missing_software.iter().filter(|(missing, ..)| missing == software);
+        let mut nodes: Vec<NodeName> = of_software.clone().flat_map(|(.., nodes)| nodes).cloned().collect();
+        nodes.retain(|name| facts.node(name).is_some_and(|(_, is_listed)| is_listed));
+        nodes.sort_unstable();
+        nodes.dedup();
+        let tests: Vec<&str> = of_software.map(|(_, test, _)| test.as_str()).collect();
+        let is_everywhere = nodes.len() == facts.snapshot.nodes.len();
+        let (count, list) = (plural(nodes.len(), "node"), hostlist::fold(&nodes));
+        let location = match (is_everywhere, list.len() <= MAX_LIST) {
+            (true, _) => format!("on any of the {count}"),
+            (false, true) => format!("on {count} ({list})"),
+            (false, false) => format!("on {count}"),
+        };
+        let (name, tests, remedy) = (software.name(), tests.join(", "), software.remedy());
+        (!nodes.is_empty()).then(|| format!("{name} is not installed {location}: {tests} not applicable; {remedy}"))
+    };
+    Software::ALL.iter().filter_map(line).collect()
 }

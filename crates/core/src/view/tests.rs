@@ -4,16 +4,19 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
 use crate::{
+    access::Place,
     case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
+    classify::disturbed_repeatedly,
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, OpId, PoolName, RuleId},
     lifecycle::NodeState,
     node::{Hold, Marks, Node, Occupancy},
-    observation::Entity,
+    observation::{Entity, Event},
     policy::Policy,
     reason::{ReasonCode, WithReason},
     run::{IncompleteReason, NonEmpty, NotStartedReason, ObservedJobState, Purpose, Report, RunEnd, RunState},
     snapshot::{ActiveRun, Breaker, Capabilities, Pause, RecentActions, TestRecords},
+    software::Software,
     time::Span,
 };
 
@@ -39,6 +42,7 @@ fn tests() -> Vec<TestPolicy> {
         limit: Span::minutes(20),
         typical_duration: Span::minutes(10),
         exclusive: true,
+        place: Place::Job,
         routine: true,
         maintenance: false,
         multi_node: false,
@@ -84,6 +88,7 @@ impl Facts {
                 marks: Marks::default(),
                 hardware: None,
                 sku: None,
+                declared: None,
                 overrides: None,
             }
             .into(),
@@ -97,6 +102,7 @@ impl Facts {
             case: None,
             last_report: None,
             job_failures: None,
+            remembered_gpus: 0,
         });
         self
     }
@@ -180,7 +186,7 @@ fn every_test_status_has_its_own_label() {
         assert_eq!(cell.status, status, "{results:?}");
     }
     let labels: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
-    assert_eq!(labels.len(), 6);
+    assert_eq!(labels.len(), TestStatus::ALL.len());
 }
 
 #[test]
@@ -247,9 +253,59 @@ fn a_node_without_findings_is_healthy_only_if_every_test_has_passed() {
     let passed = cluster().with("a").result("dl", Verdict::Pass, days(1)).result("storage", Verdict::Pass, days(1));
     assert!(headline(&passed).contains("every test that applies has passed"), "{}", headline(&passed));
     let half = cluster().with("a").result("dl", Verdict::Pass, days(1));
-    assert_eq!(headline(&half), "a is in service; never tested: storage");
+    let expected = "a is in service, but not known to be healthy: never tested: storage; `doctor test a --yes`";
+    assert_eq!(headline(&half), expected);
     let silent = half.result("storage", Verdict::Inconclusive, days(1));
-    assert_eq!(headline(&silent), "a is in service; inconclusive: storage");
+    let expected = "a is in service, but not known to be healthy: inconclusive: storage; `doctor test a --yes`";
+    assert_eq!(headline(&silent), expected);
+}
+
+#[test]
+fn why_names_the_agents_checks_that_a_requalification_waits_for() {
+    let step = |number, what, at| Step {
+        op: OpId::from_number(number),
+        what,
+        repair_step: RepairStep::Reboot,
+        state: StepState::Done,
+        at,
+        attempts: 1,
+        text: String::new(),
+    };
+    let id = CaseId::from_number(1);
+    let case = Case {
+        id,
+        hardware: HardwareId::new("board-1").unwrap(),
+        node: name("a"),
+        opened: days(1),
+        severity: Severity::Reboot,
+        findings: Vec::new(),
+        repair_step: RepairStep::Reboot,
+        steps: vec![step(1, StepKind::Reboot, days(1)), step(2, StepKind::Requalify, NOW.minus(Span::hours(2)))],
+        state: CaseState::Open,
+        boot_id: None,
+        advice: None,
+        job_failures: Vec::new(),
+    };
+    let headline = |silent_for: Span| {
+        let mut facts = cluster();
+        let mut tests = tests();
+        tests[1].place = Place::Agent;
+        facts.snapshot.tests = tests.into();
+        facts.snapshot.cases.push(case.clone());
+        let facts = facts.with("a").result("dl", Verdict::Pass, NOW).result("storage", Verdict::Pass, days(1));
+        let facts = facts.change(|record| {
+            record.state = NodeState::Requalifying { run: None };
+            record.case = Some(id);
+            record.last_report = Some(NOW.minus(silent_for));
+        });
+        let view = why(&facts, &name("a"), StoredNodeData::default()).unwrap();
+        (view.headline, view.next.join("\n"))
+    };
+    let (text, to_do) = headline(Span::hours(1));
+    assert!(text.contains("waiting for the agent's checks since the reboot (storage): agent silent since"), "{text}");
+    assert!(to_do.contains("doctor agent revoke a"), "{to_do}");
+    let (text, to_do) = headline(Span::minutes(1));
+    assert!(text.contains("(storage): agent last reported at") && to_do.contains("the agent repeats them"), "{text}");
 }
 
 #[test]
@@ -347,6 +403,74 @@ fn status_lists_only_problems_that_need_attention() {
         assert!(view.problems.iter().any(|line| line.contains(part)), "{part}: {:?}", view.problems);
     }
     assert_eq!((view.nodes.free, view.nodes.unknown, view.nodes.overdue), (2, 1, 3));
+}
+
+#[test]
+fn a_node_under_repair_that_does_not_answer_is_no_problem() {
+    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
+    let mut facts = cluster().with("a");
+    facts.snapshot.nodes[0].node_mut().occupancy = Occupancy::Unknown { why: "it is rebooting".into() };
+    assert_eq!(status(&facts, &leads).problems.len(), 1);
+    facts.snapshot.nodes[0].state = NodeState::Out;
+    assert_eq!(status(&facts, &leads).problems, Vec::<String>::new());
+}
+
+#[test]
+fn missing_software_is_one_line_for_the_fleet_with_the_remedy() {
+    let facts = cluster().with("n1").with("n2").with("n3");
+    let missing = |software, tests: &[&str], nodes: &[&str]| {
+        let nodes: Vec<NodeName> = nodes.iter().map(|node| name(node)).collect();
+        tests.iter().map(|test| (software, TestId::new(test).unwrap(), nodes.clone())).collect::<Vec<_>>()
+    };
+    let mut stored = StoredStatus::default();
+    assert!(status(&facts, &stored).notes.is_empty());
+    stored.missing_software = missing(Software::Fio, &["storage"], &["n1", "n2", "left"]);
+    stored.missing_software.extend(missing(Software::Dcgm, &["dcgm", "dcgm-level-4"], &["n1", "n2", "n3"]));
+    let view = status(&facts, &stored);
+    let [dcgm, fio] = &view.notes[..] else { panic!("{:?}", view.notes) };
+    assert!(
+        dcgm.starts_with("DCGM is not installed on any of the 3 nodes: dcgm, dcgm-level-4 not applicable; install")
+    );
+    assert!(
+        fio.starts_with("fio is not installed on 2 nodes (n[1-2]): storage not applicable; install the package `fio`")
+    );
+    assert!(view.problems.iter().all(|problem| !problem.contains("fio")), "nothing is wrong with the nodes");
+}
+
+#[test]
+fn status_reports_a_limit_that_cannot_hold_a_period() {
+    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
+    let mut facts = (0..20).fold(cluster(), |facts, n| facts.with(&format!("n{n:02}")));
+    let mut policy = Policy::built_in();
+    policy.limits.jobs = 1.into();
+    facts.snapshot.policy = policy.into();
+    assert_eq!(status(&facts, &leads).problems, Vec::<String>::new());
+    let test = facts.snapshot.tests.iter().find(|test| test.routine && test.exclusive).unwrap().id.clone();
+    let measured = StoredStatus { durations: [(test, Span::hours(10))].into(), ..leads };
+    let view = status(&facts, &measured);
+    assert!(view.problems[0].contains("raise `limits.jobs` to"), "{:?}", view.problems);
+    assert_eq!(view.problems, view.capacity.shortfalls);
+}
+
+#[test]
+fn tests_that_one_program_disturbs_repeatedly_are_one_line_of_attention() {
+    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
+    let mut facts = cluster();
+    for node in ["a", "b", "c", "d", "e"] {
+        let mut open = finding("dl", Severity::Monitor, 1, 1);
+        let event = Event::disturbed(Entity::node(), "python3 of uid 1000", "used by python3 (pid 7, user ann)");
+        if node != "e" {
+            open.finding = disturbed_repeatedly(&test_id("dl"), &event);
+        }
+        facts = facts.with(node).change(|record| record.findings.push(open));
+    }
+    let problems = status(&facts, &leads).problems;
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    for part in
+        ["4 nodes:", "a: dl disturbed 3 times in a row by python3 of uid 1000", "(pid 7, user ann)", "; 1 more)"]
+    {
+        assert!(problems[0].contains(part), "{part}: {problems:?}");
+    }
 }
 
 #[test]

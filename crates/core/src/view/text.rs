@@ -95,7 +95,7 @@ pub fn skip_text(reason: &SkipReason) -> String {
 }
 
 /// Formats a time to the second: more digits would be noise in a sentence.
-fn clock(at: Timestamp) -> String {
+pub(super) fn clock(at: Timestamp) -> String {
     let seconds = Timestamp::from_secs(at.secs()).to_string();
     if matches!(at, Timestamp::MIN | Timestamp::MAX) { at.to_string() } else { seconds }
 }

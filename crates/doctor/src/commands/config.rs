@@ -1,6 +1,7 @@
 //! `doctor config`: writes, checks and shows the configuration.
 
 mod agent_check;
+mod capacity_check;
 mod live;
 
 use std::{
@@ -11,9 +12,10 @@ use std::{
 
 use clap::Subcommand;
 use doctor_backend::inspection::{InspectionItem, InspectionStatus};
-use doctor_core::policy::Policy;
+use doctor_core::policy::{Mode, Policy};
 use serde::Serialize;
 
+use self::capacity_check::CapacityCheck;
 use crate::{
     config::{Config, default_text},
     context::Context,
@@ -36,8 +38,15 @@ enum ConfigCommand {
         /// Directory to write to.
         #[arg(default_value = ".")]
         dir: PathBuf,
+        /// Begin with a period in which nothing in the cluster is changed: the policy gets `mode = "observe"`. Change it
+        /// to `recommend` or `act` when the findings convince you.
+        #[arg(long)]
+        observe_first: bool,
     },
     /// Read all files and report errors with line and column.
+    ///
+    /// Also computes whether the limits can hold the periods of the tests: with the nodes that were last observed and
+    /// the measured durations where there is a store, else with the declared durations.
     Check {
         /// Also check that the configured services exist and respond: the store, the shared directory, and the cluster
         /// with the permissions, volume, priority class, image, GPU nodes and agents that the service needs. Failures
@@ -51,15 +60,25 @@ enum ConfigCommand {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
-        ConfigCommand::Init { dir } => init(context, dir),
+        ConfigCommand::Init { dir, observe_first } => init(context, dir, *observe_first),
         ConfigCommand::Check { live } => check(context, *live),
         ConfigCommand::Show => show(context),
     }
 }
 
-fn init(context: &Context, dir: &Path) -> Result<Exit> {
+/// Returns the text of the policy file: the defaults, or the defaults in mode `observe`.
+fn policy_text(observe_first: bool) -> String {
+    let mode = |mode: Mode| format!("\nmode = \"{mode}\"\n");
+    match observe_first {
+        true => Policy::DEFAULT_TEXT.replacen(&mode(Policy::built_in().mode), &mode(Mode::Observe), 1),
+        false => Policy::DEFAULT_TEXT.to_owned(),
+    }
+}
+
+fn init(context: &Context, dir: &Path, observe_first: bool) -> Result<Exit> {
     let service = default_text().replacen("# policy = \"policy.toml\"", "policy = \"policy.toml\"", 1);
-    let files = [(dir.join("doctor.toml"), service.as_str()), (dir.join("policy.toml"), Policy::DEFAULT_TEXT)];
+    let policy = policy_text(observe_first);
+    let files = [(dir.join("doctor.toml"), service.as_str()), (dir.join("policy.toml"), policy.as_str())];
     std::fs::create_dir_all(dir).map_err(|source| Failure::File {
         operation: "creating",
         path: dir.to_owned(),
@@ -78,6 +97,10 @@ fn init(context: &Context, dir: &Path) -> Result<Exit> {
     context.out.show(&serde_json::json!({ "written": paths }), |page| {
         page.line(format!("Wrote {}.", comma_separated(paths.iter().map(|path| path.display()))));
         page.line("They hold every setting with its default; keep only what you change.");
+        page.line(match observe_first {
+            true => "The policy begins in mode `observe`: faults are recorded, nothing in the cluster is changed.",
+            false => "The policy's mode is `recommend`: bad nodes are marked. To begin without: --observe-first.",
+        });
         page.line(format!("Then: doctor config check --config {}", files[0].0.display()));
     })?;
     Ok(Exit::Ok)
@@ -95,6 +118,7 @@ struct CheckView {
     profiles: usize,
     tests: Vec<String>,
     rules: usize,
+    capacity: CapacityCheck,
     /// Valid settings that will not work yet.
     remarks: Vec<String>,
     /// The live checks, if requested.
@@ -116,12 +140,15 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
     if loaded.settings.tests.is_empty() {
         remarks.push("no test is enabled: nothing will be tested".to_owned());
     }
+    let capacity = capacity_check::check_capacity(context, loaded);
+    remarks.extend(capacity.plan.iter().flat_map(|plan| plan.shortfalls.iter().cloned()));
     let view = CheckView {
         configuration: loaded.source.to_string(),
         policy: config.policy.clone(),
         profiles: config.profiles.len(),
         tests: loaded.settings.tests.iter().map(|test| test.id.to_string()).collect(),
         rules: loaded.settings.rules.len(),
+        capacity,
         remarks,
         live: live.then(|| live::inspect(context, loaded)).transpose()?,
     };
@@ -135,6 +162,9 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
             comma_separated(&view.tests),
             plural(view.rules, "rule")
         ));
+        if let Some(line) = view.capacity.line() {
+            page.line(line);
+        }
         for remark in &view.remarks {
             page.line(format!("  ! {remark}"));
         }
@@ -166,4 +196,16 @@ fn show(context: &Context) -> Result<Exit> {
     let policy = toml(toml::to_string(&*loaded.settings.policy))?;
     context.out.print(&format!("# {}\n{service}\n# policy\n{policy}", loaded.source))?;
     Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_begins_in_observe_is_the_default_with_another_mode() {
+        assert_eq!(policy_text(false), Policy::DEFAULT_TEXT);
+        let observing = Policy::with_site_settings(&policy_text(true)).unwrap();
+        assert_eq!(observing, Policy { mode: Mode::Observe, ..Policy::built_in() });
+    }
 }

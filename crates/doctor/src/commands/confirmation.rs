@@ -8,6 +8,7 @@ use std::{
 use doctor_checks::Catalogue;
 use doctor_core::time::Timestamp;
 use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand};
+use doctor_store::{Store, StoreError};
 use serde::Serialize;
 
 use crate::{
@@ -15,6 +16,9 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
 };
+
+/// How often a command with `--yes` is planned if the controller changes its nodes meanwhile.
+const MAX_PLANS: u32 = 10;
 
 /// The options of every command that changes something.
 #[derive(Debug, Clone, clap::Args)]
@@ -54,14 +58,32 @@ impl ChangeArgs {
 
     /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
     /// current time.
+    ///
+    /// With `--yes` no plan is reviewed, so a command whose plan is outdated when it is stored is planned again.
     pub(crate) fn submit_command(
         &self,
         context: &Context,
         why: &str,
-        order: impl FnOnce(Timestamp) -> Result<OperatorCommand>,
+        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
         let store = context.store()?;
-        let facts = context.facts(&store)?;
+        for _ in 1..MAX_PLANS {
+            match self.plan_and_store(context, &store, why, &order) {
+                Err(Failure::Store(StoreError::StateChanged { .. })) if self.yes => {}
+                done => return done,
+            }
+        }
+        self.plan_and_store(context, &store, why, &order)
+    }
+
+    fn plan_and_store(
+        &self,
+        context: &Context,
+        store: &Store,
+        why: &str,
+        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
+        let facts = context.facts(store)?;
         let (by, why, at) = (self.operator_name(), why.to_owned(), facts.now);
         let order = order(at)?;
         // Only commands that name tests need the policy, so that a node can be held while the policy is invalid.
@@ -79,7 +101,7 @@ impl ChangeArgs {
             done: prepared.done.clone(),
             next: prepared.next.clone(),
         };
-        self.apply(context, &change, || Ok(prepared.execute(&store, &CommandOrigin { by, why, at })?))
+        self.apply(context, &change, || Ok(prepared.execute(store, &CommandOrigin { by, why, at })?))
     }
 
     /// Shows the change, asks for confirmation, makes the change and reports it.

@@ -4,8 +4,9 @@ mod error_number;
 
 use std::collections::BTreeMap;
 
-use doctor_checks::{Catalogue, Check, Suite};
+use doctor_checks::{Catalogue, Check, Params, Suite};
 use doctor_core::{
+    access::{Access, Place},
     ids::{CheckId, TestId},
     policy::{Policy, Rule, TestPolicy},
     time::Span,
@@ -18,7 +19,7 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
     output::{Page, comma_separated},
-    reference_pages::{Reason, reasons, rule_condition},
+    reference_pages::{Reason, place_sentence, reasons, rule_condition},
 };
 
 /// Explain a check, a rule, a reason code or an error number: its meaning, the settings in force, and what to do.
@@ -38,6 +39,8 @@ enum Explained<'a> {
         name: &'a str,
         title: &'a str,
         page: String,
+        place: Place,
+        access: Vec<Access>,
         settings: Option<&'a TestPolicy>,
         params: serde_json::Value,
         rules: Vec<&'a Rule>,
@@ -66,8 +69,10 @@ enum Explained<'a> {
 #[derive(Debug, Serialize)]
 struct SuiteView<'a> {
     name: &'a str,
-    tests: &'a [TestId],
+    tests: Vec<TestId>,
     every: Option<Span>,
+    /// Whether agents run it, instead of the controller.
+    by_agents: bool,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -119,14 +124,25 @@ fn explain<'a>(settings: &'a Settings, name: &'a str) -> Option<Explained<'a>> {
 }
 
 /// Explains one suite by name, or all suites for the name `suites`.
+/// The suite of all checks that only read.
+const QUICK: &str = "quick";
+
 fn explain_suites<'a>(settings: &'a Settings, name: &str) -> Option<Explained<'a>> {
     let suites = settings.catalogue.suites().iter().filter(|(suite, _)| name == "suites" || suite.as_str() == name);
     let view = |(name, suite): (&'a TestId, &'a Suite)| SuiteView {
         name: name.as_str(),
-        tests: &suite.tests,
+        tests: suite.tests.clone(),
         every: suite.every,
+        by_agents: false,
     };
-    let suites: Vec<_> = suites.map(view).collect();
+    let mut suites: Vec<_> = suites.map(view).collect();
+    let quick = TestId::new(QUICK).ok().filter(|_| name == "suites" || name == QUICK);
+    suites.extend(quick.map(|quick| SuiteView {
+        name: QUICK,
+        tests: settings.catalogue.expand(&[quick]),
+        every: Some(settings.policy.agents.check_every),
+        by_agents: true,
+    }));
     (!suites.is_empty()).then_some(Explained::Suites { suites })
 }
 
@@ -138,6 +154,8 @@ fn explain_check<'a>(settings: &'a Settings, check: &'a Check) -> Explained<'a> 
         name: check.spec.id,
         title: check.spec.title,
         page: check.page_text(),
+        place: check.spec.place(),
+        access: check.access(params.as_ref().unwrap_or(&Params::new())),
         settings: in_force,
         params: params.and_then(|params| serde_json::to_value(params).ok()).unwrap_or_default(),
         rules: settings.rules.iter().filter(|rule| rule.check.as_str() == check.spec.id).collect(),
@@ -166,8 +184,10 @@ fn unknown(settings: &Settings, name: &str) -> Failure {
 
 fn text(page: &mut Page, explained: &Explained<'_>) {
     match explained {
-        Explained::Check { page: text_page, settings, params, rules, .. } => {
+        Explained::Check { page: text_page, place, access, settings, params, rules, .. } => {
             page.line(text_page.trim_end());
+            page.heading("Where it runs");
+            page.line(format!("  {}", place_sentence(*place, access)));
             page.heading("In force");
             match settings {
                 Some(test) => print_test_settings(page, test, params),
@@ -203,11 +223,12 @@ fn text(page: &mut Page, explained: &Explained<'_>) {
         Explained::Number(number) => error_number::text(page, number),
         Explained::Suites { suites } => {
             for suite in suites {
-                let when = match suite.every {
-                    Some(every) => format!("run by the controller when the last result is older than {every}"),
-                    None => "run on request".to_owned(),
+                let when = match (suite.every, suite.by_agents) {
+                    (Some(every), true) => format!("run by agents every {every}, slower checks at their own period"),
+                    (Some(every), false) => format!("run by the controller when the last result is older than {every}"),
+                    (None, _) => "run on request".to_owned(),
                 };
-                page.line(format!("Suite {}: {}; {when}.", suite.name, comma_separated(suite.tests)));
+                page.line(format!("Suite {}: {}; {when}.", suite.name, comma_separated(&suite.tests)));
             }
             page.line(
                 "A suite's name can be used for its tests in `doctor test --suite`, `doctor-node test`, `doctor-node job`",

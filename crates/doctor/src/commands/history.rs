@@ -64,10 +64,11 @@ fn table(rows: &[HistoryRow]) -> Table {
     let mut table =
         Table::new(["AT (UTC)", "NODE", "TEST", "RESULT", "REASON", "SEVERITY", "TOOK", "RUN"]).right_align(&[6]);
     for row in rows {
-        // Untrusted imported results have no run here.
+        // Imported results have no run here, and neither have those of agents.
         let run = match (row.run, row.untrusted) {
             (_, true) => "imported, untrusted".to_owned(),
             (Some(run), false) => run.to_string(),
+            (None, false) if row.by_agent => "agent".to_owned(),
             (None, false) => "-".to_owned(),
         };
         table.row([

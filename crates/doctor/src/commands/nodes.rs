@@ -119,7 +119,7 @@ pub(crate) fn status_cell(status: TestStatus, text: String) -> Cell {
         TestStatus::Pass => cell(text).good(),
         TestStatus::Fail => cell(text).bad(),
         TestStatus::Inconclusive | TestStatus::Stale | TestStatus::NeverTested => cell(text).warn(),
-        TestStatus::NotApplicable => cell(text).faint(),
+        TestStatus::NotApplicable | TestStatus::NotJudged => cell(text).faint(),
     }
 }
 

@@ -105,7 +105,7 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         };
         OperatorCommand::MultiNodeTest { nodes: args.multi_node.clone(), test }
     };
-    args.change_args.submit_command(context, &args.why, |_| Ok(order))
+    args.change_args.submit_command(context, &args.why, |_| Ok(order.clone()))
 }
 
 pub(crate) fn hold(context: &Context, args: &HoldArgs) -> Result<Exit> {

@@ -37,7 +37,7 @@ pub(crate) struct ResumeArgs {
 
 pub(crate) fn pause(context: &Context, args: &PauseArgs) -> Result<Exit> {
     let order = OperatorCommand::Pause { pool: args.pool.clone(), length: args.length };
-    args.change_args.submit_command(context, &args.why, |_| Ok(order))
+    args.change_args.submit_command(context, &args.why, |_| Ok(order.clone()))
 }
 
 pub(crate) fn resume(context: &Context, args: &ResumeArgs) -> Result<Exit> {

@@ -172,6 +172,9 @@ impl ServiceLoop {
                     tracing::error!(%error, "restart of alert delivery failed");
                 }
                 self.controller.engine.set_settings(loaded.settings.clone());
+                if let Some(listener) = &self.controller.agent_listener {
+                    listener.set_site_profiles(loaded.site_profiles.clone());
+                }
                 self.controller.engine.set_persistent_problem(None);
                 tracing::info!(policy = loaded.settings.policy.version, "configuration reloaded");
                 if !after_restart.is_empty() {

@@ -1,4 +1,4 @@
-//! `doctor sim`: plays scenarios, compares policies, and serves a simulated cluster to a controller.
+//! `doctor sim`: plays scenarios, compares policies, measures whether one holds its periods, and serves a simulated cluster to a controller.
 
 use std::{
     io::{IsTerminal, Write},
@@ -11,6 +11,7 @@ use doctor_sim::{
     ServeConfig, WorldConfig,
     harness::{
         compare::{self, Row},
+        period_coverage::{self, PeriodReport},
         scenario,
     },
 };
@@ -40,6 +41,7 @@ enum SimCommand {
         scripts: Vec<PathBuf>,
     },
     Compare(CompareArgs),
+    Periods(PeriodsArgs),
     Serve(ServeArgs),
 }
 
@@ -55,6 +57,22 @@ struct CompareArgs {
     /// Number of seeds, starting at 1.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
+}
+
+/// Simulate the policy in force with the shipped tests, and print how many results are younger than their period.
+///
+/// Of the pairs of node and test whose node was free within the period for twice the test's duration. DCGM, fio, NCCL and
+/// perftest are installed on all nodes. Exit code 1 if fewer than 95 % are in some hour, or a problem lasts for a day.
+#[derive(Debug, clap::Args)]
+struct PeriodsArgs {
+    /// Number of nodes.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    nodes: u32,
+    /// Number of days to play. Results of a test count from the end of its first period on.
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u32).range(1..=365))]
+    days: u32,
+    #[arg(long, value_name = "N", default_value_t = 1, help = "The same seed gives the same faults and users")]
+    seed: u64,
 }
 
 /// Serve a simulated cluster on a socket, for a controller with `[backend.sim]`. Time passes there also without
@@ -87,6 +105,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         SimCommand::Run { scripts } => run_scenarios(context, scripts),
         SimCommand::Compare(args) => compare_policies(context, args),
+        SimCommand::Periods(args) => simulate_periods(context, args),
         SimCommand::Serve(args) => serve(context, args),
     }
 }
@@ -106,6 +125,49 @@ fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
         context.out.json(&outputs)?;
     }
     Ok(Exit::Ok)
+}
+
+fn simulate_periods(context: &Context, args: &PeriodsArgs) -> Result<Exit> {
+    let policy = (*context.loaded()?.settings.policy).clone();
+    let report = period_coverage::play(policy, args.nodes, args.days, args.seed)
+        .map_err(|error| Failure::Other(error.to_string()))?;
+    context.out.show(&report, |page| print_periods(page, &report))?;
+    let holds = report.lowest_hour_percent >= 95.0 && report.lasting_problems.is_empty();
+    Ok(if holds { Exit::Ok } else { Exit::ProblemsFound })
+}
+
+fn print_periods(page: &mut Page, report: &PeriodReport) {
+    page.line(format!("{} nodes over {} days, seed {}.", report.nodes, report.days, report.seed));
+    page.blank();
+    let mut table = Table::new(["TEST", "PERIOD", "PAIRS", "YOUNGER", "LOWEST HOUR"]).right_align(&[1, 2, 3, 4]);
+    let percent = |value: f64| cell(format!("{value:.1} %"));
+    for row in &report.tests {
+        table.row([
+            cell(row.test.as_str()),
+            cell(row.period.to_string()),
+            cell(format!("{:.0}", row.pairs)),
+            percent(row.fresh_percent),
+            percent(row.lowest_hour_percent),
+        ]);
+    }
+    page.table(&table);
+    page.line(format!("Lowest hour of all tests together: {:.1} %.", report.lowest_hour_percent));
+    page.line(format!(
+        "Validation: {:.0} node-hours, {:.1} % of all and {:.1} % of those in which nodes were free.",
+        report.validation_node_hours, report.validation_percent, report.validation_percent_of_free
+    ));
+    page.line(format!(
+        "Users: {:.1} % of the cluster, {} jobs, {} of them disturbed. Faults: {} of {} found, {} false alarms.",
+        report.utilisation_percent,
+        report.user_jobs,
+        report.user_jobs_disturbed,
+        report.faults_found,
+        report.faults,
+        report.false_alarms
+    ));
+    for problem in &report.lasting_problems {
+        page.line(format!("  ! for a day or longer: {problem}"));
+    }
 }
 
 fn compare_policies(context: &Context, args: &CompareArgs) -> Result<Exit> {

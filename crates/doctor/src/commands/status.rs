@@ -1,6 +1,9 @@
 //! `doctor status`: whether a controller runs, what is in the way, and how much of the cluster is covered.
 
-use doctor_core::view::{self, CoverageRow, LeaderView, StatusView};
+use doctor_core::{
+    capacity_plan::{CapacityPlan, Pass},
+    view::{self, CoverageRow, LeaderView, StatusView},
+};
 use doctor_engine::cluster_state;
 
 use crate::{
@@ -19,7 +22,7 @@ pub(crate) struct Args {}
 pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
-    let view = view::status(&facts, &cluster_state::ledger(&store, facts.now)?);
+    let view = view::status(&facts, &cluster_state::status_ledger(&store, &facts)?);
     context.out.show(&view, |page| text(page, &view))?;
     Ok(if view.problems.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
@@ -42,6 +45,9 @@ fn text(page: &mut Page, view: &StatusView) {
     for problem in &view.problems {
         page.line(format!("  ! {problem}"));
     }
+    for note in &view.notes {
+        page.line(format!("  - {note}"));
+    }
     page.blank();
     page.field("controller", leader(view));
     page.field("last cycle", cycle(view));
@@ -61,6 +67,7 @@ fn text(page: &mut Page, view: &StatusView) {
             view.commands
         ),
     );
+    page.field("periods", periods(&view.capacity));
     page.field(
         "breaker",
         format!("{}, {} taken out within the hour", view.breaker.state, view.breaker.taken_out.len()),
@@ -100,6 +107,18 @@ fn counts(view: &StatusView) -> String {
     text
 }
 
+/// Returns how long one pass of each period over all nodes takes, if all nodes were free.
+pub(crate) fn periods(capacity: &CapacityPlan) -> String {
+    let pass = |pass: &Pass| {
+        let takes = pass.takes.map_or_else(|| "never".to_owned(), |takes| takes.to_string());
+        format!("a pass takes {takes} of {} ({})", pass.period, plural(pass.tests.len(), "test"))
+    };
+    match capacity.passes.is_empty() {
+        true => "no test is routine".to_owned(),
+        false => capacity.passes.iter().map(pass).collect::<Vec<_>>().join("; "),
+    }
+}
+
 fn agents(view: &StatusView) -> String {
     match (view.silent.agents, view.silent.silent.len()) {
         (0, _) => "none expected".to_owned(),
@@ -113,8 +132,8 @@ fn agents(view: &StatusView) -> String {
 /// Returns the table of coverage, which reports use too.
 pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
     let header =
-        ["TEST", "COVERED", "NODES", "PASS", "FAIL", "INCONCLUSIVE", "STALE", "NEVER TESTED", "NOT APPLICABLE"];
-    let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        ["TEST", "COVERED", "NODES", "PASS", "FAIL", "INCONCLUSIVE", "STALE", "NEVER TESTED", "N/A", "NOT JUDGED"];
+    let mut table = Table::new(header).right_align(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     for row in rows {
         let number = |count: u32| cell(count.to_string());
         let count_cell =
@@ -129,6 +148,7 @@ pub(crate) fn coverage(rows: &[CoverageRow]) -> Table {
             count_cell(row.stale, Cell::warn),
             count_cell(row.never_tested, Cell::warn),
             number(row.not_applicable),
+            number(row.not_judged),
         ]);
     }
     table

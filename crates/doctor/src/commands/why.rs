@@ -94,10 +94,10 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
         page.table(&failed_work(&view.job_failures));
     }
     page.heading("Tests");
-    let (not_here, here): (Vec<_>, Vec<_>) = view
-        .tests
-        .iter()
-        .partition(|line| line.status == TestStatus::NotApplicable && view.tests.len() > MAX_UNGROUPED_TESTS);
+    let (not_here, here): (Vec<_>, Vec<_>) = view.tests.iter().partition(|line| {
+        let grouped = matches!(line.status, TestStatus::NotApplicable | TestStatus::NotJudged);
+        grouped && view.tests.len() > MAX_UNGROUPED_TESTS
+    });
     page.table(&tests(&here, now));
     not_applicable(page, &not_here);
     if let Some(case) = &view.case {
@@ -165,13 +165,13 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
 const MAX_UNGROUPED_TESTS: usize = 12;
 
 fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
-    let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for line in lines {
         let reason = line.last.as_ref().map_or("-", |last| last.reason.as_str());
-        by_reason.entry(reason).or_default().push(line.test.as_str());
+        by_reason.entry((line.status.label(), reason)).or_default().push(line.test.as_str());
     }
-    for (reason, tests) in by_reason {
-        page.line(format!("  not applicable ({reason}): {}", comma_separated(&tests)));
+    for ((status, reason), tests) in by_reason {
+        page.line(format!("  {status} ({reason}): {}", comma_separated(&tests)));
     }
 }
 
@@ -198,6 +198,7 @@ fn due(line: &TestLine, now: Timestamp) -> Cell {
     match line.due {
         Due::Now => cell("now").warn(),
         Due::At { at } => cell(ago(now, at)),
+        Due::ByAgent => cell("by the agent"),
         Due::Retry { at, misses } => cell(format!("{} (after {misses} without result)", ago(now, at))),
     }
 }

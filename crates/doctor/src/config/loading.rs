@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::{
     policy::Policy,
     profile::{MachineTypes, ProfileFile},
@@ -20,6 +21,8 @@ pub(crate) struct LoadedConfig {
     pub source: ConfigSource,
     pub config: Config,
     pub settings: Settings,
+    /// The site's profile files, for agents.
+    pub site_profiles: SiteProfiles,
     /// The configuration in the file. `config` may differ because of command line options.
     from_file: Config,
     file_contents: Vec<FileContent>,
@@ -47,8 +50,8 @@ impl LoadedConfig {
     pub(crate) fn load(source: ConfigSource) -> Result<Self, ConfigError> {
         let mut texts = Vec::new();
         let config = read_config(&source, &mut texts)?;
-        let settings = load_settings(&config, &source, &mut texts)?;
-        Ok(Self { source, from_file: config.clone(), config, settings, file_contents: texts })
+        let (settings, site_profiles) = load_settings(&config, &source, &mut texts)?;
+        Ok(Self { source, from_file: config.clone(), config, settings, site_profiles, file_contents: texts })
     }
 
     /// Reloads the files if one changed. An invalid change is remembered, so that it is reported only once.
@@ -154,7 +157,7 @@ fn load_settings(
     config: &Config,
     source: &ConfigSource,
     texts: &mut Vec<FileContent>,
-) -> Result<Settings, ConfigError> {
+) -> Result<(Settings, SiteProfiles), ConfigError> {
     let (policy, policy_path) = match &config.policy {
         Some(path) => {
             let text = read_and_record(path, texts)?;
@@ -163,10 +166,11 @@ fn load_settings(
         None => (Policy::built_in(), PathBuf::from(source.to_string())),
     };
     let (catalogue, mut types) = config.backend.checks(&policy);
-    merge_profiles(&mut types, &config.profiles, texts)?;
+    let site_profiles = merge_profiles(&mut types, &config.profiles, texts)?;
     check_files(config, texts)?;
-    Settings::new(policy, catalogue, types.profiles())
-        .map_err(|source| ConfigError::Settings { path: policy_path, source })
+    let settings = Settings::new(policy, catalogue, types.profiles())
+        .map_err(|source| ConfigError::Settings { path: policy_path, source })?;
+    Ok((settings, site_profiles))
 }
 
 /// Reads and validates the files that the backend watches itself.
@@ -178,13 +182,14 @@ fn check_files(config: &Config, texts: &mut Vec<FileContent>) -> Result<(), Conf
     Ok(())
 }
 
-/// Merges the site's profiles over the built-in ones. Each path is a file, or a directory whose `.toml` files are read.
+/// Merges the site's profiles over the built-in ones, and returns their texts. Each path is a file, or a directory whose
+/// `.toml` files are read.
 fn merge_profiles(
     types: &mut MachineTypes,
     paths: &[PathBuf],
     texts: &mut Vec<FileContent>,
-) -> Result<(), ConfigError> {
-    let mut files = Vec::new();
+) -> Result<SiteProfiles, ConfigError> {
+    let (mut files, mut site) = (Vec::new(), Vec::new());
     for path in paths {
         let listed = if path.is_dir() {
             texts.push(FileContent::read_current(path));
@@ -195,10 +200,12 @@ fn merge_profiles(
         for path in listed {
             let text = read_and_record(&path, texts)?;
             files.push(ProfileFile::read(&text).map_err(|error| invalid(&path, error))?);
+            site.push(text);
         }
     }
     let path = || paths.first().cloned().unwrap_or_default();
-    types.merge_all(files).map_err(|source| ConfigError::Profiles { path: path(), source })
+    types.merge_all(files).map_err(|source| ConfigError::Profiles { path: path(), source })?;
+    SiteProfiles::new(site).map_err(|source| ConfigError::ProfilesTooLong { path: path(), source })
 }
 
 /// Returns the `.toml` files in a directory, sorted by path.
@@ -230,19 +237,19 @@ mod tests {
     fn an_invalid_change_keeps_the_last_valid_configuration_and_is_reported_once() {
         let (directory, source) = site("[limits]\njobs = 7\n");
         let mut loaded = LoadedConfig::load(source).unwrap();
-        assert_eq!(loaded.settings.policy.limits.jobs, 7);
+        assert_eq!(loaded.settings.policy.limits.jobs, 7.into());
         assert!(matches!(loaded.reload(), ReloadOutcome::Unchanged));
 
         fs::write(directory.path().join("policy.toml"), "[limits]\njobs = -7\n").unwrap();
         let ReloadOutcome::Invalid(error) = loaded.reload() else { panic!("a negative number must be rejected") };
         let text = error.to_string();
         assert!(text.contains("policy.toml, line 2, column 8"), "{text}");
-        assert_eq!(loaded.settings.policy.limits.jobs, 7);
+        assert_eq!(loaded.settings.policy.limits.jobs, 7.into());
         assert!(matches!(loaded.reload(), ReloadOutcome::Unchanged));
 
         fs::write(directory.path().join("policy.toml"), "[limits]\njobs = 8\n").unwrap();
         assert!(matches!(loaded.reload(), ReloadOutcome::Changed { after_restart } if after_restart.is_empty()));
-        assert_eq!(loaded.settings.policy.limits.jobs, 8);
+        assert_eq!(loaded.settings.policy.limits.jobs, 8.into());
         assert!(matches!(loaded.reload(), ReloadOutcome::Unchanged));
     }
 
@@ -275,7 +282,7 @@ mod tests {
         let expected = |loaded: &LoadedConfig, sku: &str, metric: &str| {
             let sku = doctor_core::ids::Sku::new(sku).unwrap();
             let profile = loaded.settings.profiles.get(Some(&sku))?;
-            profile.expect.get(metric).map(|value| value.to_string())
+            profile.value(metric).map(|value| value.to_string())
         };
         assert_eq!(expected(&loaded, "p5.48xlarge", "nvme_disks").as_deref(), Some("9"));
         assert_eq!(expected(&loaded, "p5.48xlarge", "efa_devices").as_deref(), Some("32"));

@@ -169,7 +169,7 @@ pub(super) const ALL: &[Setting] = &[
     setting(
         "agent.tolerations",
         Objects,
-        r#"[{"key":"nvidia.com/gpu","operator":"Exists"},{"key":"amd.com/gpu","operator":"Exists"}]"#,
+        r#"[{"key":"nvidia.com/gpu","operator":"Exists"}]"#,
         "Tolerations of the agents, in addition to those for our taints and for cordons.",
     ),
     setting(

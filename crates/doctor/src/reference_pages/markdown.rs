@@ -3,10 +3,11 @@
 use clap::{Arg, Command};
 use doctor_api::metrics::FAMILIES;
 use doctor_checks::{
-    Catalogue, Depth,
+    Catalogue, Depth, Params,
     coverage_of_other_tools::{COVERAGE, Coverage},
 };
 use doctor_core::{
+    access::{Access, Place},
     finding::Severity,
     policy::{Policy, Rule, When},
 };
@@ -51,11 +52,29 @@ pub(crate) fn rule_condition(rule: &Rule) -> String {
     condition(&rule.when)
 }
 
+/// Returns where a check runs and which access it needs there, in words.
+pub(crate) fn place_sentence(place: Place, access: &[Access]) -> String {
+    let place = match place {
+        Place::Agent => "by the agent where one is deployed, otherwise in a validation job",
+        Place::Job => "in a validation job",
+    };
+    let needs: Vec<String> = access.iter().map(|access| format!("{} (`{access}`)", access.label())).collect();
+    match &needs[..] {
+        [] => format!("{place}; it needs no access that a container does not have."),
+        needs => format!("{place}; it needs {}.", needs.join(", ")),
+    }
+}
+
 fn condition(when: &When) -> String {
     match when {
         When::Above { metric, limit } => format!("{metric} above {limit}"),
         When::Below { metric, limit } => format!("{metric} below {limit}"),
-        When::BelowProfile { metric, percent } => format!("{metric} below {percent} % of the machine type's profile"),
+        When::BelowProfile { metric, percent, of: None } => {
+            format!("{metric} below {percent} % of the machine type's profile")
+        }
+        When::BelowProfile { metric, percent, of: Some(of) } => {
+            format!("{metric} below {percent} % of {of} in the machine type's profile")
+        }
         When::NotProfile { metric } => format!("{metric} different from the machine type's profile"),
         When::BelowPeers { metric, percent, at_least } => {
             format!("{metric} below {percent} % of the median of at least {at_least} other nodes of the type")
@@ -126,6 +145,8 @@ fn checks() -> String {
             spec.limit,
             spec.typical_duration
         ));
+        let sentence = place_sentence(spec.place(), &check.access(&Params::new()));
+        text.push_str(&format!("Runs {sentence}\n\n"));
         text.push_str("| rule | when | severity | reason | confirmed after |\n|---|---|---|---|--:|\n");
         for rule in rules.iter().filter(|rule| rule.check.as_str() == spec.id) {
             let condition = escape_pipes(&rule_condition(rule));

@@ -3,10 +3,11 @@
 
 use doctor_core::{
     case::{CaseOutcome, StepState},
-    classify::ClassificationReason,
+    classify::{ClassificationReason, DISTURBED_REPEATEDLY},
     finding::Severity,
     observation::FailureKind,
     run::{CancelReason, IncompleteReason, NotStartedReason, Purpose},
+    software::Software,
     view::{SKIP_REASONS, TestStatus},
 };
 use serde::Serialize;
@@ -36,8 +37,25 @@ pub(crate) fn reasons() -> Vec<Reason> {
         let (means, to_do) = classification_reason(*w);
         Reason { code: w.code(), kind: "a result", means, to_do }
     }));
+    all.push(Reason {
+        code: DISTURBED_REPEATEDLY,
+        kind: "a finding",
+        means: "the same program disturbed a test of this node three times in a row",
+        to_do: "end the program, keep it off nodes that are tested, or hold the node; the next undisturbed result clears it",
+    });
     all.extend(Severity::ALL.iter().map(|s| plain(s.code(), "severity of a finding", s.meaning())));
-    all.extend(FailureKind::ALL.iter().map(|k| plain(k.code(), "a check could not run", failure(*k))));
+    all.extend(FailureKind::ALL.iter().map(|k| Reason {
+        code: k.code(),
+        kind: "a check could not run",
+        means: failure(*k),
+        to_do: failure_remedy(*k),
+    }));
+    all.extend(Software::ALL.iter().map(|s| Reason {
+        code: s.code(),
+        kind: "a test does not apply",
+        means: software(*s),
+        to_do: s.remedy(),
+    }));
     all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "purpose of a run", purpose(*p))));
     all.extend(StepState::ALL.iter().map(|s| plain(s.code(), "a step of a case", step(*s))));
     all.extend(CaseOutcome::ALL.iter().map(|c| plain(c.code(), "how a case ended", case_outcome(*c))));
@@ -51,16 +69,21 @@ const fn classification_reason(why: ClassificationReason) -> (&'static str, &'st
         ClassificationReason::NothingMeasured => {
             ("the check ran and reported nothing, which is not a pass", "see its log")
         }
-        ClassificationReason::NoLimit => (
-            "no rule or profile has an expected value for this machine",
+        ClassificationReason::PartlyJudged => (
+            "everything that was compared is within its limit; other measurements have no expected value",
             "`doctor-node profile show` on the node shows which profile was found and why; `profile learn` writes one",
+        ),
+        ClassificationReason::NoExpectation => (
+            "measured, and neither a profile, the scheduler, peers nor the node's past give a value to compare with",
+            "`doctor-node profile show` on the node shows which profile was found and why; `profile learn` writes one",
+        ),
+        ClassificationReason::NoHardware => ("the node has none of what the check counts, and nothing expects any", ""),
+        ClassificationReason::HardwareMissing => (
+            "the check found nothing of its kind, and the profile, the scheduler or the node's past expect it",
+            "check the count that failed beside it, such as `gpu-count`; the hardware or its driver is missing",
         ),
         ClassificationReason::MetricMissing => ("the check did not report a metric that a rule needs", "see its log"),
         ClassificationReason::NotANumber => ("the check reported a value that is not a number", "see its log"),
-        ClassificationReason::NoPeers => (
-            "a rule compares with other nodes of the type, and too few of them have results",
-            "wait until more of them are tested, or lower `peers_at_least`",
-        ),
         ClassificationReason::NoHistory => (
             "a rule compares with earlier results, and there are too few of them",
             "wait for more results; agent reports have no history",
@@ -84,6 +107,7 @@ const fn test_status(status: TestStatus) -> &'static str {
             "the newest result says nothing about the node: the test could not run or be classified"
         }
         TestStatus::NotApplicable => "the node has nothing that this test covers",
+        TestStatus::NotJudged => "measured, but nothing gives an expected value to compare with",
         TestStatus::Stale => "it passed or did not apply, but longer ago than the cut-off",
         TestStatus::NeverTested => "it never ran on this node; that counts as older than any result",
     }
@@ -123,10 +147,22 @@ const fn cancel(why: CancelReason) -> &'static str {
     }
 }
 
+const fn failure_remedy(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::Denied => {
+            "the text names the access, `doctor explain CHECK` what the check needs: deploy the agent, which has it, or give \
+             it to jobs (the page of your backend says how)"
+        }
+        _ => "",
+    }
+}
+
 const fn failure(kind: FailureKind) -> &'static str {
     match kind {
         FailureKind::Missing => "a file, tool or library is missing",
-        FailureKind::Denied => "permission denied",
+        FailureKind::NotInstalled => "the third-party program or library that it runs is not installed",
+        FailureKind::Unsupported => "the hardware is of a kind that the test does not support",
+        FailureKind::Denied => "permission denied, or the job was not given the access that the check needs",
         FailureKind::TimedOut => "it exceeded its time limit and was killed",
         FailureKind::Abandoned => "it hung in the kernel, could not be killed, and was abandoned",
         FailureKind::Killed => "it was killed by a signal",
@@ -134,6 +170,21 @@ const fn failure(kind: FailureKind) -> &'static str {
         FailureKind::TooLong => "its output exceeded the limit",
         FailureKind::Unparseable => "its output could not be parsed",
         FailureKind::Empty => "it ran and reported nothing, which is never a pass",
+        FailureKind::Disturbed => {
+            "another process used what was measured; the text names it and its owner. The test is repeated"
+        }
+    }
+}
+
+const fn software(software: Software) -> &'static str {
+    match software {
+        Software::Dcgm => "DCGM is not installed on the node",
+        Software::Fio => "fio is not installed on the node",
+        Software::Nccl => "NCCL is not installed on the node",
+        Software::Perftest => {
+            "the program that loads the ports, of perftest or libfabric, is not installed on the node"
+        }
+        Software::NvmeCli => "nvme-cli is not installed on the node",
     }
 }
 

@@ -80,7 +80,12 @@ export async function browser() {
       page.on("pageerror", (error) => said.push(String(error)));
       await before(page);
       await page.goto(url);
-      return { page, said, close: () => context.close() };
+      // A response that is being replaced must not outlive its page.
+      const close = async () => {
+        await page.unrouteAll({ behavior: "wait" });
+        await context.close();
+      };
+      return { page, said, close };
     },
     stop: () => program.close(),
   };

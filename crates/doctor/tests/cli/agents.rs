@@ -3,14 +3,16 @@
 use std::{
     fs::{self, File},
     io::Write,
-    net::TcpListener,
     path::PathBuf,
     process::{Command, Stdio},
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use doctor_testbed::fake_machine::{FakeMachine, fake_nvidia_library};
+
 use crate::{
     api,
+    out_of_the_box::replace_machine,
     this_machine::Service,
     traces,
     workdir::{Workdir, doctor_node, wait_until},
@@ -25,7 +27,7 @@ struct AgentFixture {
 impl AgentFixture {
     fn new() -> Self {
         let workdir = Workdir::local();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = doctor_testbed::ports::reserve_one().unwrap();
         workdir.write("busy", "");
         let config = workdir.read("doctor.toml").replace(
             "[backend",
@@ -96,7 +98,7 @@ fn a_kernel_log_line_becomes_a_finding_within_two_seconds_between_cycles() {
     agent.wait_for_log("reporting as here to http://127.0.0.1:");
     let list = || fixture.workdir.json(&["agent", "list"])[0].clone();
     wait_until("the first report", || list()["state"] == "reports");
-    assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.1"), Some(0)));
+    assert_eq!((list()["schema"].as_str(), list()["skew"].as_array().map(Vec::len)), (Some("1.2"), Some(0)));
     assert_eq!(fixture.finding_time("fallen off the bus"), None);
     wait_until("a cycle that knows of the agent", || fixture.workdir.json(&["status"])["silent"]["agents"] == 1);
 
@@ -198,4 +200,53 @@ fn a_revoked_agent_is_refused_and_a_new_credential_is_used_without_a_restart() {
     agent.reload();
     agent.wait_for_log("the changed configuration is in force");
     wait_until("the finding", || fixture.finding_time("fallen off the bus").is_some());
+}
+
+#[test]
+fn a_lost_gpu_and_lost_disks_are_findings_at_the_next_check_without_any_setting_on_the_node() {
+    let fixture = AgentFixture::new();
+    let workdir = &fixture.workdir;
+    fs::remove_dir_all(workdir.path("machine")).unwrap();
+    replace_machine(workdir, &FakeMachine::hgx_h100().nvme_disks(8));
+    // The machine type is built in; the site adds how many disks its machines have.
+    workdir.write("site.toml", "sku = \"hgx-h100\"\nversion = 40\n[expect]\nnvme_disks = 8\n");
+    let config = workdir.read("doctor.toml").replace("[agents]", "profiles = [\"site.toml\"]\n[agents]");
+    workdir.write("doctor.toml", &format!("{config}sku = \"hgx-h100\"\n"));
+    workdir.policy_for(&["gpu-count", "memory", "nvme-count"], "[agents]\ncheck_every = \"2s\"\n");
+    let mut service = Service::start(workdir);
+    service.wait_for_log("agent endpoint listening");
+    let mut command = Command::new(doctor_node());
+    command.args(["agent", "--credential", "keys/here.key", "--state", "agent", "--root", "machine"]);
+    command.args(["--policy", "policy.toml", "--nvml"]).arg(fake_nvidia_library(doctor_node()));
+    command.current_dir(workdir.path("")).stdin(Stdio::null()).env_clear();
+    command.env("DOCTOR_FAKE_NVIDIA", workdir.path("nvml.toml"));
+    let mut agent = Service::spawn(command);
+    agent.wait_for_log("machine type hgx-h100 (by gpus), version ");
+    agent.wait_for_log("using 1 of the controller's profiles: machine type hgx-h100 (by gpus), version ");
+
+    let why = || workdir.json(&["why", "here"]);
+    let status = |test: &str| {
+        let lines = why()["test_lines"].as_array().unwrap().clone();
+        let line = lines.into_iter().find(|line| line["test"] == test).unwrap();
+        (line["status"].as_str().unwrap().to_owned(), line["last"]["run"].is_null())
+    };
+    for test in ["gpu-count", "memory", "nvme-count"] {
+        wait_until(test, || status(test) == ("pass".to_owned(), true));
+    }
+    let history = workdir.json(&["history"]);
+    assert!(history.as_array().unwrap().iter().all(|row| row["by_agent"] == true), "no run was needed: {history}");
+    workdir.expect(0, &["history"]).stdout_contains("agent");
+
+    let began = now();
+    let smaller = FakeMachine::hgx_h100().gpu_removed(7).nvme_disks(6);
+    replace_machine(workdir, &smaller);
+    for text in ["7 GPUs, expected 8 on this machine type", "6 NVMe disks, expected 8 on this machine type"] {
+        wait_until(text, || fixture.finding_time(text).is_some());
+        eprintln!("{text}: {} ms after the change", fixture.finding_time(text).unwrap() - began);
+    }
+    wait_until("the result", || status("nvme-count") == ("fail".to_owned(), true));
+    // The type by which they are missed stays.
+    let stored = workdir.read("agent/machine.json");
+    assert_eq!(stored.matches("10de:2330").count(), 8, "{stored}");
+    assert_eq!((agent.stop().0, service.stop().0), (Some(0), Some(0)));
 }

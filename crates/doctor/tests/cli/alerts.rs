@@ -196,7 +196,7 @@ fn an_opened_case_is_notified_with_its_reason_until_acknowledged() {
     let (workdir, store) = setup(receiver.port, "");
     let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    workdir.carry_out(&["quarantine", "here", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     let notes = || -> Vec<serde_json::Value> {
         let requests = receiver.requests.lock().unwrap();
         requests.iter().flat_map(|request| request.body["notes"].as_array().unwrap().clone()).collect()
@@ -214,7 +214,7 @@ fn an_opened_case_is_notified_with_its_reason_until_acknowledged() {
 #[test]
 fn an_undeliverable_message_is_listed_as_lost_and_no_secret_is_printed() {
     // No process listens on this port.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = doctor_testbed::ports::reserve_one().unwrap();
     let (workdir, store) = setup(port, "give_up = \"2s\"");
     queue_alert(&store, 0);
     let mut controller = Service::start(&workdir);
@@ -246,7 +246,7 @@ impl Drop for KillOnDrop {
 }
 
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    doctor_testbed::ports::reserve_one().unwrap()
 }
 
 fn get(port: u16, path: &str) -> Option<serde_json::Value> {
@@ -347,7 +347,7 @@ fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its
     };
     let controller = Service::start(&workdir);
     wait_until("the first cycle", || store.cluster_state_time().unwrap().is_some());
-    workdir.carry_out(&["quarantine", "here", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
     wait_until("the case fires", || !notes("firing").is_empty());
     let [first] = &cases()[..] else { panic!("{:?}", cases()) };
     let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
@@ -378,7 +378,7 @@ fn alertmanager_groups_a_case_by_labels_receives_it_once_across_restarts_and_its
 
     // The machine is no longer in use: it is requalified and returned to service.
     std::fs::remove_file(workdir.path("busy")).unwrap();
-    workdir.carry_out(&["release", "here", "--why", "it does not", "--yes"]);
+    workdir.expect(0, &["release", "here", "--why", "it does not", "--yes"]);
     wait_until("the case is closed", || workdir.json(&["cases"]).as_array().is_some_and(Vec::is_empty));
     wait_until("the notification", || !notes("resolved").is_empty());
     wait_until("nothing fires", || cases().is_empty());

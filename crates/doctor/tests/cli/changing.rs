@@ -106,3 +106,22 @@ fn a_backup_restores_into_an_empty_store_only() {
     assert_eq!(workdir.json(&["nodes", "--store", "new.db"]), workdir.json(&with_store(&["nodes"])));
     workdir.expect(1, &with_store(&["db", "restore", "copy.db", "--yes"]));
 }
+
+#[test]
+fn commands_with_yes_are_carried_out_although_others_change_the_node_meanwhile() {
+    let workdir = demo_copy();
+    let hold = |operator: usize| {
+        for time in 0..5 {
+            let (by, why) = (format!("operator-{operator}"), format!("time {time}"));
+            workdir.expect(0, &with_store(&["hold", "node001", "--by", &by, "--why", &why, "--yes"]));
+        }
+    };
+    std::thread::scope(|scope| {
+        for operator in 0..4 {
+            scope.spawn(move || hold(operator));
+        }
+    });
+    let rows = workdir.json(&with_store(&["audit", "--limit", "40"]));
+    let is_theirs = |row: &&serde_json::Value| row["by"].as_str().is_some_and(|by| by.starts_with("operator-"));
+    assert_eq!(rows.as_array().unwrap().iter().filter(is_theirs).count(), 20, "{rows:#}");
+}

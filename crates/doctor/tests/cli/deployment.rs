@@ -255,7 +255,7 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     };
     let plane = ControlPlane::start(&programs).unwrap();
     let workdir = Workdir::new();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = doctor_testbed::ports::reserve_one().unwrap();
     let all = printed(&workdir, &["--set", &format!("port={port}"), "--set", "settings.service=cycle = \"1s\""]);
     for object in &all {
         plane.create(object);

@@ -10,6 +10,7 @@ use doctor_testbed::dstack::{Dstack, Health};
 use serde_json::{Value, json};
 
 use crate::{
+    out_of_the_box,
     slurm_flows::rows,
     this_machine::Service,
     workdir::{Workdir, doctor_node},
@@ -76,13 +77,24 @@ fn idle_instances_are_validated_and_released_to_users() {
     assert_eq!(dstack.jobs_started(&format!("doctor-{run}")), 1);
     assert_eq!(service.stop().0, Some(0));
 
+    // With the shipped policy they are not healthy: dstack offers eight GPUs each, this machine has none.
+    workdir.write("policy.toml", "version = 2\n");
+    let service = Service::start(&workdir);
+    out_of_the_box::wait_until_gpus_are_missed(&workdir, "bed-0");
+    assert_eq!(service.stop().0, Some(0));
+
     // A test on every instance that runs until it is ended, and a user who waits for one of the instances.
     workdir.policy_for(
         &[],
-        "version = 2\n[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
+        "version = 3\n[limits]\nresult_grace = \"1s\"\n[retry]\ninconclusive = \"1h\"\n\
          [tests.slow.params]\ntimeout = \"15m\"\ncommand = [\"/bin/sh\", \"-c\", \"exec sleep 600\"]\n",
     );
     let service = Service::start(&workdir);
+    // A run of the service before may have the instance still.
+    wait_until("the slow test on the first instance", || {
+        let run = workdir.json(&["nodes", "bed-0"])[0]["run"].clone();
+        run["state"] == "running" && run["tests"] == json!(["slow"])
+    });
     let busy = |instance: &Value| instance["status"] == "busy";
     dstack.wait_for_instance(1, "busy", busy).unwrap();
     let retried = json!({ "retry": { "on_events": ["no-capacity"], "duration": "1h" } });
@@ -117,10 +129,10 @@ fn a_failing_instance_is_examined_and_requalified_over_ssh() {
     let service = Service::start(&workdir);
     wait_until("the first check", || workdir.doctor(&["why", "bed-0"]).out.contains("GPU 5 has a volatile DBE"));
     assert_eq!(passed(&workdir), [""; 0], "no routine runs there");
-    workdir.carry_out(&["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
+    workdir.expect(0, &["quarantine", "bed-0", "--why", "dstack says failure", "--yes"]);
     wait_until("the examination", || passed(&workdir) == ["bed-0"]);
     wait_until("the advice", || workdir.doctor(&["why", "bed-0"]).out.contains("the examination recommends return"));
-    workdir.carry_out(&["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
+    workdir.expect(0, &["release", "bed-0", "--why", "a GPU was changed", "--yes"]);
     wait_until("its return", || workdir.json(&["nodes"])[0]["state"] == "in-service");
     let all = rows(&workdir, "memory");
     let runs: BTreeSet<String> = all.iter().map(|row| row["run"].to_string()).collect();

@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashMap,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Arc, Mutex, OnceLock, mpsc},
@@ -141,7 +140,7 @@ impl Container {
         if name != "DOCTOR_RENDEZVOUS" {
             return (name, value.to_owned());
         }
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = || doctor_testbed::ports::reserve_one().unwrap();
         let port = *self.meetings.lock().unwrap().entry(value.to_owned()).or_insert_with(free);
         (name, format!("127.0.0.1:{port}"))
     }
@@ -237,19 +236,19 @@ fn nodes_are_tested_by_real_jobs_and_a_faulty_one_is_tainted_until_requalified()
 
     workdir.policy_for(&["memory", "cpu-online"], "version = 3\n[repair]\nexamine = [\"memory\", \"cpu-online\"]\n");
     service.wait_for_log("configuration reloaded policy=3");
-    workdir.carry_out(&["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    workdir.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || !taint().contains("cluster-doctor"));
     assert_eq!(workdir.json(&["history", "gpu-1", "--test", "memory"])[0]["verdict"], "pass", "requalified");
     wait_until("the node to pass again", || label("gpu-1", "status") == "pass" && label("gpu-1", "severity").is_null());
-    assert_eq!(label("gpu-2", "status"), "pass");
+    assert_eq!(label("gpu-2", "status"), "pass", "{}", workdir.doctor(&["why", "gpu-2"]).out);
 
     // An operator quarantines the node: it is examined, the advice is recorded, and it stays out of service.
-    workdir.carry_out(&["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "gpu-2", "--why", "it smells", "--yes"]);
     wait_until("the advice", || annotation("gpu-2", "quarantine-result")["recommendation"] == "return");
     assert!(taint_of(&cluster, "gpu-2").contains("unhealthy"), "an operator decides");
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], true);
     workdir.doctor(&["why", "gpu-2"]).stdout_contains("the examination recommends return");
-    workdir.carry_out(&["release", "gpu-2", "--why", "it does not", "--yes"]);
+    workdir.expect(0, &["release", "gpu-2", "--why", "it does not", "--yes"]);
     wait_until("gpu-2 to be back", || !taint_of(&cluster, "gpu-2").contains("cluster-doctor"));
     wait_until("the advice to be gone", || annotation("gpu-2", "quarantine-result").is_null());
     assert_eq!(cluster.node("gpu-2")["spec"]["unschedulable"], Value::Null);

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     io::Write,
-    net::TcpListener,
     process::{Command, Stdio},
 };
 
@@ -44,7 +43,7 @@ impl AgentFixture {
         // The printed manifests may have created it already.
         let response = cluster.plane.request("POST", &accounts, Some(&account)).unwrap();
         assert!(response.is_success() || response.status == 409, "{}", response.text);
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = doctor_testbed::ports::reserve_one().unwrap();
         let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
         workdir.write(
             "doctor.toml",
@@ -132,8 +131,10 @@ impl AgentFixture {
     }
 }
 
+/// A requalification waits for the agent's next check, so the checks are frequent.
 fn policy(workdir: &Workdir, beginning: &str) {
-    workdir.policy_for(&["memory", "kernel-log"], beginning);
+    let text = format!("{beginning}[agents]\ncheck_every = \"10s\"\n");
+    workdir.policy_for(&["memory", "kernel-log"], &text);
 }
 
 #[test]
@@ -168,7 +169,7 @@ fn an_agent_authenticates_with_its_pod_token_and_its_finding_taints_the_node_unt
 
     // The check passes again, an operator releases the node, and a run requalifies it.
     fixture.set_policy("version = 3\n", 3, &mut service, &mut agent);
-    fixture.workdir.carry_out(&["release", "gpu-1", "--why", "it was planted", "--yes"]);
+    fixture.workdir.expect(0, &["release", "gpu-1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || !fixture.taints().contains("cluster-doctor"));
     wait_until("label and annotation to say so", || {
         written("labels", "status") != "fail" && !written("annotations", "results").contains("a planted fault")

@@ -20,6 +20,7 @@ mod kubernetes_flows;
 #[cfg(feature = "kubernetes-bed")]
 mod kubernetes_several;
 mod metrics;
+mod out_of_the_box;
 mod reading;
 #[cfg(feature = "kubernetes-bed")]
 mod real_kubelet;

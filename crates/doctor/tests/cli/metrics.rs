@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Command, Stdio},
 };
 
@@ -40,7 +40,7 @@ fn deployed(name: &str) -> String {
 #[test]
 fn metrics_match_their_declaration_and_prometheus_accepts_them() {
     let workdir = Workdir::local();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = doctor_testbed::ports::reserve_one().unwrap();
     let metrics = format!("cycle = \"1s\"\n[metrics]\nlisten = \"127.0.0.1:{port}\"\nper_node = true\n[backend");
     workdir.write("busy", "");
     workdir

@@ -7,8 +7,9 @@ use doctor_testbed::kubernetes::{ControlPlane, KubernetesTestbedError, real_node
 use serde_json::{Value, json};
 
 use crate::{
+    out_of_the_box,
     this_machine::Service,
-    workdir::{Workdir, doctor_node, wait_until},
+    workdir::{Workdir, doctor_node, wait_or_explain, wait_until},
 };
 
 const NAMESPACE: &str = "cluster-doctor";
@@ -72,7 +73,8 @@ impl Cluster {
         let storage = format!("size = \"16MiB\"\npattern_time = \"{pattern_time}\"\ndirectories = [\"/tmp\"]\n");
         let version = self.policy;
         let text = format!(
-            "version = {version}\n{extra}[limits]\nresult_grace = \"{grace}\"\n[tests.storage.params]\n{storage}"
+            "version = {version}\n{extra}[limits]\nresult_grace = \"{grace}\"\npending = \"40s\"\n\
+             [retry]\nnot_started = \"5s\"\n[tests.storage.params]\n{storage}"
         );
         self.workdir.policy_for(&["memory", "disk-space", "storage"], &text);
         let map = json!({
@@ -96,16 +98,20 @@ impl Cluster {
         self.ask("GET", PODS, None)["items"].as_array().unwrap().clone()
     }
 
-    /// Runs a test to its end, and returns the run and the pod. The kubelet rejects a pod while it still counts the GPUs of the
-    /// pod before it, which has ended for the scheduler: then the test is run again.
+    /// Runs a test to its end, and returns the run and the pod. The service deletes a pod whose result has arrived: a finalizer
+    /// keeps this one until it was read. The kubelet rejects a pod, or the scheduler leaves it pending, while they still count
+    /// the GPUs of the pod before it: then the test is run again.
     fn test_admitted(&self, test: &str) -> (String, Value) {
         let mut rejections = Vec::new();
         while rejections.len() < 5 {
             let (run, pod) = self.test(&[test]);
-            wait_until("the result", || self.verdict(&run, test).is_some());
-            let pod = self.ask("GET", &format!("{PODS}/{pod}"), None);
-            let reason = pod["status"]["reason"].as_str().unwrap_or_default();
-            if !reason.starts_with("OutOf") && reason != "UnexpectedAdmissionError" {
+            let path = format!("{PODS}/{pod}");
+            let finalizers = |names: Value| json!({ "metadata": { "finalizers": names } });
+            self.ask("PATCH", &path, Some(&finalizers(json!(["example.org/read-by-the-test"]))));
+            wait_until("the result", || self.verdict(&run, test).is_some() || self.is_given_up(&run));
+            let pod = self.ask("GET", &path, None);
+            self.ask("PATCH", &path, Some(&finalizers(Value::Null)));
+            if !is_rejected(&pod) && !self.is_given_up(&run) {
                 return (run, pod);
             }
             rejections.push(pod["status"].to_string());
@@ -115,17 +121,24 @@ impl Cluster {
 
     /// Requests memory and storage tests, and waits until the storage test runs. Returns the run and its pod.
     fn test_storage(&self) -> (String, String) {
-        let args = ["test", NODE, "--test", "memory", "--test", "storage", "--why", "a real node", "--yes"];
-        self.workdir.expect(0, &args);
-        let mut found = None;
-        wait_until("the storage test to run", || {
-            found = self.pods().iter().find(|pod| pod["status"]["phase"] == "Running").map(|pod| {
-                let run = pod["metadata"]["labels"]["cluster-doctor.io/run"].as_str().unwrap();
-                (run.to_owned(), pod["metadata"]["name"].as_str().unwrap().to_owned())
+        self.test_storage_with(|run, _| self.log(run))
+    }
+
+    /// The same, with the log of a run and its pod. A pod that the kubelet rejects is followed by another one.
+    fn test_storage_with(&self, log: impl Fn(&str, &str) -> String) -> (String, String) {
+        for _ in 0..5 {
+            let (run, name) = self.test(&["memory", "storage"]);
+            let mut rejected = false;
+            wait_until("the storage test to run", || {
+                let is_this = |pod: &&Value| pod["metadata"]["name"] == name;
+                rejected = self.pods().iter().filter(is_this).any(is_rejected) || self.is_given_up(&run);
+                rejected || log(&run, &name).contains("storage: | fio")
             });
-            found.as_ref().is_some_and(|(run, _)| self.log(run).contains("storage: | fio"))
-        });
-        found.unwrap()
+            if !rejected {
+                return (run, name);
+            }
+        }
+        panic!("the kubelet admits no pod: {:#?}", self.pods());
     }
 
     /// Requests these tests. Returns the run and its pod; scheduled runs may exist besides.
@@ -147,6 +160,13 @@ impl Cluster {
             found.is_some()
         });
         found.unwrap()
+    }
+
+    /// Whether the run's pod stayed pending for too long.
+    fn is_given_up(&self, run: &str) -> bool {
+        let rows = self.workdir.json(&["audit"]);
+        let is_pending = |row: &Value| row["run"] == run && row["code"] == "pending-too-long";
+        rows.as_array().is_some_and(|rows| rows.iter().any(is_pending))
     }
 
     fn audit(&self) -> String {
@@ -183,6 +203,12 @@ impl Cluster {
     }
 }
 
+/// Whether the kubelet rejected the pod, because it still counts the GPUs of the pod before it.
+fn is_rejected(pod: &Value) -> bool {
+    let reason = pod["status"]["reason"].as_str().unwrap_or_default();
+    reason.starts_with("OutOf") || reason == "UnexpectedAdmissionError"
+}
+
 #[test]
 fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
     let mut cluster = match Cluster::start() {
@@ -201,6 +227,8 @@ fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
     service = nothing_shared(&mut cluster, &shared);
     service.stop();
     cluster.workdir.write("doctor.toml", &shared);
+    gpus_are_missed(&cluster);
+    cluster.workdir.write("doctor.toml", &shared);
     cluster.change_policy("60s", "");
     service = Service::start(&cluster.workdir);
     pod_deleted(&cluster);
@@ -213,6 +241,20 @@ fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
     cluster.workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+}
+
+/// With the shipped policy and without agents, a job has the access that all checks need. The node declares eight GPUs
+/// and has none: it is not healthy. This has its own store, because the finding stays.
+fn gpus_are_missed(cluster: &Cluster) {
+    let settings = cluster.workdir.read("doctor.toml").replace("doctor.db", "missed.db");
+    cluster.workdir.write("doctor.toml", &settings);
+    cluster.workdir.write("policy.toml", "");
+    let map = json!({ "data": { "policy.toml": "" } });
+    cluster.ask("PATCH", &format!("/api/v1/namespaces/{NAMESPACE}/configmaps/policy"), Some(&map));
+    let service = Service::start(&cluster.workdir);
+    wait_until("the store", || cluster.workdir.path("missed.db").exists());
+    out_of_the_box::wait_until_gpus_are_missed(&cluster.workdir, NODE);
+    assert_eq!(service.stop().0, Some(0));
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
@@ -298,10 +340,9 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
     }
     cluster.change_policy("60s", LARGE);
     service.wait_for_log("configuration reloaded policy=3");
-    let (run, pod) = cluster.test(&["memory", "storage"]);
-    let log = format!("{PODS}/{pod}/log");
-    wait_until("the storage test to run", || {
-        cluster.plane.request("GET", &log, None).is_ok_and(|log| log.text.contains("storage: | fio"))
+    let (run, pod) = cluster.test_storage_with(|_, pod| {
+        let log = cluster.plane.request("GET", &format!("{PODS}/{pod}/log"), None);
+        log.map(|log| log.text).unwrap_or_default()
     });
     cluster.ask("DELETE", &format!("{PODS}/{pod}"), None);
     wait_until("what had finished", || cluster.verdict(&run, "memory").is_some());
@@ -314,7 +355,13 @@ fn nothing_shared(cluster: &mut Cluster, shared: &str) -> Service {
 fn check_result_transport(cluster: &Cluster, test: &str) {
     let (run, pod) = cluster.test_admitted(test);
     let log = cluster.log(&run);
-    assert_eq!(cluster.verdict(&run, test).as_deref(), Some("pass"), "{test}: {log}\n{}", pod["status"]);
+    assert_eq!(
+        cluster.verdict(&run, test).as_deref(),
+        Some("pass"),
+        "{test}: {log}\n{}\n{}",
+        pod["status"],
+        cluster.audit()
+    );
     assert!(log.contains("job: done") && !log.contains("DOCTOR RESULT"), "{log}");
     let end = &pod["status"]["containerStatuses"][0]["state"]["terminated"];
     let beginning = if test == "memory" { "doctor-carried-1 " } else { "doctor-in-log-1 " };
@@ -396,9 +443,16 @@ fn agents(cluster: &Cluster) {
 
 /// On a bad node a privileged pod runs the reboot command of the node's system. That alone does not complete the step.
 fn rebooted(cluster: &Cluster) {
-    cluster.workdir.carry_out(&["release", NODE, "--why", "they are done", "--yes"]);
+    cluster.workdir.expect(0, &["release", NODE, "--why", "they are done", "--yes"]);
     cluster.workdir.expect(0, &["test", NODE, "--test", "memory", "--why", "a planted fault", "--yes"]);
-    wait_until("the reboot", || cluster.workdir.path(REBOOTED).exists());
+    wait_or_explain(
+        "the reboot",
+        || cluster.workdir.path(REBOOTED).exists(),
+        || {
+            let why = cluster.workdir.doctor(&["why", NODE]).out;
+            format!("{why}\n{}\n{:#?}", cluster.audit(), cluster.pods())
+        },
+    );
     let node = cluster.node.object().unwrap();
     assert_eq!(node["spec"]["unschedulable"], true, "it was drained before: {}", node["spec"]);
     cluster.workdir.doctor(&["why", NODE]).stdout_contains("is being repaired (reboot");

@@ -22,11 +22,11 @@ fn a_mistake_is_shown_with_file_line_column_and_what_is_accepted() {
         ("doctor.toml", "cycle = \n", ["doctor.toml, line 1", "column"]),
         ("policy.toml", "[limits]\n\n  job = 3\n", ["policy.toml, line 3, column 3", "`jobs`"]),
         ("policy.toml", "[limits]\npending = 300\n", ["policy.toml, line 2, column 11", "such as \"90s\""]),
-        ("policy.toml", "[limits]\njobs = -1\n", ["policy.toml, line 2, column 8", "0 or more"]),
+        ("policy.toml", "[limits]\njobs = -1\n", ["policy.toml, line 2, column 8", "a share of the nodes such as"]),
         ("policy.toml", "[breaker]\npercent_of_pool = -5.0\n", ["policy.toml, line 2, column 19", "0 to 100 percent"]),
         ("policy.toml", "mode = \"yolo\"\n", ["policy.toml, line 1, column 8", "observe, recommend, act"]),
         ("policy.toml", "[[rules]]\nid = \"x\"\n", ["policy.toml, line 1", "missing field `check`"]),
-        ("profile.toml", "version = 1\n[expect]\n", ["profile.toml, line 1", "missing field `sku`"]),
+        ("profile.toml", "version = 1\n[expect]\n", ["profile.toml, a name is missing", "has `sku`"]),
     ] {
         let workdir = Workdir::new();
         workdir.write("doctor.toml", "policy = \"policy.toml\"\nprofiles = [\"profile.toml\"]\n");
@@ -68,10 +68,45 @@ fn a_policy_with_unknown_names_is_rejected() {
 }
 
 #[test]
+fn a_configuration_may_begin_in_observe() {
+    let workdir = Workdir::new();
+    workdir.expect(0, &["config", "init", "plain"]).stdout_contains("--observe-first");
+    workdir.expect(0, &["config", "init", "first", "--observe-first"]).stdout_contains("mode `observe`");
+    let mode = |dir: &str| {
+        let shown = workdir.json(&["config", "show", "--config", &format!("{dir}/doctor.toml")]);
+        shown["policy_in_force"]["mode"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([mode("plain"), mode("first")], ["recommend", "observe"]);
+}
+
+#[test]
+fn config_check_says_whether_the_limits_can_hold_the_periods() {
+    let workdir = Workdir::local();
+    let check = |policy: &str| {
+        workdir.write("policy.toml", policy);
+        workdir.doctor(&["config", "check"])
+    };
+    check("").stdout_contains("The limits can hold the periods of all tests on up to ");
+    check("[limits]\njobs = 1\n").stdout_contains("of all tests on up to ");
+    // With a store, the nodes that were last observed count.
+    workdir.policy("");
+    workdir.expect(0, &["run", "--wait", "--timeout", "1m"]);
+    check("").stdout_contains("of all tests on 1 node (");
+    let slow = "[limits]\njobs = 1\n[tests.dl]\ntypical_duration = \"8d\"\n";
+    let view = check(slow);
+    view.stdout_contains("a full pass needs 8d 4m (`limits.jobs` is 1)");
+    view.stdout_contains("the period is 7d: at most 87 % coverage; raise `limits.jobs` to 2, or lengthen the period");
+    workdir.expect(1, &["config", "check"]);
+}
+
+#[test]
 fn the_effective_configuration_is_shown_and_parses() {
     let workdir = Workdir::local();
     let output = workdir.expect(0, &["config", "show"]);
-    output.stdout_contains("max_load_per_core = 1000").stdout_contains("[limits]").stdout_contains("jobs = 5");
+    output
+        .stdout_contains("max_load_per_core = 1000")
+        .stdout_contains("[limits]")
+        .stdout_contains("jobs = \"5 or 4%\"");
     let json = workdir.json(&["config", "show"]);
     assert_eq!(json["cycle"], "30s");
     assert_eq!(json["policy_in_force"]["mode"], "recommend");

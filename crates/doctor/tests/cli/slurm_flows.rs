@@ -12,6 +12,7 @@ use doctor_testbed::slurm::{Daemon, Generation, Layout, Slurm};
 use serde_json::{Value, json};
 
 use crate::{
+    out_of_the_box,
     this_machine::Service,
     workdir::{Workdir, doctor_node, wait_until},
 };
@@ -171,6 +172,19 @@ fn users_have_priority(generation: Generation) {
 }
 
 #[test]
+fn a_node_whose_declared_gpus_are_gone_is_not_healthy_on_slurm() {
+    let layout = Layout { nodes: 1, ..Layout::default() };
+    let Some(fixture) = SlurmFixture::start("missing GPUs on Slurm", &layout) else { return };
+    configure(&fixture.workdir, &fixture.slurm, fixture.slurm.programs(), "");
+    // The shipped policy. Gres declares eight GPUs; this machine has none.
+    fixture.workdir.write("policy.toml", "");
+    let service = Service::start(&fixture.workdir);
+    wait_until("the store", || fixture.workdir.path("doctor.db").exists());
+    out_of_the_box::wait_until_gpus_are_missed(&fixture.workdir, "node1");
+    assert_eq!(service.stop().0, Some(0));
+}
+
+#[test]
 fn users_have_priority_on_slurm_22_05() {
     users_have_priority(Generation::Debian12);
 }
@@ -274,7 +288,7 @@ fn stays_drained_while_quarantined(generation: Generation) {
     let mut service = Restarted::start(workdir);
     service.until("both nodes to pass", || rows(workdir, "memory").len() == 2);
 
-    workdir.carry_out(&["quarantine", "node1", "--why", "it smells", "--yes"]);
+    workdir.expect(0, &["quarantine", "node1", "--why", "it smells", "--yes"]);
     service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     assert!(reason(slurm, "node1").starts_with("doctor:"), "{}", reason(slurm, "node1"));
     // If the node opens for users at any moment, this job starts and keeps running.
@@ -291,7 +305,7 @@ fn stays_drained_while_quarantined(generation: Generation) {
     assert_eq!(slurm.job_state(user).unwrap(), "PENDING", "an operator decides");
     let before = rows(workdir, "memory").len();
 
-    workdir.carry_out(&["release", "node1", "--why", "it does not", "--yes"]);
+    workdir.expect(0, &["release", "node1", "--why", "it does not", "--yes"]);
     service.until("the node to be back", || slurm.job_state(user).is_ok_and(|state| state == "RUNNING"));
     let proven = rows(workdir, "memory");
     assert_eq!(proven.len(), before + 1, "requalified once: {proven:?}");
@@ -340,7 +354,7 @@ fn an_injected_fault_drains_the_node_and_an_operators_drain_is_kept() {
 
     workdir.policy_for(&["memory"], "version = 3\nmode = \"act\"\n[allow]\ndrain = true\n");
     service.wait_for_log("configuration reloaded policy=3");
-    workdir.carry_out(&["release", "node1", "--why", "it was planted", "--yes"]);
+    workdir.expect(0, &["release", "node1", "--why", "it was planted", "--yes"]);
     wait_until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
     let proven = rows(workdir, "memory").into_iter().find(|row| row["node"] == "node1").unwrap();
     assert_eq!(proven["verdict"], "pass", "requalified: {proven}");
@@ -358,7 +372,7 @@ fn stopped_daemons_make_nodes_unknown_and_nothing_runs_twice() {
     let layout = Layout { nodes: 2, ..Layout::default() };
     let Some(fixture) = SlurmFixture::start("broken daemons of Slurm", &layout) else { return };
     let SlurmFixture { workdir, slurm } = &fixture;
-    configure(workdir, slurm, slurm.programs(), "deadline = \"3s\"\n");
+    configure(workdir, slurm, slurm.programs(), "deadline = \"15s\"\n");
     workdir.policy_for(&["memory"], "version = 1\n");
     let mut service = Service::start(workdir);
     wait_until("both nodes to pass", || rows(workdir, "memory").len() == 2);

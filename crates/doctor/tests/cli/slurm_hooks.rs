@@ -4,7 +4,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Stdio},
@@ -32,7 +31,7 @@ fn machine(workdir: &Workdir, folder: &str, log: &str) {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    doctor_testbed::ports::reserve_one().unwrap()
 }
 
 /// Starts Slurm. `None`: this machine has none, which is printed; in CI it is a failure.

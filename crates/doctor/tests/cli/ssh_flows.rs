@@ -9,10 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_testbed::ssh::{Host, SshFleet};
+use doctor_testbed::{
+    fake_machine::FakeMachine,
+    ssh::{Host, SshFleet},
+};
 use serde_json::json;
 
 use crate::{
+    out_of_the_box,
     slurm_flows::rows,
     this_machine::Service,
     workdir::{Workdir, doctor_node, wait_until},
@@ -51,7 +55,7 @@ impl SshFixture {
             &format!(
                 "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"5s\"\n\
                  [backend.ssh]\nhostfile = \"{}\"\nssh_config = \"{}\"\ndoctor_node = \"{}\"\nstate = \"{}\"\n\
-                 connect = \"3s\"\nlocks = [\"/run/site-lock\"]\nreboot = [\"/root/reboot\"]\n{settings}",
+                 connect = \"15s\"\nlocks = [\"/run/site-lock\"]\nreboot = [\"/root/reboot\"]\n{settings}",
                 self.fleet.path("hostfile").display(),
                 self.fleet.ssh_config().display(),
                 program.display(),
@@ -301,4 +305,23 @@ fn the_hosts_report_is_stored_before_a_reboot() {
     assert!(file("summary.md").contains("It is in node/"), "{}", file("summary.md"));
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn a_host_that_loses_all_its_gpus_is_not_healthy() {
+    let Some(fixture) = SshFixture::start("missing GPUs over SSH", 1) else { return };
+    let workdir = &fixture.workdir;
+    out_of_the_box::replace_machine(workdir, &FakeMachine::hgx_h100());
+    let program = out_of_the_box::stand_in_program(workdir);
+    let carried = workdir.path("carried").display().to_string();
+    workdir.write("doctor.toml", &workdir.read("doctor.toml").replace(&carried, &program.display().to_string()));
+    // The shipped policy. SSH declares nothing: what the host had before counts.
+    workdir.write("policy.toml", "");
+    let service = Service::start(workdir);
+    let name = &fixture.fleet.hosts()[0].name;
+    wait_until("the first results", || rows(workdir, "dl").iter().any(|row| row["verdict"] == "pass"));
+    out_of_the_box::replace_machine(workdir, &out_of_the_box::without_gpus());
+    workdir.expect(0, &["test", name, "--test", "dl", "--test", "gpu-count", "--yes"]);
+    out_of_the_box::wait_until_gpus_are_missed(workdir, name);
+    assert_eq!(service.stop().0, Some(0));
 }

@@ -38,7 +38,7 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     workdir.policy_for(
         &["storage", "fabric", "collective", "dl"],
         &format!(
-            "[suites.standard]\nevery = \"7d\"\n[suites.sweep]\ntests = []\n[tests.storage.params]\nsize = \"16MiB\"\n\
+            "[tests.storage.params]\nsize = \"16MiB\"\n\
              pattern_time = \"1s\"\ndirectories = [\"{}\"]\n",
             directory.display()
         ),
@@ -52,13 +52,16 @@ fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     };
     let why = workdir.doctor(&["why", "here"]);
     if std::path::Path::new("/usr/bin/fio").exists() {
-        assert!(["pass", "fail"].contains(&verdict("storage").as_str()), "{history}");
+        // On a busy machine, a rate that is too low is not judged.
+        let is_disturbed =
+            history.as_array().unwrap().iter().any(|row| row["test"] == "storage" && row["reason"] == "disturbed");
+        assert!(is_disturbed || ["pass", "fail"].contains(&verdict("storage").as_str()), "{history}");
     } else {
         println!("NOT RUN: the storage test in the standard suite: fio is not installed");
     }
     if !std::path::Path::new("/proc/driver/nvidia").exists() {
-        assert_eq!([verdict("dl"), verdict("collective-loopback")], ["inconclusive", "inconclusive"]);
-        why.stdout_contains("dl").stdout_contains("collective-loopback").stdout_contains("missing");
+        assert_eq!([verdict("dl"), verdict("collective-loopback")], ["not-applicable", "not-applicable"]);
+        why.stdout_contains("dl").stdout_contains("collective-loopback").stdout_contains("no-gpu");
     }
     let run = history[0]["run"].as_str().unwrap();
     workdir.expect(0, &["log", run]).stdout_contains("storage: ").stdout_contains("dl: ").stdout_contains("fabric: ");

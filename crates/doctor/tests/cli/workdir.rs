@@ -84,23 +84,18 @@ impl Workdir {
         output
     }
 
-    /// Runs a command that changes a node beside a running controller. It is rejected, and repeated here, if the
-    /// controller changes the node between the command's plan and its execution.
-    #[track_caller]
-    pub(crate) fn carry_out(&self, args: &[&str]) {
-        wait_until(&args.join(" "), || {
-            let output = self.doctor(args);
-            let is_outdated = output.err.contains("has changed since the plan was made");
-            assert!(output.code == 0 || is_outdated, "doctor {}\n{}\n{}", args.join(" "), output.out, output.err);
-            output.code == 0
-        });
-    }
-
     #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
         let output = self.doctor(&[args, &["--json"]].concat());
         serde_json::from_str(&output.out)
             .unwrap_or_else(|error| panic!("doctor {}: {error}\n{}\n{}", args.join(" "), output.out, output.err))
+    }
+
+    /// Returns what `doctor why` tells of a node, or null while the controller has not observed it.
+    #[track_caller]
+    pub(crate) fn why(&self, node: &str) -> serde_json::Value {
+        let is_unknown = !self.path("doctor.db").exists() || self.doctor(&["why", node]).err.contains("no node `");
+        if is_unknown { serde_json::Value::Null } else { self.json(&["why", node]) }
     }
 }
 
@@ -144,11 +139,20 @@ pub(crate) fn demo_copy() -> Workdir {
 /// The limit of a wait, long enough for a machine under load.
 const WAIT_LIMIT: Duration = Duration::from_secs(300);
 
+/// Waits until the condition holds. Most conditions start a program, so the pauses grow with the wait: many waiting tests
+/// would otherwise keep the processors busy.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, mut level: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, level: impl FnMut() -> bool) {
+    wait_or_explain(what, level, String::new);
+}
+
+/// The same; a wait that fails prints the explanation.
+#[track_caller]
+pub(crate) fn wait_or_explain(what: &str, mut level: impl FnMut() -> bool, explain: impl Fn() -> String) {
     let began = Instant::now();
     while !level() {
-        assert!(began.elapsed() < WAIT_LIMIT, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(50));
+        let waited = began.elapsed();
+        assert!(waited < WAIT_LIMIT, "{what} did not happen\n{}", explain());
+        std::thread::sleep((waited / 8).clamp(Duration::from_millis(50), Duration::from_millis(250)));
     }
 }

@@ -376,6 +376,7 @@ mod tests {
             occupancy: Occupancy::Free,
             marks: Marks::default(),
             sku: None,
+            declared: None,
             last_report: None,
         };
         let cluster =

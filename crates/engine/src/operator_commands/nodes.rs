@@ -127,7 +127,7 @@ pub(super) fn test(
             (None, NodeState::Repairing { .. }) => format!("{test_names}, after its repair"),
             (None, _) => test_names.clone(),
         };
-        let command = CommandKind::Test { node: record.node.name.clone(), tests: expanded.clone() };
+        let command = CommandKind::Test { node: record.node.name.clone(), tests: expanded.clone(), run: None };
         NodeOutcome { text, writes: vec![StoreWrite::Request(command)] }
     })?;
     Ok(PreparedCommand {

@@ -111,6 +111,7 @@ mod tests {
             ended: at,
             tests: vec![evidence],
             uptime: Some(Span::minutes(1)),
+            machine: None,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Copies between host and device, within a device and between devices: their rate, and whether the data arrives intact.
 
+use std::sync::{Mutex, PoisonError};
+
 use super::memory::{MemoryTester, Pattern, word_at};
 use crate::cuda::{CudaError, Gpu, HostBuffer};
 
@@ -22,14 +24,16 @@ pub struct CopyReport {
 const BYTES: usize = 128 << 20;
 const REPEATS: usize = 5;
 
-/// Runs the three kinds of copies that need no other GPU.
+/// GPUs behind one PCIe switch share its uplink: together each would reach a part of the rate that a profile expects.
+static HOST_LINK: Mutex<()> = Mutex::new(());
+
+/// Runs the three kinds of copies that need no other GPU. Copies to and from the host run on one GPU at a time.
 pub fn run<'g>(gpu: &'g Gpu<'g>, tester: &MemoryTester<'g>) -> Result<CopyReport, CudaError> {
     let mut host = gpu.allocate_host(BYTES / 8)?;
-    Ok(CopyReport {
-        to_device: to_device(gpu, tester, &mut host)?,
-        to_host: to_host(gpu, tester, &mut host)?,
-        on_device: on_device(gpu, tester)?,
-    })
+    let alone = HOST_LINK.lock().unwrap_or_else(PoisonError::into_inner);
+    let (to_device, to_host) = (to_device(gpu, tester, &mut host)?, to_host(gpu, tester, &mut host)?);
+    drop(alone);
+    Ok(CopyReport { to_device, to_host, on_device: on_device(gpu, tester)? })
 }
 
 fn to_device(gpu: &Gpu<'_>, tester: &MemoryTester<'_>, host: &mut HostBuffer<'_>) -> Result<CopyResult, CudaError> {

@@ -90,7 +90,7 @@ fn run_tests(
         reporter
             .measurements
             .failures
-            .push(ProbeFailure::new(FailureKind::Missing, format!("{text}; 8.0 or newer is required")));
+            .push(ProbeFailure::new(FailureKind::Unsupported, format!("{text}; 8.0 or newer is required")));
         return Ok(());
     }
     let small = kernels::CommonModules::load(gpu)?;
@@ -110,7 +110,8 @@ fn run_tests(
             trial = trial.combine(negative_control::products(&product, kind, CONTROL_ERRORS, SEED)?);
         }
         reporter.control(trial);
-        if !trial.all_detected() {
+        // A GPU that is wrong where no error was planted is tested all the same: the tests name what is wrong.
+        if !trial.finds_errors() {
             return Ok(());
         }
     }
@@ -260,10 +261,14 @@ impl GpuReporter<'_> {
             return;
         }
         let ControlResult { injected, detected: caught, false_alarms } = trial;
-        let text = format!(
-            "{}: the test does not detect planted errors: {caught} of {injected} found, {false_alarms} false alarms",
-            self.entity
-        );
+        let entity = &self.entity;
+        let text = if trial.finds_errors() {
+            format!("{entity}: {false_alarms} values were wrong during the negative control where no error was planted")
+        } else {
+            format!(
+                "{entity}: the test does not detect planted errors: {caught} of {injected} found, {false_alarms} false alarms"
+            )
+        };
         self.measurements.failures.push(ProbeFailure::new(FailureKind::Failed, text));
     }
 

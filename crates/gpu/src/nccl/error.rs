@@ -27,7 +27,8 @@ impl NcclError {
     /// Converts the error into the reason for a missing measurement.
     pub fn failure(&self) -> ProbeFailure {
         let kind = match self {
-            Self::NoLibrary { .. } | Self::NoSymbol { .. } => FailureKind::Missing,
+            Self::NoLibrary { .. } => FailureKind::NotInstalled,
+            Self::NoSymbol { .. } => FailureKind::Missing,
             Self::Failed { .. } => FailureKind::Failed,
             Self::Aborted { .. } => FailureKind::TimedOut,
         };

@@ -8,10 +8,10 @@ use doctor_checks::gpu::FieldValue;
 use nvml_wrapper_sys::bindings::{
     field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, field_id::NVML_FI_DEV_MEMORY_TEMP, nvmlEccSramErrorStatus_v1_t,
     nvmlFieldValue_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t, nvmlMemory_v2_t,
-    nvmlPciInfo_t, nvmlProcessInfo_t, nvmlUtilization_t, nvmlViolationTime_t,
+    nvmlPciInfo_t, nvmlProcessInfo_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::{Device, GpuHandle, ask, code, text};
+use super::{Device, GpuHandle, ask, code, gpu_process::GpuProcess, text};
 
 pub(super) type NvmlResult<T> = Result<T, FieldValue>;
 
@@ -41,6 +41,7 @@ plain!(
     nvmlMemory_v2_t,
     nvmlPciInfo_t,
     nvmlProcessInfo_t,
+    nvmlProcessUtilizationSample_t,
     nvmlUtilization_t,
     nvmlViolationTime_t
 );
@@ -74,6 +75,7 @@ pub(super) struct QueryCache {
     memory: Option<NvmlResult<nvmlMemory_v2_t>>,
     fabric: Option<NvmlResult<nvmlGpuFabricInfo_v3_t>>,
     pub(super) processes: Option<NvmlResult<Vec<nvmlProcessInfo_t>>>,
+    pub(super) activity: Option<NvmlResult<Vec<GpuProcess>>>,
     pub(super) links: Option<Vec<c_uint>>,
 }
 

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlProcessInfo_t};
 
 use super::{
     Device, GpuHandle, ask, code,
-    fields::{NvmlResult, QueryCache, read_value, uint_value, ulong_value, zeroed},
+    fields::{NvmlResult, Plain, QueryCache, read_value, uint_value, ulong_value, zeroed},
 };
 
 /// NVLinks per GPU in the largest design so far.
@@ -24,6 +24,21 @@ const PEER_FAMILIES: [&str; 2] = ["topology", "p2p"];
 /// Returns whether a field is about the path between two GPUs.
 pub(super) fn is_peer_field(field: &str) -> bool {
     field.split_once(".*.").is_some_and(|(family, _)| PEER_FAMILIES.contains(&family))
+}
+
+/// Returns a list that NVML writes to a buffer. `fill` gets the buffer's length, which NVML replaces by the list's, and
+/// the buffer.
+pub(super) fn list<T: Plain + Clone>(fill: impl FnOnce(*mut c_uint, *mut T) -> NvmlResult<()>) -> NvmlResult<Vec<T>> {
+    let mut all = vec![zeroed(); MAX_PROCESSES];
+    let mut count = MAX_PROCESSES as c_uint;
+    match fill(&mut count, all.as_mut_ptr()) {
+        // There are more than fit, and NVML wrote none of them.
+        Err(FieldValue::Failed { code: code::INSUFFICIENT_SIZE, .. }) => Err(FieldValue::NotSupported),
+        other => other.map(|()| {
+            all.truncate(count as usize);
+            all
+        }),
+    }
 }
 
 impl Device<'_> {
@@ -56,6 +71,10 @@ impl Device<'_> {
                     };
                     Ok((0..).zip(processes.iter().map(one)).collect())
                 }
+                Err(reading) => Err(reading.clone()),
+            },
+            "activity" => match cache.activity.get_or_insert_with(|| self.activity()) {
+                Ok(processes) => Ok((0..).zip(processes.iter().map(|process| process.field(what))).collect()),
                 Err(reading) => Err(reading.clone()),
             },
             family if PEER_FAMILIES.contains(&family) => {
@@ -107,19 +126,9 @@ impl Device<'_> {
         ulong_value(read_value(|to| ask!(nvml, nvmlDeviceGetNvLinkErrorCounter(handle, link, counter, to))))
     }
 
-    fn processes(self) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
-        let mut processes = vec![zeroed(); MAX_PROCESSES];
-        let mut count = MAX_PROCESSES as c_uint;
-        let result =
-            ask!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, &mut count, processes.as_mut_ptr()));
-        match result {
-            // There are more than fit, and NVML wrote none of them.
-            Err(FieldValue::Failed { code: code::INSUFFICIENT_SIZE, .. }) => Err(FieldValue::NotSupported),
-            other => other.map(|()| {
-                processes.truncate(count as usize);
-                processes
-            }),
-        }
+    /// Returns the processes with a compute context.
+    pub(super) fn processes(self) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
+        list(|count, to| ask!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.handle, count, to)))
     }
 
     fn peer_field(self, other: &GpuHandle<'_>, family: &str, what: &str) -> FieldValue {

@@ -3,7 +3,9 @@
 //! A session is opened for one read and closed after it: while a process holds NVML open, no GPU of the machine can be
 //! reset and the driver cannot be unloaded.
 
+mod activity;
 mod fields;
+mod gpu_process;
 mod indexed_fields;
 
 use std::{ffi::OsStr, fmt, os::raw::c_uint, ptr};

@@ -18,7 +18,7 @@ use doctor_checks::{
     document::{Schema, Versions},
 };
 use doctor_core::{
-    ids::{CheckId, NodeName},
+    ids::{CheckId, NodeName, Sku},
     policy::{Policy, Rule},
     profile::Profile,
     time::Span,
@@ -27,12 +27,16 @@ use doctor_core::{
 use serde::Deserialize;
 
 use super::{
+    exchange::{NodeCredentials, Route},
     http::{Address, BadAddress},
-    sender::{NodeCredentials, Route},
+    machine::MachineSources,
     spool::SpoolLimits,
     token::{Token, TokenError},
 };
-use crate::policy::{FileError, load_policy, load_profile};
+use crate::{
+    policy::{FileError, load_policy, load_profile},
+    profile::LINK_LOCAL,
+};
 
 /// Read if `--config` is not given and the file exists.
 pub const DEFAULT_FILE: &str = "/etc/cluster-doctor/agent.toml";
@@ -61,9 +65,16 @@ pub struct AgentSettings {
     /// The site's policy file. [default: the built-in policy]
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Hardware profile of the machine type, as TOML.
+    /// Hardware profile of the machine type, as TOML. [default: by the detected type]
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
+    /// The cluster's label for the machine type, for machines whose cloud does not report it.
+    #[arg(long, value_name = "NAME", env = "DOCTOR_LABEL")]
+    pub label: Option<Sku>,
+    /// URL of the cloud's metadata service. It is queried only if the firmware identifies a cloud.
+    /// [default: http://169.254.169.254]
+    #[arg(long, value_name = "URL")]
+    pub metadata: Option<String>,
     /// Root of this machine's file system, for a container that has the host mounted there. [default: /]
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
@@ -113,7 +124,9 @@ pub struct Config {
     pub library: OsString,
     pub spool_limits: SpoolLimits,
     pub policy: Policy,
+    /// The one that is set; without it, the one of the detected machine type applies.
     pub profile: Option<Profile>,
+    pub machine: MachineSources,
     pub catalogue: Catalogue,
     /// Rules of the quick checks.
     rules: BTreeMap<CheckId, Vec<Rule>>,
@@ -172,6 +185,10 @@ impl Config {
                 reports: settings.spool_reports.unwrap_or(defaults.reports).max(1),
             },
             profile: load_profile(settings.profile.as_deref())?,
+            machine: MachineSources {
+                label: settings.label,
+                metadata: settings.metadata.unwrap_or_else(|| LINK_LOCAL.to_owned()),
+            },
             rules: rules(&catalogue, &policy)?,
             policy,
             catalogue,
@@ -231,6 +248,8 @@ impl AgentSettings {
             state: self.state.or(below.state),
             policy: self.policy.or(below.policy),
             profile: self.profile.or(below.profile),
+            label: self.label.or(below.label),
+            metadata: self.metadata.or(below.metadata),
             root: self.root.or(below.root),
             nvml: self.nvml.or(below.nvml),
             spool_bytes: self.spool_bytes.or(below.spool_bytes),

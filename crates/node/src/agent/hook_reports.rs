@@ -20,7 +20,7 @@ use super::{
     AgentError,
     config::Config,
     drain_permit,
-    sender::{SendOutcome, attempt},
+    exchange::{SendOutcome, attempt},
     spool::Spool,
 };
 use crate::{clock::now, job::output::write_atomically};
@@ -87,14 +87,11 @@ pub(super) fn pending(state: &Path) -> Vec<(PathBuf, HookReport)> {
 /// Builds the report for submitted evidence.
 pub(super) fn report(hook_report: HookReport, config: &Config, number: u64) -> AgentReport {
     AgentReport {
-        node: config.route.node.clone(),
         hardware: hook_report.hardware,
-        sequence: number,
-        at: now(),
         uptime: hook_report.uptime,
         checks: hook_report.checks,
-        versions: config.route.versions.clone(),
-        dropped: None,
+        machine: super::machine::stored_facts(&config.state),
+        ..AgentReport::heartbeat(config.route.node.clone(), number, now(), config.route.versions.clone())
     }
 }
 

@@ -9,13 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::drain_permit::PERMIT_HEADER;
+use doctor_checks::{
+    drain_permit::PERMIT_HEADER,
+    site_profiles::{MAX_REPLY_BYTES, SiteProfiles},
+};
 use doctor_core::ids::NodeName;
 
 use super::token::Token;
 
-/// A response has one line of text; longer ones are rejected.
-const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// A response has one line of text, or the site's profiles; longer ones are rejected.
+const MAX_RESPONSE_BYTES: usize = MAX_REPLY_BYTES + (64 << 10);
+
+/// The endpoint's headers are a few hundred bytes.
+const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// The controller's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +81,8 @@ pub struct Reply {
     pub text: String,
     /// The drain permit, still sealed.
     pub permit: Option<String>,
+    /// The site's profiles, still sealed.
+    pub profiles: Option<String>,
 }
 
 impl Reply {
@@ -86,7 +94,9 @@ impl Reply {
         let retry_after = header(head, "retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
         let permit = header(head, PERMIT_HEADER).map(str::to_owned);
         let line = body.lines().next().unwrap_or_default();
-        Some(Self { status, retry_after, text: line.chars().filter(|c| !c.is_control()).take(300).collect(), permit })
+        let profiles = SiteProfiles::is_reply(body).then(|| body.to_owned());
+        let text = line.chars().filter(|c| !c.is_control()).take(300).collect();
+        Some(Self { status, retry_after, text, permit, profiles })
     }
 }
 
@@ -159,13 +169,14 @@ fn read_response(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply>
     Reply::read(&response).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
 }
 
-/// Whether the response has reached its declared length.
+/// Whether the response has reached its declared length. The body is not looked at, because this is called for each
+/// piece of it.
 pub fn is_complete(response: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(response);
-    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
-    header(head, "content-length")
+    let head = &response[..response.len().min(MAX_HEAD_BYTES)];
+    let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
+    header(&String::from_utf8_lossy(&head[..end]), "content-length")
         .and_then(|length| length.parse().ok())
-        .is_some_and(|length: usize| body.len() >= length)
+        .is_some_and(|length: usize| response.len() - end - 4 >= length)
 }
 
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
@@ -176,6 +187,7 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doctor_checks::document::RunKey;
     use std::net::TcpListener;
 
     #[test]
@@ -223,13 +235,24 @@ mod tests {
             serve_once(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nlater on\n");
         let reply = send(&address).unwrap();
         let (retry_after, text) = (Some(Duration::from_secs(7)), "later on".to_owned());
-        assert_eq!(reply, Reply { status: 503, retry_after, text, permit: None });
+        assert_eq!(reply, Reply { status: 503, retry_after, text, permit: None, profiles: None });
         let received = String::from_utf8(thread.join().unwrap()).unwrap();
         assert!(received.starts_with("POST /api/v1/ingest HTTP/1.1\r\n"), "{received}");
         assert!(
             received.contains("\r\nX-Doctor-Node: n1\r\n") && received.contains("\r\nContent-Length: 4\r\n"),
             "{received}"
         );
+    }
+
+    #[test]
+    fn a_response_may_carry_a_mebibyte_of_profiles() {
+        let (node, key) = (NodeName::new("n1").unwrap(), RunKey::new([1; 32]));
+        let site = SiteProfiles::new(vec!["# ä \"\n".repeat(100_000)]).unwrap();
+        let body = site.sign(&node, 7, &key).unwrap();
+        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let (address, _thread) = serve_once(response.into_bytes().leak());
+        let profiles = send(&address).unwrap().profiles.unwrap();
+        assert_eq!(SiteProfiles::open(&profiles, &node, 7, &key), Some(site));
     }
 
     #[test]

@@ -5,11 +5,15 @@
 //! without the controller only delays them. The agent classifies only to detect changes; the controller gives the
 //! verdict.
 
+mod check_rounds;
+mod checking;
 pub mod config;
 pub mod drain_permit;
+pub mod exchange;
 pub mod hook_reports;
 pub mod http;
 pub mod kernel_log;
+pub mod machine;
 pub mod report_dedup;
 pub mod schedule;
 pub mod sender;
@@ -26,16 +30,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::{
-    document::{AgentReport, TestEvidence},
-    probe::Probe,
-};
-use doctor_core::{
-    classify::{Baselines, apply_boot_grace, classify_with_baselines},
-    ids::CheckId,
-    node::Hardware,
-    time::Span,
-};
+use doctor_checks::probe::Probe;
+use doctor_core::ids::CheckId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGHUP;
 
@@ -43,20 +39,13 @@ use self::{
     config::{AgentSettings, Config, ConfigError},
     hook_reports::{HookSocket, lock_state},
     kernel_log::KernelLog,
+    machine::Machine,
     report_dedup::ReportDedup,
     schedule::Schedule,
     sender::Outbox,
     spool::Spool,
 };
-use crate::{
-    check,
-    clock::now,
-    hardware, heap,
-    job::{MAX_EVIDENCE_BYTES, truncate_evidence},
-    runner::{DriverHelper, LocalRunner, ProbeRunner},
-    stop::Stop,
-    verdict_file::Verdicts,
-};
+use crate::{clock::now, heap, runner::DriverHelper, stop::Stop, verdict_file::Verdicts};
 
 /// Interval at which all results are reported again.
 const FULL_REPORT_INTERVAL: Duration = Duration::from_secs(3600);
@@ -90,10 +79,11 @@ pub fn run(cli_settings: &AgentSettings, file: Option<&std::path::Path>, stop: &
     let spool = Spool::open(&config.state.join("spool"), config.spool_limits).map_err(failed)?;
     let _state_lock = lock_state(&config.state)?;
     let hook_socket = HookSocket::bind(&config.state).map_err(failed)?;
-    let outbox = Arc::new(Outbox::new(spool, config.route.clone(), config.state.clone()));
-    let (sighup, signal) = UnixStream::pair().map_err(AgentError::Signals)?;
-    sighup.set_nonblocking(true).map_err(AgentError::Signals)?;
+    let (sighup, signal) = wake_pair()?;
     signal_hook::low_level::pipe::register(SIGHUP, signal).map_err(AgentError::Signals)?;
+    let (news, wake) = wake_pair()?;
+    let machine = Machine::load(&config.state, wake.try_clone().map_err(AgentError::Signals)?);
+    let outbox = Arc::new(Outbox::new(spool, config.route.clone(), config.state.clone(), machine.site_digest(), wake));
     let (done, sender_ended) = mpsc::channel::<()>();
     let sending = Arc::clone(&outbox);
     let body = move || {
@@ -102,13 +92,22 @@ pub fn run(cli_settings: &AgentSettings, file: Option<&std::path::Path>, stop: &
     };
     thread::Builder::new().name("doctor-sender".to_owned()).spawn(body).map_err(AgentError::Thread)?;
     log_line(&format!("reporting as {} to {}", config.route.node, config.route.address));
-    let wake_sources = WakeSources { sighup, hook_socket };
-    Agent::new(cli_settings, file, config, &outbox, stop, wake_sources).run();
+    let wake_sources = WakeSources { sighup, hook_socket, news };
+    Agent::new(cli_settings, file, config, &outbox, stop, wake_sources, machine).run();
     outbox.close();
     // Do not wait longer for a sender in mid-exchange: unsent reports are on disk.
     let _in_time = sender_ended.recv_timeout(SENDER_SHUTDOWN_GRACE);
     log_line(&format!("stopped; reports in the spool: {}", outbox.waiting()));
     Ok(())
+}
+
+/// Returns both ends of a channel that wakes the agent. Neither end blocks: a full channel has woken it already.
+fn wake_pair() -> Result<(UnixStream, UnixStream), AgentError> {
+    let (woken, wake) = UnixStream::pair().map_err(AgentError::Signals)?;
+    for end in [&woken, &wake] {
+        end.set_nonblocking(true).map_err(AgentError::Signals)?;
+    }
+    Ok((woken, wake))
 }
 
 /// Logs to stderr; systemd adds the time.
@@ -122,6 +121,8 @@ struct WakeSources {
     sighup: UnixStream,
     /// Woken by a scheduler's hook that has submitted evidence.
     hook_socket: HookSocket,
+    /// The controller has sent profiles, or the cloud has answered.
+    news: UnixStream,
 }
 
 struct Agent<'a> {
@@ -144,6 +145,7 @@ struct Agent<'a> {
     verdicts: Verdicts,
     /// The process that queries the GPU driver, for the agent's lifetime.
     driver_helper: Arc<DriverHelper>,
+    machine: Machine,
 }
 
 impl<'a> Agent<'a> {
@@ -154,6 +156,7 @@ impl<'a> Agent<'a> {
         outbox: &'a Outbox,
         stop: &'a Stop,
         wake_sources: WakeSources,
+        machine: Machine,
     ) -> Self {
         let log = KernelLog::follow(&config.root).unwrap_or_else(|error| {
             log_line(&format!("cannot follow the kernel log, it is read every few minutes instead: {error}"));
@@ -176,6 +179,7 @@ impl<'a> Agent<'a> {
             spool_error: None,
             verdicts: Verdicts::read(&config.state),
             driver_helper: Arc::default(),
+            machine,
             config,
         }
     }
@@ -185,6 +189,7 @@ impl<'a> Agent<'a> {
         self.take_hook_reports();
         while self.stop.requested().is_none() {
             self.reload_if_changed();
+            self.take_news();
             if self.wake_sources.hook_socket.take_wakeup() {
                 self.take_hook_reports();
             }
@@ -196,6 +201,7 @@ impl<'a> Agent<'a> {
                 due.extend(self.log_checks.iter().cloned());
             }
             if self.is_full_report_due() {
+                self.refresh_machine();
                 self.report_dedup.clear();
                 due.extend(self.config.checks().into_iter().map(|(check, _)| check));
             }
@@ -216,84 +222,31 @@ impl<'a> Agent<'a> {
         due
     }
 
-    /// Runs these checks and reports changed results.
-    fn run_checks(&mut self, due: &BTreeSet<CheckId>) {
-        let config = &self.config;
-        let runner = LocalRunner::new(&config.root, self.stop).state(Some(&config.state));
-        let runner = runner.library(config.library.clone()).driver_helper(&self.driver_helper);
-        let probes_of = |check: &CheckId| {
-            let check_def = config.catalogue.get(check);
-            check_def
-                .map_or_else(Vec::new, |check_def| (check_def.probes)(&config.catalogue.params(&config.policy, check)))
-        };
-        runner.prepare(&due.iter().flat_map(&probes_of).collect::<Vec<_>>());
-        let (mut changed, mut bytes_left) = (Vec::new(), MAX_EVIDENCE_BYTES);
-        let up = check::uptime(&runner);
-        for id in due {
-            let Some(check) = config.catalogue.get(id) else { continue };
-            let params = config.catalogue.params(&config.policy, id);
-            let started = now();
-            let (probes, outputs): (Vec<_>, Vec<_>) =
-                probes_of(id).into_iter().map(|probe| (probe.clone(), runner.run(&probe))).unzip();
-            if self.stop.requested().is_some() {
-                return;
-            }
-            let observation = (check.interpret)(&params, &outputs);
-            let baselines = Baselines::at(now());
-            let judgement =
-                classify_with_baselines(config.rules_of(id), config.profile.as_ref(), &baselines, id, &observation);
-            // The result changes when the grace ends, and is reported then.
-            let judgement = apply_boot_grace(judgement, up, config.policy.agents.boot_grace);
-            self.verdicts.record(id, judgement.verdict, &judgement.findings, &judgement.text, now());
-            if self.report_dedup.should_report(id, &observation, &judgement) {
-                let probes = probes.into_iter().zip(outputs).collect();
-                let mut evidence = TestEvidence { test: id.clone(), started, ended: now(), probes };
-                bytes_left = truncate_evidence(bytes_left, &mut evidence);
-                changed.push(evidence);
-            }
-        }
-        self.save_verdicts(due);
-        if changed.is_empty() {
+    /// Adopts profiles that the controller has sent, and the cloud's answer.
+    fn take_news(&mut self) {
+        if !io::Read::read(&mut self.wake_sources.news, &mut [0; 64]).is_ok_and(|count| count > 0) {
             return;
         }
-        let hardware = hardware::collect(&runner);
-        drop(runner);
-        self.report(hardware, up, changed);
-    }
-
-    fn report(&mut self, hardware: Hardware, up: Option<Span>, checks: Vec<TestEvidence>) {
-        let route = &self.config.route;
-        let error = self.outbox.add(|number| AgentReport {
-            node: route.node.clone(),
-            hardware,
-            sequence: number,
-            at: now(),
-            uptime: up,
-            checks,
-            versions: route.versions.clone(),
-            dropped: None,
-        });
-        if let Some(error) = &error
-            && self.spool_error.as_ref() != Some(error)
-        {
-            log_line(&format!("cannot write the spool, reports are in memory only: {error}"));
+        let before = self.machine.profile().cloned();
+        if let Some(line) = self.machine.take_cloud_answer() {
+            log_line(&line);
         }
-        self.spool_error = error;
-    }
-
-    /// Saves the verdicts for hooks. If that fails, a hook runs the checks itself.
-    fn save_verdicts(&mut self, due: &BTreeSet<CheckId>) {
-        if self.config.fast_checks().all(|check| due.contains(&check)) {
-            self.verdicts.mark_all_checked(now());
+        if let Some(profiles) = self.outbox.take_profiles() {
+            log_line(&self.machine.set_site_profiles(profiles));
         }
-        let _saved = self.verdicts.write(&self.config.state);
+        if self.config.profile.is_none() && self.machine.profile() != before.as_ref() {
+            // Results may differ under another profile.
+            (self.schedule, self.started) = (plan(&self.config), Instant::now());
+        }
     }
 
     /// Reports the evidence that hooks have submitted.
-    fn take_hook_reports(&self) {
+    fn take_hook_reports(&mut self) {
         for (path, hook_report) in hook_reports::pending(&self.config.state) {
+            // The controller now has the hook's results of these checks, so the agent's own must be reported again.
+            hook_report.checks.iter().for_each(|evidence| self.report_dedup.forget(&evidence.test));
             let _on_disk_or_in_memory =
-                self.outbox.add(|number| hook_reports::report(hook_report, &self.config, number));
+                self.outbox.add(Vec::new(), |number| hook_reports::report(hook_report, &self.config, number));
             // If the file stays, it is reported again; the controller counts it once.
             let _removed = std::fs::remove_file(path);
         }
@@ -326,6 +279,7 @@ impl<'a> Agent<'a> {
                 // Run all checks now: a new policy may change their results.
                 (self.schedule, self.started) = (plan(&self.config), Instant::now());
                 self.log_checks = log_checks(&self.config);
+                // The full report also looks at the machine again.
                 self.last_full_report = None;
                 log_line(&format!(
                     "the changed configuration is in force, policy version {}",
@@ -355,6 +309,7 @@ impl<'a> Agent<'a> {
         let mut fds = vec![
             PollFd::new(&self.wake_sources.sighup, PollFlags::IN),
             PollFd::new(self.wake_sources.hook_socket.socket(), PollFlags::IN),
+            PollFd::new(&self.wake_sources.news, PollFlags::IN),
         ];
         fds.extend(wake.as_ref().map(|wake| PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)));
         // While log checks are pending, further messages must not wake the agent.

@@ -1,26 +1,27 @@
 //! Sends spooled reports in order, and heartbeats while there are none.
 //!
+//! The last message in the queue also names the checks that ran with unchanged results ([`super::check_rounds`]).
+//!
 //! It has its own thread so that an unresponsive controller does not delay checks. The back-off grows with each failure
 //! and is jittered per node, so that the fleet does not overload a controller that comes back.
 
 use std::{
+    io::Write,
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use doctor_checks::{
-    document::{AgentReport, RunKey, Versions},
-    drain_permit::DrainPermit,
-};
-use doctor_core::{ids::NodeName, node::Hardware, time::Timestamp};
+use doctor_checks::{document::AgentReport, site_profiles::SiteProfiles};
+use doctor_core::{ids::CheckId, time::Span};
 
 use super::{
+    check_rounds::{CheckRounds, Confirmation},
     drain_permit,
-    http::{self, Address, Reply},
+    exchange::{Attempt, MAX_BACKOFF, Route, SendOutcome, attempt},
     schedule::spread,
     spool::{NextMessage, Spool},
-    token::Token,
 };
 use crate::{clock::now, heap};
 
@@ -31,27 +32,6 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Limit of an exchange during shutdown.
 const SHUTDOWN_EXCHANGE_TIMEOUT: Duration = Duration::from_millis(1500);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Back-off after a rejection that only an operator can resolve: an unknown node or schema.
-const OPERATOR_BACKOFF: Duration = Duration::from_secs(300);
-
-/// The controller's address and this node's identity.
-#[derive(Debug, Clone)]
-pub struct Route {
-    pub node: NodeName,
-    pub credentials: NodeCredentials,
-    pub address: Address,
-    pub versions: Versions,
-}
-
-/// How this node authenticates.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NodeCredentials {
-    /// The key from enrollment.
-    Key(RunKey),
-    /// A file with a token that the cluster issues.
-    Token(PathBuf),
-}
 
 /// The queue between the checking thread and the sending thread.
 #[derive(Debug)]
@@ -69,10 +49,23 @@ struct Inside {
     closing: bool,
     /// Reports were dropped, so all results must be reported again.
     full_report_requested: bool,
+    rounds: CheckRounds,
+    profiles: ReceivedProfiles,
+}
+
+/// The site's profiles, on their way from the controller to the checking thread.
+#[derive(Debug)]
+struct ReceivedProfiles {
+    /// Digest of those that this node has.
+    digest: String,
+    new: Option<SiteProfiles>,
+    /// Wakes the checking thread.
+    wake: UnixStream,
 }
 
 impl Outbox {
-    pub fn new(spool: Spool, route: Route, state: PathBuf) -> Self {
+    /// `profiles` is the digest of the site's profiles that this node has; a byte on `wake` tells of new ones.
+    pub fn new(spool: Spool, route: Route, state: PathBuf, profiles: String, wake: UnixStream) -> Self {
         let say_all = spool.lost_count() > 0;
         let inside = Inside {
             spool,
@@ -80,6 +73,8 @@ impl Outbox {
             permit_directory: state,
             closing: false,
             full_report_requested: say_all,
+            rounds: CheckRounds::default(),
+            profiles: ReceivedProfiles { digest: profiles, new: None, wake },
         };
         Self { inside: Mutex::new(inside), wake: Condvar::new() }
     }
@@ -88,15 +83,29 @@ impl Outbox {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Numbers and stores a report and wakes the sender. Returns the spool's disk error, if any.
-    pub fn add(&self, make: impl FnOnce(u64) -> AgentReport) -> Option<String> {
+    /// Numbers and stores a report and wakes the sender. `round` are checks that ran together and whose results are in
+    /// this report or in earlier ones. Returns the spool's disk error, if any.
+    pub fn add(&self, round: Vec<CheckId>, make: impl FnOnce(u64) -> AgentReport) -> Option<String> {
         let mut inside = self.lock();
         let number = inside.spool.number();
         let lost = inside.spool.lost_count();
-        inside.spool.add(&make(number));
+        let report = make(number);
+        inside.spool.add(&report);
         inside.full_report_requested |= inside.spool.lost_count() > lost;
+        inside.rounds.record_report(&report);
+        inside.rounds.add(Instant::now(), round);
         self.wake.notify_one();
         inside.spool.disk_error().map(str::to_owned)
+    }
+
+    /// Records checks that ran together with the results that they were last reported with.
+    pub fn confirm(&self, round: Vec<CheckId>) {
+        self.lock().rounds.add(Instant::now(), round);
+    }
+
+    /// Returns profiles that the controller has sent, and clears them.
+    pub fn take_profiles(&self) -> Option<SiteProfiles> {
+        self.lock().profiles.new.take()
     }
 
     /// Returns whether all results must be reported again, and clears the request. True only once the spool is empty:
@@ -105,6 +114,9 @@ impl Outbox {
         let mut inside = self.lock();
         let now = inside.full_report_requested && inside.spool.is_empty();
         inside.full_report_requested &= !now;
+        if now {
+            inside.rounds.clear();
+        }
         now
     }
 
@@ -122,16 +134,6 @@ impl Outbox {
     pub fn waiting(&self) -> usize {
         self.lock().spool.len()
     }
-}
-
-/// The outcome of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SendOutcome {
-    Accepted,
-    /// Retry after the back-off, and no sooner than this.
-    Retry(Duration),
-    /// Permanently rejected.
-    Rejected,
 }
 
 /// Runs until the outbox is closed.
@@ -173,10 +175,15 @@ impl Sender<'_> {
         };
         let behind = inside.spool.len() - usize::from(matches!(next, Some(NextMessage::Report(_))));
         report.versions.queued = u32::try_from(behind).unwrap_or(u32::MAX);
+        report.profiles = Some(inside.profiles.digest.clone());
+        // While reports wait or were lost, the controller has other results than those that these rounds confirm.
+        let is_current = behind == 0 && !inside.full_report_requested;
+        let confirmation = inside.rounds.confirmation(Instant::now()).filter(|_| is_current);
+        report.confirmed = confirmation.as_ref().map(|confirmation| confirmation.results.clone());
         drop(inside);
         let tried = attempt(&route, report, limit);
-        let was_large = next.is_some();
-        self.handle_outcome(next.as_ref(), tried);
+        let was_large = next.is_some() || tried.profiles.is_some();
+        self.handle_outcome(next.as_ref(), confirmation.as_ref(), tried);
         drop(next);
         if was_large {
             heap::give_back();
@@ -184,11 +191,17 @@ impl Sender<'_> {
         true
     }
 
-    fn handle_outcome(&mut self, next: Option<&NextMessage>, tried: Attempt) {
-        let Attempt { outcome, log_message, permit, sent_at } = tried;
+    fn handle_outcome(&mut self, next: Option<&NextMessage>, confirmation: Option<&Confirmation>, tried: Attempt) {
+        let Attempt { outcome, log_message, permit, sent_at, profiles } = tried;
         let mut inside = self.outbox.lock();
         match (&outcome, next) {
             (SendOutcome::Accepted, next) => {
+                if let Some(profiles) = profiles {
+                    inside.profiles.receive(profiles);
+                }
+                if let Some(confirmation) = confirmation {
+                    inside.rounds.mark_accepted(confirmation);
+                }
                 // A lost permit is renewed within a minute; until then hooks do not drain.
                 let _stored = drain_permit::store(&inside.permit_directory, permit, sent_at);
                 if let Some(next) = next {
@@ -237,11 +250,25 @@ impl Sender<'_> {
     }
 }
 
+impl ReceivedProfiles {
+    /// Hands profiles over to the checking thread. They count as known even if they turn out to be unusable: sending the
+    /// same ones again would not help.
+    fn receive(&mut self, profiles: SiteProfiles) {
+        self.digest = profiles.digest();
+        self.new = Some(profiles);
+        // A full channel has woken it already.
+        let _woken = self.wake.write(&[1]);
+    }
+}
+
 impl NextMessage {
     /// Builds the message for this entry.
     pub(super) fn message(&self, route: &Route) -> AgentReport {
         match self {
-            Self::Report(report) => (**report).clone(),
+            Self::Report(report) => {
+                let waited = Some(now().since(report.at)).filter(|waited| *waited > Span::ZERO);
+                AgentReport { waited, ..(**report).clone() }
+            }
             Self::Lost { number, dropped } => {
                 AgentReport { dropped: Some(dropped.clone()), ..empty_report(route, *number) }
             }
@@ -250,73 +277,7 @@ impl NextMessage {
 }
 
 fn empty_report(route: &Route, number: u64) -> AgentReport {
-    AgentReport {
-        uptime: None,
-        node: route.node.clone(),
-        hardware: Hardware::default(),
-        sequence: number,
-        at: now(),
-        checks: Vec::new(),
-        versions: route.versions.clone(),
-        dropped: None,
-    }
-}
-
-/// The result of one attempt.
-pub(super) struct Attempt {
-    pub(super) outcome: SendOutcome,
-    /// Message for the log.
-    log_message: Option<String>,
-    /// Valid from `sent_at`.
-    pub(super) permit: Option<DrainPermit>,
-    pub(super) sent_at: Timestamp,
-}
-
-pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -> Attempt {
-    let sent_at = now();
-    let failed =
-        |outcome, log_message: String| Attempt { outcome, log_message: Some(log_message), permit: None, sent_at };
-    // The machine may have been renamed since the report was stored.
-    report.node = route.node.clone();
-    let (key, token) = match &route.credentials {
-        NodeCredentials::Key(key) => (key.clone(), None),
-        NodeCredentials::Token(file) => match Token::read(file) {
-            Ok(token) => (token.key(), Some(token)),
-            Err(error) => return failed(SendOutcome::Retry(Duration::ZERO), super::chain(&error)),
-        },
-    };
-    let Ok(bytes) = report.sign(&key) else {
-        return failed(SendOutcome::Rejected, "cannot serialise a report; it is counted as lost".to_owned());
-    };
-    match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
-        Ok(reply) => {
-            let (outcome, log_message) = classify_reply(route, &reply);
-            let open = |text: &String| DrainPermit::open(text, &route.node, report.sequence, &key);
-            Attempt { outcome, log_message, permit: reply.permit.as_ref().and_then(open), sent_at }
-        }
-        Err(error) => failed(SendOutcome::Retry(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
-    }
-}
-
-fn classify_reply(route: &Route, reply: &Reply) -> (SendOutcome, Option<String>) {
-    let address = &route.address;
-    let message = |text: &str| Some(format!("{address} {text} ({}: {})", reply.status, reply.text));
-    match (reply.status, &route.credentials) {
-        (200..=299, _) => (SendOutcome::Accepted, None),
-        (401 | 403, NodeCredentials::Key(_)) => {
-            (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not accept this node's credential"))
-        }
-        // The cluster will renew the token.
-        (401 | 403, NodeCredentials::Token(_)) => {
-            (SendOutcome::Retry(MAX_BACKOFF), message("does not accept this node's token"))
-        }
-        (404 | 405, _) => (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not accept agent reports")),
-        (409, _) => {
-            (SendOutcome::Retry(OPERATOR_BACKOFF), message("does not support reports of this doctor-node version"))
-        }
-        (400 | 411 | 413 | 422, _) => (SendOutcome::Rejected, message("rejected this report; it is counted as lost")),
-        _ => (SendOutcome::Retry(reply.retry_after.unwrap_or_default().min(MAX_BACKOFF)), message("is busy")),
-    }
+    AgentReport::heartbeat(route.node.clone(), number, now(), route.versions.clone())
 }
 
 /// Doubles from one second to one minute. `jitter`, from 0 to 1, subtracts up to half.
@@ -333,45 +294,132 @@ fn jitter(node: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read, net::TcpListener, thread};
+
+    use doctor_checks::document::{RunKey, TestEvidence, Versions};
+    use doctor_core::{ids::NodeName, time::Timestamp};
+
     use super::*;
+    use crate::agent::{exchange::NodeCredentials, spool::SpoolLimits};
 
-    fn route(proof: NodeCredentials) -> Route {
-        let (node, address) = (NodeName::new("n1").unwrap(), "http://127.0.0.1:1".parse().unwrap());
-        Route { node, credentials: proof, address, versions: Versions::default() }
+    const KEY: RunKey = RunKey::new([1; 32]);
+
+    /// A controller that answers each message with what `reply` makes of it, and returns the messages.
+    fn controller(
+        messages: usize,
+        reply: impl Fn(&AgentReport) -> (u16, String) + Send + 'static,
+    ) -> (String, thread::JoinHandle<Vec<AgentReport>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let serve = move || {
+            let mut received = Vec::new();
+            for _ in 0..messages {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+                let report = loop {
+                    let count = stream.read(&mut buffer).unwrap();
+                    bytes.extend(&buffer[..count]);
+                    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
+                    if let Ok(report) = AgentReport::open(&bytes[end + 4..], &KEY) {
+                        break report;
+                    }
+                };
+                let (status, text) = reply(&report);
+                let length = text.len();
+                write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n{text}").unwrap();
+                received.push(report);
+            }
+            received
+        };
+        (address, thread::spawn(serve))
     }
 
-    fn fate(status: u16, retry_after: Option<u64>) -> SendOutcome {
-        let reply =
-            Reply { status, retry_after: retry_after.map(Duration::from_secs), text: String::new(), permit: None };
-        classify_reply(&route(NodeCredentials::Key(RunKey::new([1; 32]))), &reply).0
+    fn outbox(state: &std::path::Path, address: &str) -> (Outbox, UnixStream) {
+        let spool = Spool::open(&state.join("spool"), SpoolLimits::default()).unwrap();
+        let (news, wake) = UnixStream::pair().unwrap();
+        let route = Route {
+            node: NodeName::new("n1").unwrap(),
+            credentials: NodeCredentials::Key(KEY),
+            address: address.parse().unwrap(),
+            versions: Versions { schema: doctor_checks::document::Schema::CURRENT, ..Versions::default() },
+        };
+        (Outbox::new(spool, route, state.to_owned(), "none".to_owned(), wake), news)
+    }
+
+    fn checks(names: &[&str]) -> Vec<CheckId> {
+        names.iter().map(|name| CheckId::new(name).unwrap()).collect()
+    }
+
+    fn report(outbox: &Outbox, ran: &[&str], changed: &[&str]) {
+        let at = Timestamp::from_secs(1);
+        let evidence = |test| TestEvidence { test, started: at, ended: at, probes: Vec::new() };
+        let changed = checks(changed).into_iter().map(evidence).collect();
+        let route = Arc::clone(&outbox.lock().route);
+        outbox.add(checks(ran), |number| AgentReport { checks: changed, ..empty_report(&route, number) });
+    }
+
+    fn steps(outbox: &Outbox, count: usize) {
+        let mut sender = Sender { outbox, log: &|_| {}, last_error: None, failures: 0, last_accepted: None };
+        for _ in 0..count {
+            assert!(sender.step());
+        }
     }
 
     #[test]
-    fn a_report_is_removed_only_if_it_was_accepted_or_can_never_be() {
-        assert_eq!(fate(200, None), SendOutcome::Accepted);
-        for status in [401, 403, 404, 409] {
-            assert_eq!(fate(status, None), SendOutcome::Retry(OPERATOR_BACKOFF), "{status}");
-        }
-        for status in [400, 413] {
-            assert_eq!(fate(status, None), SendOutcome::Rejected, "{status}");
-        }
-        for status in [100, 302, 408, 429, 500, 502, 503, 999] {
-            assert_eq!(fate(status, None), SendOutcome::Retry(Duration::ZERO), "{status}");
-        }
-        assert_eq!(fate(503, Some(3)), SendOutcome::Retry(Duration::from_secs(3)));
-        assert_eq!(fate(503, Some(99_999)), SendOutcome::Retry(MAX_BACKOFF), "the wait has a limit");
+    fn only_the_last_message_in_the_queue_confirms_results_and_each_once() {
+        let state = tempfile::tempdir().unwrap();
+        let (address, controller) = controller(3, |_| (200, "kept\n".to_owned()));
+        let (outbox, _news) = outbox(state.path(), &address);
+        report(&outbox, &["memory", "oom"], &["memory", "oom"]);
+        report(&outbox, &["memory"], &["memory"]);
+        steps(&outbox, 2);
+        outbox.confirm(checks(&["oom"]));
+        // A new sender has not sent anything, so its heartbeat is due.
+        steps(&outbox, 1);
+        let received = controller.join().unwrap();
+        let confirmed = |report: &AgentReport| {
+            let confirmed = report.confirmed.clone()?;
+            Some((confirmed.through, confirmed.rounds.into_iter().flat_map(|round| round.checks).collect::<Vec<_>>()))
+        };
+        assert_eq!(confirmed(&received[0]), None, "a later report has other results");
+        assert_eq!(confirmed(&received[1]), Some((received[1].sequence, checks(&["oom", "memory"]))));
+        assert_eq!(confirmed(&received[2]), Some((received[1].sequence, checks(&["oom"]))));
+        assert!(received[2].is_heartbeat() && received[2].sequence > received[1].sequence);
     }
 
     #[test]
-    fn a_rejected_or_missing_token_is_retried_soon_and_loses_no_report() {
-        let token = route(NodeCredentials::Token("no/such/token".into()));
-        for status in [401, 403] {
-            let reply = Reply { status, retry_after: None, text: String::new(), permit: None };
-            assert_eq!(classify_reply(&token, &reply).0, SendOutcome::Retry(MAX_BACKOFF), "{status}");
-        }
-        let tried = attempt(&token, empty_report(&token, 1), Duration::from_secs(1));
-        assert_eq!(tried.outcome, SendOutcome::Retry(Duration::ZERO));
-        assert!(tried.log_message.is_some_and(|message| message.contains("cannot read the token no/such/token: ")));
+    fn nothing_is_confirmed_after_a_lost_report_until_everything_was_reported_again() {
+        let state = tempfile::tempdir().unwrap();
+        let (address, controller) = controller(3, |report| {
+            let status = if report.checks.is_empty() { 200 } else { 400 };
+            (status, "x\n".to_owned())
+        });
+        let (outbox, _news) = outbox(state.path(), &address);
+        report(&outbox, &["memory"], &["memory"]);
+        // The report is rejected; then the loss is reported.
+        steps(&outbox, 2);
+        assert!(outbox.take_full_report_request());
+        steps(&outbox, 1);
+        let received = controller.join().unwrap();
+        assert!(received[0].confirmed.is_some() && received[1].dropped.is_some());
+        assert_eq!((&received[1].confirmed, &received[2].confirmed), (&None, &None));
+    }
+
+    #[test]
+    fn profiles_in_a_reply_are_handed_over_and_named_in_the_next_message() {
+        let state = tempfile::tempdir().unwrap();
+        let site = SiteProfiles::new(vec!["sku = \"ours\"\nversion = 1\n".to_owned()]).unwrap();
+        let signed = site.clone();
+        let (address, controller) =
+            controller(2, move |report| (200, signed.sign(&report.node, report.sequence, &KEY).unwrap()));
+        let (outbox, mut news) = outbox(state.path(), &address);
+        steps(&outbox, 1);
+        news.read_exact(&mut [0]).unwrap();
+        assert_eq!((outbox.take_profiles(), outbox.take_profiles()), (Some(site.clone()), None));
+        steps(&outbox, 1);
+        let received = controller.join().unwrap();
+        let digests: Vec<_> = received.into_iter().filter_map(|report| report.profiles).collect();
+        assert_eq!(digests, ["none".to_owned(), site.digest()]);
     }
 
     #[test]

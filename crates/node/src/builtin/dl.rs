@@ -3,12 +3,15 @@
 use std::ffi::OsString;
 
 use clap::Parser;
-use doctor_checks::document::Measurements;
+use doctor_checks::{disturbance::RatesOf, document::Measurements};
 use doctor_core::{
     observation::{FailureKind, ProbeFailure},
     time::Span,
 };
 use doctor_gpu::dl::{self, Options, negative_control::InjectedErrorKind};
+
+use super::disturbance::Watch;
+use crate::stop::Stop;
 
 /// Arguments from the check, and further ones for manual use.
 #[derive(Debug, Parser)]
@@ -39,5 +42,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let Arguments { heat, inject, trials, cuda, nvml } = Arguments::try_parse_from(args)
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, error.to_string().trim().to_owned()))?;
     let options = Options { cuda, nvml, load_time: heat.to_std(), inject, trials };
-    dl::run(&options, &|line| eprintln!("{line}"))
+    let watch = Watch::gpus(1, &Stop::never());
+    let result = dl::run(&options, &|line| eprintln!("{line}"));
+    watch.report(result, RatesOf::EachGpu)
 }

@@ -6,6 +6,7 @@
 
 mod collective;
 mod dcgm;
+mod disturbance;
 mod dl;
 mod fabric;
 mod program;

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use doctor_core::{
+    classify::is_not_judged,
     finding::{Severity, Verdict},
     ids::{CheckId, RuleId},
     observation::Entity,
@@ -54,7 +55,8 @@ pub fn rows(results: &[CheckResult]) -> Vec<Row<'_>> {
 }
 
 /// Renders a table: failures by severity, then inconclusive, then passed checks, then the meaning of the severities.
-/// Checks that do not apply are grouped by reason, or listed one per line with `every_line`.
+/// Checks that do not apply are grouped by reason, or listed one per line with `every_line`; those without any expected
+/// value come last, as not judged.
 pub fn table(results: &[CheckResult], every_line: bool) -> String {
     let rows = rows(results);
     let rows_with = |verdict: Verdict| rows.iter().filter(move |row| row.verdict == verdict);
@@ -82,13 +84,14 @@ pub fn table(results: &[CheckResult], every_line: bool) -> String {
 }
 
 fn not_applicable<'a>(rows: impl Iterator<Item = &'a Row<'a>>) -> String {
-    let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    let mut by_reason: BTreeMap<(&str, &str, &str), Vec<&str>> = BTreeMap::new();
     for row in rows {
-        by_reason.entry((row.reason.as_str(), row.text)).or_default().push(row.check.as_str());
+        let heading = if is_not_judged(row.reason) { "not judged" } else { "not applicable" };
+        by_reason.entry((heading, row.reason.as_str(), row.text)).or_default().push(row.check.as_str());
     }
     let mut out = String::new();
-    for ((reason, text), checks) in by_reason {
-        let _infallible = write!(out, "\nnot applicable, {reason}: {text}\n");
+    for ((heading, reason, text), checks) in by_reason {
+        let _infallible = write!(out, "\n{heading}, {reason}: {text}\n");
         for line in wrapped(&checks) {
             let _infallible = writeln!(out, "  {line}");
         }
@@ -114,15 +117,18 @@ fn wrapped(items: &[&str]) -> Vec<String> {
 /// Returns one line with the counts per verdict and the total time.
 pub fn summary(results: &[CheckResult]) -> String {
     let count = |verdict: Verdict| results.iter().filter(|result| result.verdict == verdict).count();
+    let does_not_apply = |result: &&CheckResult| result.verdict == Verdict::NotApplicable;
+    let not_judged = results.iter().filter(does_not_apply).filter(|result| is_not_judged(&result.reason)).count();
     let elapsed =
         results.iter().fold(Span::ZERO, |sum, result| Span::from_millis(sum.millis() + result.duration.millis()));
     format!(
-        "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable; {elapsed}\n",
+        "\n{} {}: {} fail, {} inconclusive, {} pass, {} not applicable{}; {elapsed}\n",
         results.len(),
         if results.len() == 1 { "check" } else { "checks" },
         count(Verdict::Fail),
         count(Verdict::Inconclusive),
         count(Verdict::Pass),
-        count(Verdict::NotApplicable),
+        count(Verdict::NotApplicable) - not_judged,
+        if not_judged == 0 { String::new() } else { format!(", {not_judged} not judged") },
     )
 }

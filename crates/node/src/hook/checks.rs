@@ -6,7 +6,7 @@ use doctor_core::{finding::Verdict, ids::CheckId, policy::Policy, profile::Profi
 
 use super::settings::Settings;
 use crate::{
-    agent::{config::Config, hook_reports::HookReport},
+    agent::{config::Config, hook_reports::HookReport, machine::stored_profile},
     check::{self, CheckError, CheckResult, Suite},
     clock::now,
     hardware,
@@ -48,7 +48,7 @@ impl CheckRunner {
         Self {
             policy: config.policy.clone(),
             profile: config.profile.clone(),
-            detects_profile: false,
+            detects_profile: config.profile.is_none(),
             root: config.root.clone(),
             library: config.library.clone(),
             state: settings.state.clone(),
@@ -88,7 +88,10 @@ pub(super) fn run_checks(
         .state(Some(&check_runner.state))
         .library(check_runner.library.clone());
     let detected = match check_runner.detects_profile {
-        true => profile::select_profile(&MachineArgs::detect_all(), Some(&check_runner.state), &runner)?.profile,
+        true => match stored_profile(&check_runner.state, &runner) {
+            Some(profile) => Some(profile),
+            None => profile::select_profile(&MachineArgs::detect_all(), Some(&check_runner.state), &runner)?.profile,
+        },
         false => None,
     };
     let profile = check_runner.profile.as_ref().or(detected.as_ref());

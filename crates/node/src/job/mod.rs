@@ -26,6 +26,7 @@ use doctor_checks::{
     result_transport::{PackedDocument, ResultTransportError},
 };
 use doctor_core::{
+    access::Access,
     ids::{NodeName, RunId, TestId},
     observation::{FailureKind, Observation},
     policy::Policy,
@@ -35,6 +36,7 @@ use crate::{
     check,
     clock::now,
     hardware,
+    profile::{self, MachineArgs},
     runner::{DriverHelper, LocalRunner, ProbeRunner, describe, failed},
     stop::{Stop, StopReason},
 };
@@ -58,6 +60,8 @@ pub struct JobParams {
     /// NVML, by name or path.
     pub library: OsString,
     pub state: Option<PathBuf>,
+    /// The access to the machine that the job was given. A probe that needs more is not run.
+    pub access: Vec<Access>,
     /// Claimed before any work starts; shows other processes the state of the job.
     pub job_file: Option<PathBuf>,
 }
@@ -130,9 +134,10 @@ fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
     // First, because probes fail once the job is stopped.
     let hardware = hardware::collect(&quiet);
     let up = check::uptime(&quiet);
+    let machine = profile::gather(&MachineArgs::detect_all(), job.state.as_deref(), &quiet).machine.bounded();
     let (tests, stop_reason) = run_tests(job, stop, &driver, &log);
     let (run, node, ended) = (job.run, job.node.clone(), now());
-    let document = Document { run, node, hardware, started, ended, tests, uptime: up };
+    let document = Document { run, node, hardware, started, ended, tests, uptime: up, machine: Some(machine) };
     let bytes = document.sign(&job.key).map_err(JobError::Sign)?;
     let (code, text) = match stop_reason {
         None => (exit::DONE, "done"),
@@ -231,7 +236,8 @@ fn run_test(
             let params = catalogue.params(&job.policy, test);
             for probe in (check.probes)(&params) {
                 log_line(&describe(&probe));
-                let output = runner.run(&probe);
+                let denied = check.denied(&probe, &job.access);
+                let output = denied.map_or_else(|| runner.run(&probe), ProbeOutput::Failed);
                 if let ProbeOutput::Failed(failure) = &output {
                     log_line(&format!("{}: {}", failure.kind, failure.text));
                 }

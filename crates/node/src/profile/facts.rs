@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use doctor_checks::probe::{FileText, Probe, ProbeOutput};
-use doctor_core::sku_detection::{Cloud, MachineFacts};
+use doctor_core::{
+    ids::Sku,
+    sku_detection::{Cloud, MachineFacts},
+};
 
 use super::{MachineArgs, metadata};
 use crate::runner::ProbeRunner;
@@ -24,50 +27,70 @@ pub struct GatheredFacts {
 
 /// Gathers all facts that identify the machine type.
 pub fn gather(args: &MachineArgs, state: Option<&Path>, runner: &dyn ProbeRunner) -> GatheredFacts {
-    let line = |path: &str| match runner.run(&Probe::read(path)) {
-        ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
-        _ => None,
-    };
-    let dmi = |name: &str| line(&format!("{DMI}/{name}"));
+    let mut machine = local_facts(args.label.clone(), runner);
+    let mut notes = Vec::new();
+    if let Some(cloud) = machine.cloud() {
+        let boot = boot_id(runner);
+        match instance_type(cloud, &args.metadata, state.zip(boot.as_deref())) {
+            Ok(name) => machine.instance_type = Some(name),
+            Err(error) => notes.push(format!("metadata: this is {cloud}, but {error}")),
+        }
+    }
+    GatheredFacts { machine, notes }
+}
+
+/// Gathers the facts that the machine gives without its cloud.
+pub fn local_facts(label: Option<Sku>, runner: &dyn ProbeRunner) -> MachineFacts {
+    let dmi = |name: &str| line(runner, &format!("{DMI}/{name}"));
     let mut machine = MachineFacts {
         instance_type: None,
-        declared_sku: args.label.clone(),
+        declared_sku: label,
         vendor: dmi("sys_vendor"),
         product: dmi("product_name"),
         asset_tag: dmi("chassis_asset_tag"),
         gpu_ids: Vec::new(),
         gpu_names: Vec::new(),
     };
-    let mut notes = Vec::new();
-    if let Some(cloud) = machine.cloud() {
-        let boot = line(BOOT);
-        match ask(cloud, &args.metadata, state.zip(boot.as_deref())) {
-            Ok(name) => machine.instance_type = Some(name),
-            Err(error) => notes.push(format!("metadata: this is {cloud}, but {error}")),
-        }
-    }
     match runner.run(&Probe::glob(PCI)) {
         // A container may not see the bus; the driver may know then.
         ProbeOutput::Files(files) if !files.is_empty() => machine.gpu_ids = gpu_ids(&files),
         _ => machine.gpu_names = gpu_names(runner),
     }
-    GatheredFacts { machine, notes }
+    machine
 }
 
-fn ask(cloud: Cloud, url: &str, memory: Option<(&Path, &str)>) -> Result<String, metadata::MetadataError> {
-    let file = memory.map(|(state, _)| state.join(CACHE_FILE));
-    let boot = memory.map(|(_, boot)| boot);
-    if let (Some(file), Some(boot)) = (&file, boot)
-        && let Ok(text) = fs::read_to_string(file)
-        && let Some((of, name)) = text.trim_end().split_once('\n')
-        && of == boot
-    {
-        return Ok(name.to_owned());
+/// Returns the id of the current boot.
+pub fn boot_id(runner: &dyn ProbeRunner) -> Option<String> {
+    line(runner, BOOT)
+}
+
+fn line(runner: &dyn ProbeRunner, path: &str) -> Option<String> {
+    match runner.run(&Probe::read(path)) {
+        ProbeOutput::Text(text) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
+        _ => None,
+    }
+}
+
+/// Returns the cloud's answer that was cached during this boot.
+pub fn cached_instance_type(state: &Path, boot: &str) -> Option<String> {
+    let text = fs::read_to_string(state.join(CACHE_FILE)).ok()?;
+    let (of, name) = text.trim_end().split_once('\n')?;
+    (of == boot).then(|| name.to_owned())
+}
+
+/// Returns the instance type, from the cache in a state directory or from the cloud. `cache`: the directory and the
+/// current boot.
+///
+/// # Errors
+/// If the cloud does not answer.
+pub fn instance_type(cloud: Cloud, url: &str, cache: Option<(&Path, &str)>) -> Result<String, metadata::MetadataError> {
+    if let Some(name) = cache.and_then(|(state, boot)| cached_instance_type(state, boot)) {
+        return Ok(name);
     }
     let name = metadata::instance_type(cloud, url)?;
-    if let (Some(file), Some(boot)) = (file, boot) {
+    if let Some((state, boot)) = cache {
         // If it cannot be cached, the next call queries again.
-        let _kept = fs::write(file, format!("{boot}\n{name}\n"));
+        let _kept = fs::write(state.join(CACHE_FILE), format!("{boot}\n{name}\n"));
     }
     Ok(name)
 }

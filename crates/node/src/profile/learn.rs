@@ -1,7 +1,7 @@
 //! `doctor-node profile learn`: derives a profile from a machine that is known to be good.
 //!
 //! Only metrics that some rule compares with a profile are learnt: other current values (temperatures, free space) are
-//! no expectation. The command refuses a machine that fails a check.
+//! no expectation. The command refuses a machine that fails a check. What is learnt is measured: `[expect.measured]`.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -9,7 +9,7 @@ use doctor_core::{
     ids::Sku,
     observation::Observation,
     policy::{Rule, When},
-    profile::{ProfileFile, Signs},
+    profile::{Expected, ProfileFile, Signs},
     sku_detection::MachineFacts,
     time::Timestamp,
 };
@@ -24,9 +24,10 @@ pub struct LearnedProfile {
     pub missing: Vec<String>,
 }
 
-/// Extracts all metrics that the rules would compare with a profile.
+/// Extracts all metrics that the rules would compare with a profile. `chip` is that of this machine's GPUs, if known.
 pub fn learn(
     sku: Sku,
+    chip: Option<Sku>,
     facts: &MachineFacts,
     observations: &[CheckObservation],
     rules: &[Rule],
@@ -37,7 +38,7 @@ pub fn learn(
     for rule in rules {
         let (name, exact) = match &rule.when {
             When::NotProfile { metric } => (metric, true),
-            When::BelowProfile { metric, .. } => (metric, false),
+            When::BelowProfile { metric, of: None, .. } => (metric, false),
             _ => continue,
         };
         let Some(observed) = observations.iter().find(|observed| observed.check == rule.check) else { continue };
@@ -61,11 +62,11 @@ pub fn learn(
         } else if exact && max - min > max.abs() * 1e-9 {
             missing.push(format!("{name}: components differ ({min} to {max}), a profile needs one value"));
         } else {
-            expect.insert(name.clone(), min);
+            expect.insert(name.clone(), Expected::measured(min));
         }
     }
     let source = format!("learnt from a machine at {at}");
-    let file = ProfileFile { sku, version: 1, source, like: None, expect, detect: signs(facts) };
+    let file = ProfileFile { chip, source, expect, detect: signs(facts), ..ProfileFile::machine(sku) };
     LearnedProfile { file, missing }
 }
 
@@ -137,6 +138,7 @@ mod tests {
         let rules = [
             rule("a", "gpu_count", "not_as_profile = true"),
             rule("a", "mem", "below_percent_of_profile = 98.0"),
+            rule("a", "rate", "below_percent_of_profile = 33.3\nprofile_metric = \"peak\""),
             rule("a", "heat", "above = 90.0"),
             rule("b", "links", "not_as_profile = true"),
         ];
@@ -148,6 +150,7 @@ mod tests {
                     Metric::count("gpu_count", Entity::node(), 8.0),
                     Metric::count("mem", Entity::node(), 100.0),
                     Metric::count("heat", Entity::node(), 40.0),
+                    Metric::count("rate", Entity::node(), 7.0),
                 ],
             ),
             seen("b", vec![gpu("0", 18.0), gpu("1", 17.0)]),
@@ -159,10 +162,13 @@ mod tests {
         };
         let name = default_name(&facts).unwrap();
         assert_eq!(name.as_str(), "rack-server-9");
-        let learned = learn(name, &facts, &observations, &rules, Timestamp::from_secs(0));
+        let chip = Sku::new("h100-sxm").unwrap();
+        let learned = learn(name, Some(chip), &facts, &observations, &rules, Timestamp::from_secs(0));
         assert_eq!(learned.file.expect.keys().collect::<Vec<_>>(), ["gpu_count", "mem"]);
+        assert_eq!(learned.file.expect["mem"], Expected::measured(100.0));
         assert!(learned.missing[0].contains("17 to 18"), "{:?}", learned.missing);
         let text = learned.text().unwrap();
+        assert!(text.contains("chip = \"h100-sxm\"") && text.contains("[expect.measured]"), "{text}");
         let read_back = ProfileFile::read(&text).unwrap();
         assert_eq!(read_back, learned.file);
         assert_eq!((read_back.detect.products.len(), read_back.detect.gpus), (1, Some(8)));

@@ -11,7 +11,7 @@ use std::{
 
 use doctor_core::sku_detection::Cloud;
 
-/// The address of the service in all three clouds.
+/// The address of the service in all clouds.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
 
 /// Time limit of one request, from the first packet to the last byte.
@@ -51,9 +51,13 @@ pub fn instance_type(cloud: Cloud, url: &str) -> Result<String, MetadataError> {
             let path = "/computeMetadata/v1/instance/machine-type";
             service.request("GET", path, ("Metadata-Flavor", "Google"))?
         }
+        Cloud::Oci => service.request("GET", "/opc/v2/instance/shape", OCI_HEADER)?,
     };
     machine_type(&name)
 }
+
+/// Oracle's service requires this fixed header, so that a forwarded request is not answered.
+const OCI_HEADER: (&str, &str) = ("Authorization", "Bearer Oracle");
 
 /// Metadata fields for a support case, each with its name in our report. Only the instance and its location: the
 /// service also holds user data and credentials, which must not be read.
@@ -83,6 +87,14 @@ const GCP: [(&str, &str); 5] = [
     ("image", "image"),
     ("physical_host", "attributes/physical_host"),
 ];
+const OCI: [(&str, &str); 6] = [
+    ("instance_id", "id"),
+    ("instance_name", "displayName"),
+    ("availability_domain", "availabilityDomain"),
+    ("fault_domain", "faultDomain"),
+    ("region", "canonicalRegionName"),
+    ("image", "image"),
+];
 
 /// Returns the cloud's identifiers of this instance. Fields that it does not have are left out.
 ///
@@ -92,12 +104,13 @@ pub fn instance_ids(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String
     let service = Service::new(url)?;
     let token = match cloud {
         Cloud::Aws => service.token()?,
-        Cloud::Azure | Cloud::Gcp => String::new(),
+        Cloud::Azure | Cloud::Gcp | Cloud::Oci => String::new(),
     };
     let fields: &[(&'static str, &str)] = match cloud {
         Cloud::Aws => &AWS,
         Cloud::Azure => &AZURE,
         Cloud::Gcp => &GCP,
+        Cloud::Oci => &OCI,
     };
     let mut ids = Vec::new();
     for (name, path) in fields {
@@ -112,6 +125,7 @@ pub fn instance_ids(cloud: Cloud, url: &str) -> Result<Vec<(&'static str, String
             Cloud::Gcp => {
                 service.request("GET", &format!("/computeMetadata/v1/instance/{path}"), ("Metadata-Flavor", "Google"))
             }
+            Cloud::Oci => service.request("GET", &format!("/opc/v2/instance/{path}"), OCI_HEADER),
         };
         match response {
             Ok(text) => ids.extend(single_line(&text).map(|text| (*name, text))),
@@ -278,6 +292,10 @@ mod tests {
         let (url, served) = service(&["HTTP/1.1 200 OK\r\n\r\nprojects/1234/machineTypes/a3-highgpu-8g"]);
         assert_eq!(instance_type(Cloud::Gcp, &url).unwrap(), "a3-highgpu-8g");
         assert!(served.join().unwrap()[0].contains("Metadata-Flavor: Google"));
+
+        let (url, served) = service(&["HTTP/1.1 200 OK\r\n\r\nBM.GPU.H100.8"]);
+        assert_eq!(instance_type(Cloud::Oci, &url).unwrap(), "BM.GPU.H100.8");
+        assert!(served.join().unwrap()[0].contains("Authorization: Bearer Oracle"));
     }
 
     #[test]

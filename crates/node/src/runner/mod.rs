@@ -18,7 +18,7 @@ pub mod fuzz_targets;
 mod glob;
 mod gpus;
 pub(crate) mod hung_probes;
-pub(crate) mod mounts;
+mod mounts;
 mod nvml_helper;
 mod processes;
 mod reader;

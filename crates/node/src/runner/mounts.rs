@@ -76,11 +76,6 @@ impl Mounts {
     }
 }
 
-/// Returns the mount points of a text in the format of /proc/mounts.
-pub(crate) fn points(text: &str) -> Vec<PathBuf> {
-    text.lines().filter_map(|line| Some(PathBuf::from(plain(line.split(' ').nth(1)?)))).collect()
-}
-
 /// Decodes escapes: a space is `\040`.
 fn plain(text: &str) -> String {
     let mut parts = text.split('\\');

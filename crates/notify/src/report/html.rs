@@ -97,15 +97,23 @@ fn coverage(rows: &[CoverageRow]) -> String {
             ("stale", "none", row.stale),
             ("never tested", "none", row.never_tested),
         ];
-        let numbers =
-            [row.nodes, row.pass, row.fail, row.inconclusive, row.stale, row.never_tested, row.not_applicable];
+        let numbers = [
+            row.nodes,
+            row.pass,
+            row.fail,
+            row.inconclusive,
+            row.stale,
+            row.never_tested,
+            row.not_applicable,
+            row.not_judged,
+        ];
         let mut cells = vec![escaped(row.test.as_str()), share(&parts), format_percent(row.percent)];
         cells.extend(numbers.map(|number| number.to_string()));
         cells
     };
     let head = [
         "test",
-        "standing",
+        "status",
         "covered",
         "nodes",
         "pass",
@@ -114,8 +122,9 @@ fn coverage(rows: &[CoverageRow]) -> String {
         "stale",
         "never tested",
         "not applicable",
+        "not judged",
     ];
-    table(&head, 2..10, &rows.iter().map(row).collect::<Vec<_>>())
+    table(&head, 2..11, &rows.iter().map(row).collect::<Vec<_>>())
 }
 
 fn results(rows: &[ResultsRow]) -> String {

@@ -26,10 +26,10 @@ pub(super) fn page(view: &ReportView) -> String {
             row.test, row.not_applicable, row.failing_nodes
         ));
     }
-    text.push_str("\n## Coverage\n\n| test | covered | nodes | pass | fail | inconclusive | stale | never tested | not applicable |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
+    text.push_str("\n## Coverage\n\n| test | covered | nodes | pass | fail | inconclusive | stale | never tested | not applicable | not judged |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n");
     for row in &view.coverage {
         text.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
             row.test,
             format_percent(row.percent),
             row.nodes,
@@ -38,7 +38,8 @@ pub(super) fn page(view: &ReportView) -> String {
             row.inconclusive,
             row.stale,
             row.never_tested,
-            row.not_applicable
+            row.not_applicable,
+            row.not_judged
         ));
     }
     if !view.faults.is_empty() {

@@ -132,6 +132,9 @@ mod tests {
         assert_eq!(names(now), [all[1]]);
         let tomorrow = now.plus(doctor_core::time::Span::days(1));
         assert_eq!(names(tomorrow), ["daily-2026-11-16.html", "daily-2026-11-16.json"]);
-        assert!(due(&ReportSettings::default(), folder.path(), now).is_empty());
+        let off = ReportSettings { daily: false, ..ReportSettings::default() };
+        assert!(due(&off, folder.path(), now).is_empty());
+        let by_default: Vec<_> = due(&ReportSettings::default(), &folder.path().join("empty"), now);
+        assert_eq!((by_default.len(), by_default[0].files.len()), (1, 3), "each day, in every format");
     }
 }

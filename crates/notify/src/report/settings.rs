@@ -23,7 +23,7 @@ pub struct ReportSettings {
 impl Default for ReportSettings {
     fn default() -> Self {
         Self {
-            daily: false,
+            daily: true,
             weekly: false,
             formats: vec![ReportFormat::Html, ReportFormat::Markdown, ReportFormat::Json],
         }

@@ -176,7 +176,7 @@ fn free_nodes(session: &Session) -> Vec<NodeName> {
 }
 
 fn request_tests(session: &Session, node: &NodeName, now: Timestamp) -> Result<(), StoreError> {
-    let command = CommandKind::Test { node: node.clone(), tests: Vec::new() };
+    let command = CommandKind::Test { node: node.clone(), tests: Vec::new(), run: None };
     session.store().add_command(&command, "compare", "chosen by another policy", now).map(drop)
 }
 

@@ -3,6 +3,7 @@
 pub mod compare;
 mod decisions;
 pub mod demo;
+pub mod period_coverage;
 pub mod scenario;
 pub mod score;
 pub mod session;

@@ -4,7 +4,7 @@
 //! are relative to the start. Ids are replaced with small numbers in the order of their appearance.
 //!
 //! ```text
-//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, users, agents off, caps replace)
+//! world nodes 4                         a quiet cluster of four nodes (also: pool NAME N PREFIX, seed N, agents off, agents every 5m, repairs, caps replace)
 //! policy mode = "act"                   one line of the policy file, before or between runs
 //! record node001 storage pass 9d        a result from that long ago
 //! fresh                                 every test of every node passed a day ago
@@ -148,6 +148,10 @@ impl ScenarioRunner {
                     world.agents = false;
                     after
                 }
+                ("agents", ["every", length, after @ ..]) => {
+                    world.agents_every = Some(span(length)?);
+                    after
+                }
                 ("repairs", after) => {
                     world.repairs = true;
                     after
@@ -156,7 +160,11 @@ impl ScenarioRunner {
                     world.caps = caps_named(names).map_err(CommandFailure::Invalid)?;
                     after
                 }
-                _ => return invalid("accepted: nodes N, pool NAME N PREFIX, seed N, agents off, repairs, caps NAMES"),
+                _ => {
+                    return invalid(
+                        "accepted: nodes N, pool NAME N PREFIX, seed N, agents off, agents every 5m, repairs, caps NAMES",
+                    );
+                }
             };
         }
         if !pools.is_empty() {
@@ -324,7 +332,7 @@ impl ScenarioRunner {
             ["quarantine", node, "drain"] => ask(CommandKind::Quarantine { node: name(node)?, evict: true })?,
             ["test", node, tests @ ..] => {
                 let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
-                ask(CommandKind::Test { node: name(node)?, tests })?;
+                ask(CommandKind::Test { node: name(node)?, tests, run: None })?;
             }
             ["together", nodes, test] => {
                 let Some(nodes) = NonEmpty::new(list(nodes)?) else { return invalid("together needs nodes") };

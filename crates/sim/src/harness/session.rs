@@ -60,8 +60,8 @@ pub struct SessionConfig {
 impl SessionConfig {
     pub fn new(world: WorldConfig) -> Self {
         Self {
+            policy: if world.shipped_tests { Policy::built_in() } else { policy() },
             world,
-            policy: policy(),
             store: None,
             share: None,
             every: Span::minutes(5),
@@ -227,7 +227,7 @@ impl Session {
     /// # Errors If the policy is invalid.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), SessionError> {
         self.config.policy = policy.clone();
-        self.engine.set_settings(Settings::new(policy, simulated_tests::catalogue(), simulated_tests::profiles())?);
+        self.engine.set_settings(Settings::new(policy, self.config.world.catalogue(), simulated_tests::profiles())?);
         Ok(())
     }
 
@@ -341,7 +341,7 @@ fn engine(
     store: Store,
     controller: u64,
 ) -> Result<Engine, SessionError> {
-    let settings = Settings::new(config.policy.clone(), simulated_tests::catalogue(), simulated_tests::profiles())?;
+    let settings = Settings::new(config.policy.clone(), config.world.catalogue(), simulated_tests::profiles())?;
     let mut keys = Seed(config.world.seed).stream(Purpose::Keys, u64::MAX, controller);
     Ok(Engine::new(EngineDeps {
         backend: backend.clone(),

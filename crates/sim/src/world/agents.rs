@@ -38,38 +38,54 @@ impl World {
         std::mem::take(&mut self.agents.queued)
     }
 
+    /// Schedules the first checks of every agent that reports unchanged readings too.
+    pub(super) fn schedule_agent_checks(&mut self) {
+        if self.config.agents_every.is_some() {
+            for slot in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
+                self.queue.push(self.config.start, Event::AgentChecks(slot));
+            }
+        }
+    }
+
+    /// Reports an agent's readings, changed or not, and schedules its next checks.
+    pub(super) fn run_agent_checks(&mut self, slot: u32) {
+        let Some(every) = self.config.agents_every else { return };
+        self.queue.push(self.now.plus(every), Event::AgentChecks(slot));
+        if self.agent_reports_now(self.slot(slot)) {
+            let seen = self.passive_faults(slot);
+            self.queue_report(slot, seen);
+        }
+    }
+
     /// Runs the agent's checks, and queues a report if the result differs from the last one.
     pub(super) fn send_agent_report(&mut self, slot: u32) {
         if !self.agent_reports_now(self.slot(slot)) {
             return;
         }
-        let machine = self.slot(slot).machine;
-        let seen: Vec<u32> = self.machines[machine as usize]
-            .faults
-            .iter()
-            .copied()
-            .filter(|fault| self.faults[*fault as usize].kind.is_passive())
-            .collect();
-        if seen == self.slot(slot).reported {
-            return;
+        let seen = self.passive_faults(slot);
+        if seen != self.slot(slot).reported {
+            self.queue_report(slot, seen);
         }
+    }
+
+    fn passive_faults(&self, slot: u32) -> Vec<u32> {
+        let machine = &self.machines[self.slot(slot).machine as usize];
+        let is_passive = |fault: &u32| self.faults[*fault as usize].kind.is_passive();
+        machine.faults.iter().copied().filter(is_passive).collect()
+    }
+
+    fn queue_report(&mut self, slot: u32, seen: Vec<u32>) {
+        let machine = self.slot(slot).machine;
         self.slot_mut(slot).reported = seen;
         self.slot_mut(slot).reports += 1;
         let checks = vec![self.passive_evidence(slot)];
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        let versions = Versions { program, schema: Schema::CURRENT, policy: 0, queued: 0 };
+        let (number, at) = (self.slot(slot).reports, self.slot(slot).clock(self.now));
         let report = AgentReport {
-            uptime: None,
-            node: self.name(slot),
             hardware: self.machines[machine as usize].inside(),
-            sequence: self.slot(slot).reports,
-            at: self.slot(slot).clock(self.now),
             checks,
-            versions: Versions {
-                program: env!("CARGO_PKG_VERSION").to_owned(),
-                schema: Schema::CURRENT,
-                policy: 0,
-                queued: 0,
-            },
-            dropped: None,
+            ..AgentReport::heartbeat(self.name(slot), number, at, versions)
         };
         let bytes =
             report.sign(&self.agent_key(&report.node)).expect("finite numbers and plain words have a JSON form");

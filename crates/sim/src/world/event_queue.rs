@@ -17,6 +17,8 @@ pub(super) enum Event {
     RunKilled(u32),
     FaultOccurs(u32),
     AgentReports(u32),
+    /// An agent runs its checks, and will again.
+    AgentChecks(u32),
     Ticket(u32),
     TicketDone(u32, u32),
     /// An operator comes to repair this node, for this machine, because of this mark.

@@ -8,6 +8,7 @@ mod changes;
 mod event_queue;
 mod failures;
 mod faults;
+mod free_time;
 mod incidents;
 mod nodes;
 mod results;
@@ -36,12 +37,14 @@ use crate::{
 
 pub use agents::QueuedReport;
 pub use faults::OperatorRequest;
+pub use free_time::FreeStretch;
 pub use nodes::Changes;
 pub(crate) use user_job_outcomes::UserCounters;
 
 use agents::Agents;
 use event_queue::{Event, EventQueue};
 use failures::Failures;
+use free_time::FreeTimeLog;
 use incidents::PendingDisruptions;
 use nodes::{Pool, Slot};
 use runs::{KeptResults, TestRun};
@@ -84,6 +87,8 @@ pub struct World {
     requests: Vec<OperatorRequest>,
     script: Vec<Incident>,
     counters: UserCounters,
+    /// Absent unless it is requested.
+    free_time: Option<FreeTimeLog>,
     /// Counts changes of nodes.
     version: u64,
 }
@@ -126,6 +131,7 @@ impl World {
             requests: Vec::new(),
             script: Vec::new(),
             counters: UserCounters::default(),
+            free_time: None,
             version: 0,
             config,
         };
@@ -138,6 +144,7 @@ impl World {
             world.schedule_fault(machine);
         }
         world.schedule_outage();
+        world.schedule_agent_checks();
         Ok(world)
     }
 
@@ -221,6 +228,7 @@ impl World {
             Event::RunKilled(run) => self.run_killed(run),
             Event::FaultOccurs(machine) => self.fault_occurs(machine),
             Event::AgentReports(slot) => self.send_agent_report(slot),
+            Event::AgentChecks(slot) => self.run_agent_checks(slot),
             Event::Ticket(fault) => self.ticket(fault),
             Event::TicketDone(slot, machine) => self.ticket_done(slot, machine),
             Event::RepairVisit(slot, machine, mark) => self.repair_visit(slot, machine, mark),

@@ -1,11 +1,11 @@
 //! Nodes as the cluster shows them: their users, marks and machines.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use doctor_backend::ObservedNode;
 use doctor_core::{
     ids::NodeName,
-    node::{Marks, Node, Occupancy},
+    node::{Declared, Marks, Node, Occupancy},
     time::{Span, Timestamp},
 };
 
@@ -85,6 +85,10 @@ pub(super) struct Pool {
     pub(super) freed: bool,
 }
 
+/// Every simulated machine has the same number of GPUs.
+static DECLARED: LazyLock<Arc<Declared>> =
+    LazyLock::new(|| Arc::new(Declared { gpus: Some(u32::from(crate::simulated_tests::PARTS)) }));
+
 impl Slot {
     pub(super) fn new(
         name: NodeName,
@@ -98,6 +102,7 @@ impl Slot {
             marks: Marks::default(),
             hardware: Some(machine.outside().into()),
             sku: Some(pool.sku.clone()),
+            declared: Some(Arc::clone(&DECLARED)),
             overrides: None,
         };
         Self {
@@ -184,6 +189,7 @@ impl World {
         slot.taken_since = if occupancy.is_free() { None } else { slot.taken_since.or(Some(now)) };
         slot.node_mut().occupancy = occupancy;
         self.keep_idle(index);
+        self.note_free_time(index);
         if self.can_start_on(index) {
             for run in self.slot(index).runs.clone() {
                 if self.runs[run as usize].phase == Phase::Pending {

@@ -14,6 +14,7 @@ use crate::{
     fault::{Class, Fault},
     measure,
     random::Purpose,
+    shipped_tests,
     simulated_tests::{DL, GPU_HEALTH, NCCL, probe_of},
 };
 
@@ -24,7 +25,7 @@ impl World {
         let done = run.evidence.first().map_or(0, Vec::len);
         let (test, began) = (run.request.tests[done].clone(), run.test_began);
         // A GPU is hot after a compute test.
-        let hot = done > 0 && matches!(run.request.tests[done - 1].as_str(), DL | NCCL);
+        let hot = done > 0 && matches!(self.simulated(&run.request.tests[done - 1]), DL | NCCL);
         for (index, slot) in run.slots.clone().into_iter().enumerate() {
             let evidence = self.test_on(slot, &test, began, hot);
             self.runs[number as usize].evidence[index].push(evidence);
@@ -32,11 +33,19 @@ impl World {
         measure::share(self.runs[number as usize].evidence.iter_mut().filter_map(|tests| tests.last_mut()));
     }
 
+    /// Returns the simulated test that measures for this test.
+    fn simulated<'a>(&self, test: &'a TestId) -> &'a str {
+        match self.config.shipped_tests {
+            true => shipped_tests::stands_for(test).unwrap_or(test.as_str()),
+            false => test.as_str(),
+        }
+    }
+
     /// Returns the evidence of one test on one node, from `began` until now.
     pub(super) fn test_on(&mut self, slot: u32, test: &TestId, began: Timestamp, hot: bool) -> TestEvidence {
         let (machine, clock) = (self.slot(slot).machine, self.slot(slot).clock(self.now));
         let output = self.measure(machine, test, hot, clock);
-        let probe = probe_of(test).expect("unknown tests are refused when a job is submitted");
+        let probe = probe_of(self.simulated(test)).expect("unknown tests are refused when a job is submitted");
         TestEvidence {
             test: test.clone(),
             started: self.slot(slot).clock(began),
@@ -47,8 +56,8 @@ impl World {
 
     fn measure(&mut self, machine: u32, test: &TestId, hot: bool, clock: Timestamp) -> ProbeOutput {
         let present = self.machines[machine as usize].faults.clone();
-        let broken =
-            present.iter().find(|fault| self.faults[**fault as usize].kind.profile().breaks.contains(&test.as_str()));
+        let test = self.simulated(test);
+        let broken = present.iter().find(|fault| self.faults[**fault as usize].kind.profile().breaks.contains(&test));
         if let Some(&fault) = broken {
             return measure::print_broken(&self.faults[fault as usize]);
         }
@@ -60,14 +69,14 @@ impl World {
         machine.measured += 1;
         let mut noise = self.seed.stream(Purpose::Noise, machine.number, u64::from(machine.measured));
         let detected: Vec<&Fault> = detected.iter().map(|fault| &self.faults[*fault as usize]).collect();
-        measure::print(test.as_str(), &detected, clock, &mut noise, &self.config.assumptions)
+        measure::print(test, &detected, clock, &mut noise, &self.config.assumptions)
     }
 
     /// Draws whether this run of this test detects the fault. Each run is an independent draw.
-    fn is_detected(&mut self, fault: u32, test: &TestId, hot: bool) -> bool {
+    fn is_detected(&mut self, fault: u32, test: &str, hot: bool) -> bool {
         let assumptions = &self.config.assumptions;
         let fault = &mut self.faults[fault as usize];
-        if fault.kind.detecting_test() != test.as_str() {
+        if fault.kind.detecting_test() != test {
             return false;
         }
         let chance = match fault.kind.profile().class {
@@ -124,6 +133,7 @@ impl World {
             ended: slot.clock(self.now),
             tests,
             uptime: None,
+            machine: None,
         };
         let key = match job_fault {
             Some(JobFault::WronglySigned) => RunKey::new(self.seed.stream(Purpose::Keys, u64::from(number), 1).bytes()),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use doctor_backend::{BackendError, Effect as After, JobRequest, PolledJob};
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
-    ids::{JobId, RunId},
+    ids::{JobId, RunId, TestId},
     run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
@@ -16,7 +16,7 @@ use crate::{
     effects::EffectKind,
     machine::scaled,
     random::Purpose,
-    simulated_tests::typical_value,
+    shipped_tests, simulated_tests,
 };
 
 /// How long after a job's end its results are kept for polls.
@@ -107,7 +107,7 @@ impl World {
         let failure = self.check_refused(SUBMIT, Call::Submit)?;
         let refuse = |text: String| BackendError { operation: SUBMIT, text, effect: After::NotAppliedPermanent };
         let slots = request.nodes.iter().map(|node| self.find(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(test) = request.tests.iter().find(|test| typical_value(test).is_none()) {
+        if let Some(test) = request.tests.iter().find(|test| self.typical_duration(test).is_none()) {
             return Err(refuse(format!("the simulated nodes have no test `{test}`")));
         }
         if let Some(output) = request.outputs.iter().find(|output| !share::is_inside(output)) {
@@ -186,6 +186,14 @@ impl World {
         self.check_answered(CANCEL, failure)
     }
 
+    /// Returns the usual duration of a test; `None` if the nodes do not have it.
+    fn typical_duration(&self, test: &TestId) -> Option<Span> {
+        match self.config.shipped_tests {
+            true => shipped_tests::typical_duration(test),
+            false => simulated_tests::typical_value(test),
+        }
+    }
+
     /// Schedules the start of a pending job after the scheduler's delay. A duplicate is harmless.
     pub(super) fn schedule_start(&mut self, run: u32) {
         let mut stream = self.seed.stream(Purpose::Timing, u64::from(run), 0);
@@ -206,15 +214,13 @@ impl World {
         self.log(EffectKind::Started { run: id, nodes });
         let mut stream = self.seed.stream(Purpose::Timing, u64::from(number), 1);
         let sigma = self.config.assumptions.length_sigma;
+        let tests = self.runs[number as usize].request.tests.clone();
+        let usual = tests.iter().map(|test| self.typical_duration(test).unwrap_or(Span::ZERO));
+        let lengths = usual.map(|usual| scaled(usual, (1.0 + sigma * stream.normal()).max(0.2))).collect();
         let run = &mut self.runs[number as usize];
         run.phase = Phase::Running { since: now };
         run.test_began = now;
-        run.lengths = run
-            .request
-            .tests
-            .iter()
-            .map(|test| scaled(typical_value(test).unwrap_or(Span::ZERO), (1.0 + sigma * stream.normal()).max(0.2)))
-            .collect();
+        run.lengths = lengths;
         match run.trouble {
             Some(JobFault::Hung) => {}
             Some(JobFault::Lost | JobFault::Crashes) => {

@@ -30,6 +30,7 @@ fn job(run: RunId, name: &str, tests: &[&str]) -> JobRequest {
         run,
         nodes: NonEmpty::one(node(name)),
         tests: NonEmpty::new(tests.iter().map(|test| TestId::new(test).unwrap()).collect()).unwrap(),
+        access: Vec::new(),
         limit: Span::hours(1),
         key: key(),
         outputs: vec![JobOutput {

@@ -32,7 +32,9 @@ CREATE TABLE node (
     case_id BIGINT,
     -- The agent's last stored report: its number, and its send time by the node's clock.
     last_report_number BIGINT,
-    last_report_sent_at BIGINT
+    last_report_sent_at BIGINT,
+    -- When the agent last ran each of its checks: `TIME:TEST,TEST;TIME:TEST`, in milliseconds and ids of tests.
+    agent_checked TEXT
 );
 CREATE TABLE test (id {serial}, name TEXT NOT NULL UNIQUE);
 CREATE TABLE outcome (
@@ -42,7 +44,8 @@ CREATE TABLE outcome (
     severity TEXT,
     reason TEXT NOT NULL,
     untrusted SMALLINT NOT NULL,
-    imported SMALLINT NOT NULL
+    imported SMALLINT NOT NULL,
+    by_agent SMALLINT NOT NULL
 );
 
 CREATE TABLE hardware (
@@ -98,7 +101,8 @@ CREATE TABLE pending_results (
     PRIMARY KEY (run, node)
 ) {compact};
 
--- Every result. `offset_ms` is relative to the run's creation, which keeps rows small.
+-- Every result of runs, and every changed result of agents, under a run id that is made of its time. `offset_ms` is
+-- relative to the run's creation, which keeps rows small.
 CREATE TABLE history (
     node {ref} NOT NULL,
     run BIGINT NOT NULL,
@@ -110,7 +114,7 @@ CREATE TABLE history (
     PRIMARY KEY (node, run, test)
 ) {compact};
 
--- The fold of history by node and test. `verify` recomputes it.
+-- The fold of the history of runs by node and test. `verify` recomputes it.
 CREATE TABLE latest_result (
     node {ref} NOT NULL,
     test {ref} NOT NULL,
@@ -125,6 +129,20 @@ CREATE TABLE latest_result (
 ) {compact};
 -- Every result updates a row; free space in its page avoids index updates.
 {only-postgres} ALTER TABLE latest_result SET (fillfactor = 70);
+
+-- The latest results of a node's agent. A row changes when the result does, which is rare: an unchanged result is
+-- renewed for all checks of the node together, in `node.agent_checked`.
+CREATE TABLE agent_result (
+    node {ref} NOT NULL,
+    test {ref} NOT NULL,
+    attempted_at BIGINT NOT NULL,
+    outcome {ref} NOT NULL,
+    settled_at BIGINT,
+    conclusive_outcome {ref},
+    conclusive_at BIGINT,
+    inconclusive_count BIGINT NOT NULL,
+    PRIMARY KEY (node, test)
+) {compact};
 
 CREATE TABLE hourly_count (
     hour BIGINT NOT NULL,
@@ -159,6 +177,18 @@ CREATE TABLE acknowledged_event (
     event_key TEXT NOT NULL,
     at BIGINT NOT NULL,
     PRIMARY KEY (node, test, reason_code, entity)
+) {compact};
+
+-- Counts and sizes (GPUs, disks, ports) by node and metric: the newest value with the time since when it applies, and
+-- the one with which new values are compared. Numbers are text, which both databases return unchanged.
+CREATE TABLE measured_count (
+    node {ref} NOT NULL REFERENCES node (id),
+    metric TEXT NOT NULL,
+    value TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    accepted_value TEXT NOT NULL,
+    accepted_at BIGINT NOT NULL,
+    PRIMARY KEY (node, metric)
 ) {compact};
 
 CREATE TABLE case_record (

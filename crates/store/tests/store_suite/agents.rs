@@ -1,8 +1,18 @@
 //! Agent reports and credentials, on every kind of store.
 
-use doctor_checks::document::{DroppedReports, RunKey, Schema, Versions};
-use doctor_core::time::{Span, Timestamp};
-use doctor_store::records::{Accepted, AgentAuth, AgentContact, AgentFindings, AgentKey, HistoryFilter};
+use doctor_checks::document::{CheckRound, ConfirmedResults, DroppedReports, RunKey, Schema, Versions};
+use doctor_core::{
+    finding::Verdict,
+    ids::HardwareId,
+    plan::Action,
+    reason::WithReason,
+    snapshot::TestRecord,
+    time::{Span, Timestamp},
+};
+use doctor_store::records::{
+    Accepted, AgentAuth, AgentConfirmation, AgentContact, AgentFindings, AgentKey, AgentResult, ConfirmedRound,
+    HistoryFilter, PublishOutcome, RetentionPolicy,
+};
 
 use crate::{
     bed::{StoreTestbed, finding, hardware, node, test},
@@ -14,18 +24,228 @@ suite!(
     an_agent_key_is_valid_until_it_is_revoked,
     an_agent_with_a_cluster_token_has_no_key_and_can_be_revoked,
     agent_contacts_are_stored_and_dropped_reports_are_audited,
+    results_of_an_agent_count_like_those_of_a_run,
+    unchanged_results_are_renewed_by_a_confirmation_of_what_the_store_has,
+    the_newest_of_a_runs_and_an_agents_result_counts,
+    a_report_that_waited_counts_from_when_it_was_made,
+    results_of_an_agent_belong_to_its_machine_and_survive_a_backup,
+    a_nodes_history_has_the_results_of_runs_and_of_its_agent_in_order,
 );
 
-fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
-    let mut report = AgentFindings {
+fn report(bed: &StoreTestbed, number: u64, results: &[(&str, Verdict)]) -> AgentFindings {
+    let result = |(name, verdict): &(&str, Verdict)| {
+        let outcome = bed.outcome("n1", name, *verdict);
+        let severity = outcome.findings.iter().map(|finding| finding.severity).max();
+        (outcome.test, AgentResult { verdict: *verdict, severity, reason: outcome.reason })
+    };
+    let conclusive = results.iter().filter(|(_, verdict)| verdict.is_conclusive());
+    AgentFindings {
         node: node("n1"),
-        number: 1,
+        number,
         sent: bed.now,
         received: bed.now,
-        by_check: [(test("gpu"), vec![finding("gpu", "gpu-hot", 1)])].into(),
+        waited: Span::ZERO,
+        by_check: conclusive.map(|(name, verdict)| (test(name), bed.outcome("n1", name, *verdict).findings)).collect(),
+        results: results.iter().map(result).collect(),
+        confirmed: Vec::new(),
         hardware: hardware("n1"),
         dropped: None,
+    }
+}
+
+fn accept(bed: &StoreTestbed, report: &AgentFindings) {
+    assert_eq!(bed.store.accept_agent(&bed.lease, report).unwrap(), Accepted::Stored);
+}
+
+/// Confirms these checks of `n1`, which ran this long ago.
+fn confirm(bed: &StoreTestbed, through: u64, rounds: &[(Span, &[&str])]) {
+    let round = |(age, names): &(Span, &[&str])| CheckRound {
+        age: *age,
+        checks: names.iter().map(|name| test(name)).collect(),
     };
+    let rounds = rounds.iter().map(round).collect();
+    let rounds = ConfirmedRound::from_message(ConfirmedResults { through, rounds }, bed.now);
+    let confirmations =
+        [node("n1"), node("n9")].map(|node| AgentConfirmation { node, through, rounds: rounds.clone() });
+    bed.store.confirm_agent_results(&bed.lease, &confirmations).unwrap();
+}
+
+fn record(bed: &StoreTestbed, name: &str) -> TestRecord {
+    let mut nodes = bed.store.load_nodes_named(&[node("n1")]).unwrap();
+    let all = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap();
+    let stored = nodes.remove(&node("n1")).unwrap();
+    assert_eq!(all.records, stored.records);
+    let record = stored.records.get(&test(name)).copied().unwrap_or(TestRecord::NEVER);
+    // What `doctor why` and the API show agrees with what the planner sees.
+    let latest = bed.store.latest_of(&node("n1")).unwrap().into_iter().find(|row| row.test == test(name));
+    assert_eq!(latest.as_ref().map(|row| (row.verdict, row.at)), record.verdict().zip(record.attempt()));
+    let of_test = bed.store.latest_of_test(&test(name)).unwrap();
+    assert_eq!(of_test, latest.into_iter().collect::<Vec<_>>());
+    record
+}
+
+fn results_of_an_agent_count_like_those_of_a_run(bed: &mut StoreTestbed) {
+    use Verdict::{Fail, Inconclusive, NotApplicable, Pass};
+    let begin = bed.now;
+    accept(bed, &report(bed, 1, &[("gpu", Fail), ("memory", Pass), ("efa", NotApplicable), ("disk", Inconclusive)]));
+    for (name, verdict, settled, misses) in [
+        ("gpu", Some(Fail), Some(begin), 0),
+        ("memory", Some(Pass), Some(begin), 0),
+        ("efa", Some(NotApplicable), Some(begin), 0),
+        ("disk", Some(Inconclusive), None, 1),
+        ("never", None, None, 0),
+    ] {
+        let known = record(bed, name);
+        assert_eq!((known.verdict(), known.settled(), known.misses()), (verdict, settled, misses), "{name}");
+    }
+    assert_eq!((record(bed, "memory").judged(), record(bed, "efa").judged()), (Some(begin), None));
+    // An inconclusive result changes the verdict and clears no finding.
+    let later = bed.wait(Span::minutes(5));
+    accept(bed, &report(bed, 2, &[("gpu", Inconclusive), ("memory", Pass)]));
+    let known = record(bed, "gpu");
+    assert_eq!((known.verdict(), known.settled(), known.attempt()), (Some(Inconclusive), Some(begin), Some(later)));
+    assert_eq!(record(bed, "memory").settled(), Some(later), "a repeated result is newer");
+    assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].findings.len(), 1);
+    let rows = bed.store.history(&HistoryFilter::default()).unwrap();
+    assert_eq!(rows.len(), 5, "a repeated result is no change: {rows:?}");
+    assert_eq!((rows[0].test.as_str(), rows[0].verdict, rows[0].at), ("gpu", Inconclusive, later));
+    assert!(rows.iter().all(|row| row.by_agent && row.run.is_none() && !row.untrusted), "{rows:?}");
+    // They are in no statistics, and not among the results of runs.
+    assert!(bed.store.failure_rates(begin).unwrap().is_empty() && bed.store.latest_all().unwrap().is_empty());
+    let copy = bed.path("published.db");
+    assert_eq!(bed.store.publish(&copy).unwrap(), PublishOutcome::Written { rows: 0, whole: true });
+    bed.assert_sound();
+}
+
+fn unchanged_results_are_renewed_by_a_confirmation_of_what_the_store_has(bed: &mut StoreTestbed) {
+    use Verdict::{Inconclusive, Pass};
+    confirm(bed, 0, &[(Span::ZERO, &["memory"])]);
+    let begin = bed.now;
+    accept(bed, &report(bed, 7, &[("memory", Pass), ("disk", Inconclusive), ("cpu-count", Pass)]));
+    let later = bed.wait(Span::minutes(6));
+    confirm(bed, 7, &[(Span::minutes(1), &["memory", "disk", "no-such-check"]), (Span::hours(30), &["cpu-count"])]);
+    let at = later.minus(Span::minutes(1));
+    assert_eq!((record(bed, "memory").settled(), record(bed, "memory").judged()), (Some(at), Some(at)));
+    let known = record(bed, "disk");
+    assert_eq!((known.settled(), known.attempt(), known.misses()), (None, Some(at), 1));
+    assert_eq!(record(bed, "cpu-count").attempt(), Some(begin), "it did not run");
+    assert_eq!(record(bed, "no-such-check"), TestRecord::NEVER);
+    // The agent has reported something that this store does not have, as after a restored backup.
+    bed.wait(Span::minutes(5));
+    confirm(bed, 8, &[(Span::ZERO, &["memory"])]);
+    assert_eq!(record(bed, "memory").attempt(), Some(at));
+    confirm(bed, 7, &[(Span::minutes(30), &["memory"])]);
+    assert_eq!(record(bed, "memory").attempt(), Some(at), "an older confirmation changes nothing");
+    // A report with a changed result follows; what it confirms is stored with it.
+    let mut next = report(bed, 8, &[("disk", Pass)]);
+    next.confirmed = vec![ConfirmedRound { at: bed.now, checks: vec![test("memory"), test("disk")] }];
+    accept(bed, &next);
+    assert_eq!((record(bed, "memory").settled(), record(bed, "disk").settled()), (Some(bed.now), Some(bed.now)));
+}
+
+fn the_newest_of_a_runs_and_an_agents_result_counts(bed: &mut StoreTestbed) {
+    bed.run_test("n1", "gpu", Verdict::Pass);
+    bed.run_test("n1", "dl", Verdict::Pass);
+    let at = bed.wait(Span::minutes(5));
+    accept(bed, &report(bed, 1, &[("gpu", Verdict::Inconclusive)]));
+    assert_eq!((record(bed, "gpu").verdict(), record(bed, "gpu").attempt()), (Some(Verdict::Inconclusive), Some(at)));
+    let row = bed.store.latest_of(&node("n1")).unwrap().into_iter().find(|row| row.test == test("gpu")).unwrap();
+    assert_eq!((row.run, row.conclusive), (None, Some((Verdict::Pass, at.minus(Span::minutes(5))))));
+    bed.wait(Span::minutes(5));
+    let run = bed.run_test("n1", "gpu", Verdict::Pass);
+    let row = bed.store.latest_of(&node("n1")).unwrap().into_iter().find(|row| row.test == test("gpu")).unwrap();
+    assert_eq!((row.verdict, row.run), (Verdict::Pass, Some(run)));
+    assert_eq!(record(bed, "gpu").misses(), 0);
+    let at = bed.wait(Span::minutes(5));
+    confirm(bed, 1, &[(Span::ZERO, &["gpu", "dl"])]);
+    assert_eq!((record(bed, "gpu").verdict(), record(bed, "gpu").attempt()), (Some(Verdict::Inconclusive), Some(at)));
+    assert!(record(bed, "dl").attempt() < Some(at), "an agent renews its own results only");
+    bed.assert_sound();
+}
+
+fn a_nodes_history_has_the_results_of_runs_and_of_its_agent_in_order(bed: &mut StoreTestbed) {
+    let verdict = |n: u64| if n.is_multiple_of(2) { Verdict::Pass } else { Verdict::Inconclusive };
+    for n in 0..12_u64 {
+        // The agent's result changes while a run is active, before it ends and after it.
+        let run = bed.plan("n1", &["dl", "gpu"]);
+        for minutes in [10, 20] {
+            bed.wait(Span::minutes(minutes));
+            let results = [("memory", verdict(n + u64::from(minutes == 20))), ("oom", verdict(n))];
+            accept(bed, &report(bed, 2 * n + u64::from(minutes == 20) + 1, &results));
+        }
+        bed.wait(Span::minutes(5));
+        let outcomes = ["dl", "gpu"].map(|test| bed.outcome("n1", test, Verdict::Pass)).into();
+        assert_eq!(bed.accept(&[bed.result(run, "n1", outcomes)]), [Accepted::Stored]);
+        bed.wait(Span::hours(1));
+    }
+    let filter = |limit, after| HistoryFilter { node: Some(node("n1")), limit, after, ..HistoryFilter::default() };
+    let all = bed.store.history(&filter(None, None)).unwrap();
+    // Two tests in each run; `memory` and `oom` change once in each round, and `memory` twice in the first.
+    assert_eq!((all.len(), all.iter().filter(|row| !row.by_agent).count()), (24 + 13 + 12, 24));
+    assert!(all.is_sorted_by(|a, b| a.at >= b.at));
+    for limit in 1..all.len() {
+        let limit = u32::try_from(limit).unwrap();
+        assert_eq!(bed.store.history(&filter(Some(limit), None)).unwrap(), all[..limit as usize], "{limit}");
+    }
+    for page in [1, 2, 3, 7, 50] {
+        let (mut pages, mut after) = (Vec::new(), None);
+        loop {
+            let rows = bed.store.history_page(&filter(Some(page), after)).unwrap().rows;
+            let Some(last) = rows.last() else { break };
+            after = Some(last.cursor());
+            pages.extend(rows);
+        }
+        assert_eq!(pages, all, "pages of {page}");
+    }
+    // All of it expires, except the last results of runs.
+    let now = bed.wait(Span::days(400));
+    let keep = RetentionPolicy { history: Span::days(30), evidence: Span::days(30), logs: Span::days(30) };
+    let pruned = bed.store.apply_retention(&bed.lease, now, keep).unwrap();
+    assert_eq!(pruned.history_rows, 13 + 12 + 22);
+    assert_eq!(record(bed, "memory").verdict(), Some(verdict(12)));
+    bed.assert_sound();
+}
+
+fn a_report_that_waited_counts_from_when_it_was_made(bed: &mut StoreTestbed) {
+    let begin = bed.now;
+    bed.wait(Span::hours(5));
+    let mut late = report(bed, 1, &[("memory", Verdict::Pass)]);
+    late.waited = Span::hours(5);
+    accept(bed, &late);
+    assert_eq!(record(bed, "memory").settled(), Some(begin));
+    accept(bed, &report(bed, 2, &[("memory", Verdict::Inconclusive)]));
+    let mut older = report(bed, 3, &[("memory", Verdict::Pass)]);
+    older.waited = Span::hours(1);
+    accept(bed, &older);
+    assert_eq!(record(bed, "memory").verdict(), Some(Verdict::Inconclusive), "an older result replaces no newer one");
+}
+
+fn results_of_an_agent_belong_to_its_machine_and_survive_a_backup(bed: &mut StoreTestbed) {
+    accept(bed, &report(bed, 1, &[("memory", Verdict::Pass)]));
+    let at = bed.wait(Span::minutes(5));
+    confirm(bed, 1, &[(Span::ZERO, &["memory"])]);
+    let copy = bed.path("backup.db");
+    bed.store.backup(&copy).unwrap();
+    let restored = StoreTestbed::memory();
+    restored.store.restore(&copy).unwrap();
+    assert_eq!(record(&restored, "memory").settled(), Some(at));
+    let hardware = HardwareId::new("board-SN-other").unwrap();
+    let replaced = Action::HardwareReplaced { node: node("n1"), hardware };
+    bed.commit(&[WithReason::new(replaced, "machine-exchanged", "new")]);
+    assert_eq!(record(bed, "memory"), TestRecord::NEVER);
+    // A report that the old machine made before.
+    let mut late = report(bed, 2, &[("memory", Verdict::Pass)]);
+    late.waited = Span::hours(1);
+    accept(bed, &late);
+    assert_eq!(record(bed, "memory"), TestRecord::NEVER);
+    bed.wait(Span::minutes(1));
+    accept(bed, &report(bed, 3, &[("memory", Verdict::Pass)]));
+    assert_eq!(record(bed, "memory").settled(), Some(bed.now));
+}
+
+fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {
+    let mut report = report(bed, 1, &[]);
+    report.by_check = [(test("gpu"), vec![finding("gpu", "gpu-hot", 1)])].into();
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     report.received = bed.wait(Span::minutes(1));
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Duplicate, "it was stored before");
@@ -105,15 +325,7 @@ fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTest
     assert_eq!(known, [Some(contact(5, at)), None, None], "neither revoked nor unknown agents are recorded");
 
     let dropped = DroppedReports { reports: 12, checks: [(test("gpu"), 9)].into(), from: at, to: at };
-    let report = AgentFindings {
-        node: node("n1"),
-        number: 1,
-        sent: at,
-        received: at,
-        by_check: [].into(),
-        hardware: hardware("n1"),
-        dropped: Some(dropped),
-    };
+    let report = AgentFindings { dropped: Some(dropped), ..report(bed, 1, &[]) };
     assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
     let line = &bed.store.audit(1, None).unwrap()[0];
     assert_eq!(line.what, "reports-dropped");

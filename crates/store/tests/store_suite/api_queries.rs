@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use doctor_core::{
     finding::Verdict,
+    reason::ReasonCode,
     time::{Span, Timestamp},
 };
 use doctor_store::{
@@ -23,7 +24,30 @@ suite!(
     pages_of_history_add_up_for_every_filter,
     pages_of_runs_audit_and_days_add_up,
     the_cluster_state_is_replaced_completely,
+    the_newest_results_of_a_test_tell_its_duration_and_where_its_software_is_missing,
 );
+
+fn the_newest_results_of_a_test_tell_its_duration_and_where_its_software_is_missing(bed: &mut StoreTestbed) {
+    let (gpu, disk, reasons) = (test("gpu"), test("disk"), [ReasonCode::fixed("no-fio"), ReasonCode::fixed("no-nccl")]);
+    let mut add = |name: &str, verdict, reason: &'static str, seconds| {
+        let run = bed.plan(name, &["disk"]);
+        let mut outcome = bed.outcome(name, "disk", verdict);
+        (outcome.reason, outcome.duration) = (ReasonCode::fixed(reason), Span::from_secs(seconds));
+        bed.accept(&[bed.result(run, name, vec![outcome])]);
+        bed.wait(Span::hours(1));
+    };
+    add("n1", Verdict::Pass, "within-limits", 500);
+    add("n1", Verdict::Pass, "within-limits", 30);
+    add("n2", Verdict::NotApplicable, "no-fio", 1);
+    add("n3", Verdict::NotApplicable, "no-gpu", 1);
+    add("n4", Verdict::Fail, "storage-slow", 50);
+    add("n5", Verdict::NotApplicable, "no-fio", 1);
+    add("n5", Verdict::Inconclusive, "failed", 900);
+    let tests = [disk.clone(), gpu];
+    assert_eq!(bed.store.mean_durations(&tests).unwrap(), [(disk.clone(), Span::from_secs(40))].into());
+    let missing = bed.store.nodes_not_applicable(&tests, &reasons).unwrap();
+    assert_eq!(missing, [(disk, ReasonCode::fixed("no-fio"), vec![node("n2")])], "the newest result counts");
+}
 
 fn a_token_is_stored_as_a_digest_and_its_name_is_used_once(bed: &mut StoreTestbed) {
     let digest = TokenDigest::of("doctor_token_x");

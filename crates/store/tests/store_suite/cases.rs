@@ -197,7 +197,12 @@ fn operator_commands_are_read_back_and_audited(bed: &mut StoreTestbed) {
     assert!(!store.agent_silence_reported().unwrap());
 
     store
-        .add_command(&CommandKind::Test { node: node("n2"), tests: vec![test("disk")] }, "eve", "new disk", now)
+        .add_command(
+            &CommandKind::Test { node: node("n2"), tests: vec![test("disk")], run: None },
+            "eve",
+            "new disk",
+            now,
+        )
         .unwrap();
     let requests = store.open_commands().unwrap();
     assert_eq!((requests.len(), requests[0].by.as_str()), (1, "eve"));

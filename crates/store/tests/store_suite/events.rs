@@ -12,7 +12,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_engine::{
-    result_validation::{self, ClassifyContext},
+    result_validation::{self, KnownNode},
     settings::Settings,
 };
 use doctor_store::records::Accepted;
@@ -64,19 +64,19 @@ fn acknowledged(bed: &StoreTestbed) -> Vec<AcknowledgedEvents> {
 fn report_events(bed: &mut StoreTestbed, boot: &str, records: &[(u64, &str)]) -> Vec<String> {
     let (settings, key) = (settings(), RunKey::new([9; 32]));
     bed.wait(Span::minutes(5));
+    let versions = Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, queued: 0 };
+    let number = u64::try_from(bed.now.millis()).unwrap();
     let report = AgentReport {
-        uptime: None,
-        node: node("n1"),
         hardware: hardware(boot),
-        sequence: u64::try_from(bed.now.millis()).unwrap(),
-        at: bed.now,
         checks: vec![evidence(&settings, boot, records, bed)],
-        versions: Versions { program: String::new(), schema: Schema::CURRENT, policy: 1, queued: 0 },
-        dropped: None,
+        ..AgentReport::heartbeat(node("n1"), number, bed.now, versions)
     };
     let acknowledged = acknowledged(bed);
-    let by = ClassifyContext { settings: &settings, sku: None, acknowledged: &acknowledged };
-    let findings = result_validation::open_report(by, &node("n1"), &key, &report.sign(&key).unwrap(), bed.now).unwrap();
+    let known = KnownNode { acknowledged: &acknowledged, ..KnownNode::default() };
+    let (name, bytes) = (node("n1"), report.sign(&key).unwrap());
+    let message = (&name, &key, bytes.as_slice());
+    let mut baselines = result_validation::without_baselines;
+    let findings = result_validation::open_report(&settings, known, message, bed.now, &mut baselines).unwrap();
     assert_eq!(bed.store.accept_agent(&bed.lease, &findings).unwrap(), Accepted::Stored);
     open(bed)
 }
@@ -98,6 +98,7 @@ fn requalify(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str,
     let stored = bed.store.active_runs().unwrap().remove(0);
     let document = Document {
         uptime: None,
+        machine: None,
         run: id,
         node: node("n1"),
         hardware: hardware(boot),
@@ -106,14 +107,13 @@ fn requalify(bed: &mut StoreTestbed, case: doctor_core::ids::CaseId, boot: &str,
         tests: vec![evidence(&settings, boot, records, bed)],
     };
     let bytes = document.sign(&stored.key).unwrap();
-    let known = acknowledged(bed);
+    let acknowledged = acknowledged(bed);
     let result = result_validation::open_document(
         &settings,
         &stored,
-        None,
         bytes,
         bed.now,
-        |_| known.clone(),
+        |_| KnownNode { acknowledged: &acknowledged, ..KnownNode::default() },
         &mut result_validation::without_baselines,
     )
     .unwrap();

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::error::DstackTestbedError;
 
 /// How long a server that is starting, or that waits for a core, may take to reply.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// A user of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -39,8 +39,48 @@ pub(super) fn gpu(n: usize) -> FakeGpu {
         fields.insert(format!("topology.{other}.level"), Field::Number(50.0));
         fields.insert(format!("p2p.{other}.nvlink"), Field::Number(0.0));
     }
-    FakeGpu { bus: gpu_bus(n), handle: 0, hang: false, touches: PathBuf::new(), fields }
+    let numbers =
+        |table: &[(&str, f64)]| table.iter().map(|(name, value)| ((*name).to_owned(), Field::Number(*value))).collect();
+    FakeGpu {
+        bus: gpu_bus(n),
+        handle: 0,
+        hang: false,
+        touches: PathBuf::new(),
+        fields,
+        load: numbers(GPU_LOAD),
+        cuda: numbers(GPU_RATES),
+    }
 }
+
+/// What the GPU reports while it multiplies: warm from the first moment, so that a load soon ends, and at its power limit.
+const GPU_LOAD: &[(&str, f64)] = &[
+    ("clocks.sm", 1755.0),
+    ("clocks_event_reasons.active", 4.0),
+    ("power.draw", 691.5),
+    ("temperature.gpu", 61.0),
+    ("temperature.memory", 74.0),
+    ("temperature.gpu.tlimit", 26.0),
+    ("utilization.gpu", 100.0),
+];
+
+/// Invented, in the order of magnitude of an H100: no such machine was measured.
+const GPU_RATES: &[(&str, f64)] = &[
+    ("gemm_bf16_flop_per_s", 7.0e14),
+    ("gemm_bf16_warm_flop_per_s", 6.8e14),
+    ("gemm_fp16_flop_per_s", 6.9e14),
+    ("gemm_tf32_flop_per_s", 3.6e14),
+    ("gemm_fp32_flop_per_s", 4.4e13),
+    ("gemm_fp8_flop_per_s", 1.25e15),
+    ("gemm_int8_flop_per_s", 1.2e15),
+    ("memory_bytes_per_s", 2.9e12),
+    ("h2d_bytes_per_s", 5.5e10),
+    ("d2h_bytes_per_s", 5.5e10),
+    ("d2d_bytes_per_s", 2.8e12),
+    ("p2p_bytes_per_s", 3.8e11),
+    ("nccl_busbw_bytes_per_s", 4.7e11),
+    ("nccl_ib_loopback_busbw_bytes_per_s", 4.0e10),
+    ("multiprocessors", 132.0),
+];
 
 const GPU_NUMBERS: &[(&str, f64)] = &[
     ("inforom.valid", 1.0),

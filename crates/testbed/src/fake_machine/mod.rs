@@ -1,11 +1,13 @@
 //! A fake machine: eight GPUs behind NVSwitches, eight InfiniBand ports, two NVMe disks.
 //!
 //! Its driver is the stand-in library, its /sys and /proc a tree of files. The real `doctor-node` checks it through its
-//! real loading and reading code.
+//! real loading and reading code. The stand-in also computes what the deep tests ask of CUDA and NCCL, at rates that
+//! are invented: `test dl` and `test collective` run on this machine to their end.
 //!
 //! File names and formats follow Linux 6.8 and driver 570 on an HGX H100. GPU values are those of a real H200 (driver
 //! 580.159.04, 2026-11-15) where it has them; the others are made by hand.
 
+mod deep_tests;
 mod hgx_h100;
 
 use std::{
@@ -74,6 +76,10 @@ struct FakeGpu {
     hang: bool,
     touches: PathBuf,
     fields: BTreeMap<String, Field>,
+    /// Fields that differ while the GPU multiplies.
+    load: BTreeMap<String, Field>,
+    /// Rates by metric, and planted faults: the stand-in's table `[gpu.cuda]`.
+    cuda: BTreeMap<String, Field>,
 }
 
 /// The results of one check run: `CHECK REASON SEVERITY ENTITY` per failure, `CHECK REASON TEXT` per inconclusive result.
@@ -229,6 +235,19 @@ impl FakeMachine {
         self
     }
 
+    /// Removes the GPU from the bus and from the driver's list.
+    pub fn gpu_removed(self, n: usize) -> Self {
+        let bus = gpu_bus(n);
+        let machine = self.gpu_unlisted(n).without(&format!("/sys/bus/pci/devices/{bus}"));
+        machine.without(&format!("/sys/bus/pci/drivers/nvidia/{bus}"))
+    }
+
+    /// Adds NVMe disks up to this number.
+    pub fn nvme_disks(mut self, count: usize) -> Self {
+        (2..count).for_each(|n| self.nvme(n));
+        self
+    }
+
     pub fn file(&mut self, path: &str, text: &str) {
         self.files.insert(path.to_owned(), text.to_owned());
     }
@@ -284,17 +303,17 @@ impl FakeMachine {
         }
         let mut cpuinfo = String::new();
         for n in 0..4 {
+            let (socket, core) = (n / 2, n % 2);
             let _infallible = writeln!(
                 cpuinfo,
                 "processor\t: {n}\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\n\
-                 physical id\t: {}\nsiblings\t: 2\ncore id\t\t: {}\ncpu cores\t: 2\nflags\t\t: fpu vme de pse tsc msr\n",
-                n / 2,
-                n % 2
+                 physical id\t: {socket}\nsiblings\t: 2\ncore id\t\t: {core}\ncpu cores\t: 2\nflags\t\t: fpu vme de pse tsc msr\n",
             );
             let cpu = format!("/sys/devices/system/cpu/cpu{n}");
             self.file(&format!("/sys/devices/system/cpu/cpufreq/policy{n}/scaling_governor"), "performance\n");
-            self.file(&format!("{cpu}/topology/physical_package_id"), &format!("{}\n", n / 2));
-            self.file(&format!("{cpu}/topology/core_id"), &format!("{}\n", n % 2));
+            for (name, value) in [("physical_package_id", socket), ("core_id", core), ("thread_siblings_list", n)] {
+                self.file(&format!("{cpu}/topology/{name}"), &format!("{value}\n"));
+            }
             self.file(&format!("{cpu}/thermal_throttle/package_throttle_count"), "0\n");
             self.file(&format!("{cpu}/thermal_throttle/core_throttle_count"), "0\n");
         }
@@ -476,14 +495,11 @@ impl FakeMachine {
                 out,
                 "\n[[gpu]]\nbus = {bus:?}\nhandle = {handle}\nhang = {hang}\ntouches = {touches:?}\n[gpu.fields]\n"
             );
-            for (name, field) in &gpu.fields {
-                let value = match field {
-                    Field::Number(value) => format!("{value:?}"),
-                    Field::Text(text) => format!("{text:?}"),
-                    Field::Error(code) => format!("{{ error = {code} }}"),
-                };
-                let _infallible = writeln!(out, "{name:?} = {value}");
-            }
+            write_fields(&mut out, &gpu.fields);
+            out.push_str("[gpu.load]\n");
+            write_fields(&mut out, &gpu.load);
+            out.push_str("[gpu.cuda]\n");
+            write_fields(&mut out, &gpu.cuda);
         }
         out
     }
@@ -539,14 +555,14 @@ impl InstalledMachine {
         command
     }
 
-    /// Returns the command that runs the `fast` suite with the machine's profile and prints JSON.
+    /// Returns the command that runs the fast checks with the machine's profile and prints JSON.
     pub fn fast(&self) -> Command {
-        let mut command = self.command(&["--suite", "fast", "--json", "--profile"]);
+        let mut command = self.command(&["--fast-only", "--json", "--profile"]);
         command.arg(self.path("profile.toml"));
         command
     }
 
-    /// Runs the `fast` suite and returns its results.
+    /// Runs the fast checks and returns its results.
     ///
     /// # Panics
     /// Panics if the program does not start or prints no JSON.
@@ -565,6 +581,17 @@ impl InstalledMachine {
             passing: of("pass", &["check"]),
             not_applicable: of("not-applicable", &["check", "reason"]),
         }
+    }
+}
+
+fn write_fields(out: &mut String, fields: &BTreeMap<String, Field>) {
+    for (name, field) in fields {
+        let value = match field {
+            Field::Number(value) => format!("{value:?}"),
+            Field::Text(text) => format!("{text:?}"),
+            Field::Error(code) => format!("{{ error = {code} }}"),
+        };
+        let _infallible = writeln!(out, "{name:?} = {value}");
     }
 }
 

@@ -31,8 +31,7 @@ pub mod kubelet;
 pub mod real_node;
 
 use std::{
-    fs, io,
-    net::TcpListener,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -42,6 +41,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::ports;
 use api_client::ApiClient;
 pub use api_client::ApiResponse;
 pub use audit::AuditedRequest;
@@ -53,7 +53,7 @@ pub use error::KubernetesTestbedError;
 use error::file_error;
 
 /// How long a step of the start may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The polling interval.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -327,7 +327,8 @@ impl ControlPlane {
         }
         let mut daemons = Daemons::new(folder.path())?;
         let mut authority = CertificateAuthority::new(&folder.path().join("pki"))?;
-        let [etcd_port, port] = free_ports().map_err(KubernetesTestbedError::Ports)?;
+        let reserve = || ports::reserve_one().map_err(KubernetesTestbedError::Ports);
+        let (etcd_port, port) = (reserve()?, reserve()?);
         let config = ControlPlaneConfig {
             node_grace: setup.node_grace,
             audit: setup.audit,
@@ -471,16 +472,4 @@ impl ControlPlaneConfig {
         fs::write(&path, config.to_string()).map_err(file_error("writing", &path))?;
         Ok(path)
     }
-}
-
-/// Returns distinct ports that are free at this moment.
-fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
-    let mut held = Vec::with_capacity(N);
-    let mut ports = [0; N];
-    for port in &mut ports {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
 }

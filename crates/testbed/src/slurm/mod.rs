@@ -25,7 +25,6 @@ mod rest;
 
 use std::{
     fs, io,
-    net::TcpListener,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -44,7 +43,7 @@ pub use layout::{Generation, HealthCheck, Layout, Partition, PowerSaving, Rest};
 pub use namespaces::Daemon;
 use namespaces::{AttachedProcess, Namespaces, PATH};
 
-use crate::kubernetes::last_lines;
+use crate::{kubernetes::last_lines, ports};
 
 /// How long a step may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -293,7 +292,7 @@ impl Slurm {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))
             .map_err(file_error("opening", folder.path()))?;
         let mut ports =
-            free_ports(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(SlurmTestbedError::Ports)?;
+            ports::reserve(2 + if layout.slurmds { layout.nodes } else { 0 }).map_err(SlurmTestbedError::Ports)?;
         let (controller_port, rest_port) = (ports.remove(0), ports.remove(0));
         let paths_and_ports =
             PathsAndPorts { folder: folder.path().to_owned(), controller_port, node_ports: ports, rest_port };
@@ -403,10 +402,4 @@ fn wait_within(
 fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let fields = line.split_ascii_whitespace().filter_map(|field| field.split_once('='));
     fields.into_iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value)
-}
-
-/// Returns distinct ports that are free at this moment.
-fn free_ports(count: usize) -> io::Result<Vec<u16>> {
-    let held: io::Result<Vec<TcpListener>> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
-    held?.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
 }

@@ -1,6 +1,8 @@
 //! Silent agents: a few make their nodes suspect, many are one incident of Cluster Doctor.
 
-use super::cluster::{Cluster, NOW, Spans, acting, bad, busy, cluster, free, name, unhealthy_mark};
+use super::cluster::{
+    Cluster, NOW, Spans, acting, agent_test, bad, busy, cluster, free, name, test, unconfirmed, unhealthy_mark,
+};
 use crate::{case::RepairStep, finding::Severity, lifecycle::NodeState, snapshot::CommandKind};
 
 /// `silent` of `of` agents have not reported for twenty minutes.
@@ -83,4 +85,48 @@ fn a_silent_node_with_an_old_finding_is_suspect() {
     open.last_seen = NOW.minus(30.days());
     let cluster = cluster().node(busy("a").fresh().reported(1.hours()).found(open));
     assert_eq!(cluster.lines(), ["move a suspect: agent-silent"]);
+}
+
+/// Two tests that no node ever had, one of which agents run.
+fn new_node(node: super::cluster::NodeFixture) -> Cluster {
+    cluster().tests(vec![test("dl"), agent_test("memory")]).node(node)
+}
+
+#[test]
+fn a_job_runs_what_no_live_agent_runs() {
+    assert_eq!(new_node(free("a")).chosen(), ["a memory+dl"], "no agent");
+    assert_eq!(new_node(free("a").reported(1.minutes())).chosen(), ["a dl"], "an agent");
+    let stale = || free("a").stale(2.days());
+    assert_eq!(new_node(stale().reported(1.minutes())).chosen(), Vec::<String>::new());
+    assert_eq!(new_node(stale().reported(1.hours())).chosen(), ["a memory"], "the agent is silent");
+    let found = || free("a").fresh().found(unconfirmed("memory", Severity::Reset)).suspect();
+    assert_eq!(new_node(found().reported(1.minutes())).chosen(), Vec::<String>::new(), "the agent repeats it");
+}
+
+#[test]
+fn an_operators_test_leaves_out_what_the_agent_runs_unless_it_is_named() {
+    let ask = |tests: &[&str]| CommandKind::Test {
+        node: name("a"),
+        tests: tests.iter().map(|test| super::cluster::test_id(test)).collect(),
+        run: None,
+    };
+    let node = || free("a").fresh().reported(1.minutes());
+    assert_eq!(new_node(node()).asks(ask(&[])).chosen(), ["a dl"]);
+    assert_eq!(new_node(node()).asks(ask(&["memory"])).chosen(), ["a memory"]);
+    let only = cluster().tests(vec![agent_test("memory")]).node(node()).asks(ask(&[]));
+    assert_eq!(only.chosen(), ["a memory"], "nothing else could be tested");
+}
+
+#[test]
+fn the_incremental_planner_notices_that_an_agent_fell_silent_and_came_back() {
+    let cluster = new_node(free("a").stale(2.days()).reported(1.minutes()));
+    let mut planner = super::super::Planner::new(cluster.snapshot.clone());
+    let tests_at = |planner: &mut super::super::Planner, minutes: i64| {
+        let plan = planner.plan(NOW.plus(minutes.minutes()), &mut cluster.ids.clone());
+        super::lines::submitted(&plan)
+    };
+    assert!(tests_at(&mut planner, 0).is_empty());
+    assert_eq!(tests_at(&mut planner, 20), ["a memory"]);
+    planner.set_last_report(0, Some(NOW.plus(20.minutes())));
+    assert!(tests_at(&mut planner, 21).is_empty());
 }

@@ -79,7 +79,7 @@ fn a_failing_result_is_as_fresh_as_a_passing_one() {
 #[test]
 fn nodes_with_job_failures_are_tested_first_among_equally_stale_ones_by_owners() {
     let cluster = cluster()
-        .policy(|policy| policy.limits.jobs = 2)
+        .policy(|policy| policy.limits.jobs = 2.into())
         .node(free("a").stale(9.days()))
         .node(free("b").stale(8.days()).user_work_failed(1, 2.hours()))
         .node(free("c").stale(8.days()).user_work_failed(3, 3.hours()))
@@ -126,7 +126,7 @@ fn suspects_come_first_then_the_stalest_and_never_tested_is_oldest() {
         free("d").stale(9.days()).suspect().found(bad("dl", Severity::Monitor)),
         free("e").stale(20.days()).suspect().found(bad("dl", Severity::Monitor)),
     ];
-    let mut cluster = cluster().policy(|policy| policy.limits.jobs = 1);
+    let mut cluster = cluster().policy(|policy| policy.limits.jobs = 1.into());
     for node in nodes {
         cluster = cluster.node(node);
     }
@@ -143,7 +143,7 @@ fn suspects_come_first_then_the_stalest_and_never_tested_is_oldest() {
 
 #[test]
 fn equally_ranked_nodes_are_chosen_by_name() {
-    let mut cluster = cluster().policy(|policy| policy.limits.jobs = 2);
+    let mut cluster = cluster().policy(|policy| policy.limits.jobs = 2.into());
     for node in ["d", "b", "a", "c"] {
         cluster = cluster.node(free(node).stale(8.days()));
     }
@@ -168,7 +168,7 @@ fn an_inconclusive_test_is_retried_with_exponential_backoff() {
 #[test]
 fn a_test_that_stays_inconclusive_does_not_starve_the_others() {
     let mut cluster = cluster()
-        .policy(|policy| policy.limits.jobs = 1)
+        .policy(|policy| policy.limits.jobs = 1.into())
         .node(free("never-says-anything"))
         .node(free("old").stale(8.days()))
         .node(free("older").stale(9.days()));

@@ -7,6 +7,7 @@ use super::{
     lines, model,
 };
 use crate::{
+    access::Place,
     case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, IdSource, JobId, NodeName, OpId, PoolName, RuleId, RunId, TestId},
@@ -62,6 +63,13 @@ pub(super) fn board(serial: &str) -> HardwareId {
     HardwareId::new(&format!("board-{serial}")).unwrap()
 }
 
+/// The default policy, under which only due tests run: `renewal` tests the rest.
+fn without_renewal() -> Policy {
+    let mut policy = Policy::built_in();
+    policy.limits.renew_ahead = Span::ZERO;
+    policy
+}
+
 /// A test with results valid for a week; it takes ten minutes, twenty at most.
 pub(super) fn test(id: &str) -> TestPolicy {
     TestPolicy {
@@ -70,6 +78,7 @@ pub(super) fn test(id: &str) -> TestPolicy {
         limit: 20.minutes(),
         typical_duration: 10.minutes(),
         exclusive: true,
+        place: Place::Job,
         routine: true,
         maintenance: false,
         multi_node: false,
@@ -77,6 +86,12 @@ pub(super) fn test(id: &str) -> TestPolicy {
         shares: Vec::new(),
         pools: None,
     }
+}
+
+/// A quick check that the agent runs where there is one.
+pub(super) fn agent_test(id: &str) -> TestPolicy {
+    let (cutoff, typical_duration) = (1.days(), Span::from_secs(1));
+    TestPolicy { place: Place::Agent, exclusive: false, cutoff, typical_duration, ..test(id) }
 }
 
 /// A confirmed finding of a test, seen a minute ago.
@@ -125,6 +140,7 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
         marks: Marks::default(),
         hardware: None,
         sku: None,
+        declared: None,
         overrides: None,
     };
     let record = NodeRecord {
@@ -139,6 +155,7 @@ fn node(text: &str, occupancy: Occupancy) -> NodeFixture {
         case: None,
         last_report: None,
         job_failures: None,
+        remembered_gpus: 0,
     };
     NodeFixture { record, past: Vec::new(), case: None }
 }
@@ -432,7 +449,7 @@ pub(super) fn cluster() -> Cluster {
         trials: Vec::new(),
         silence_reported: false,
         capabilities: Capabilities::ALL,
-        policy: Arc::new(Policy::built_in()),
+        policy: Arc::new(without_renewal()),
         tests: [test("dl")].into(),
     };
     Cluster { snapshot, ids: IdSource::new(1), nodes: Vec::new() }
@@ -496,7 +513,7 @@ impl Cluster {
     }
 
     pub(super) fn ask(&mut self, what: CommandKind) {
-        let id = self.snapshot.commands.len() as u64 + 1;
+        let id = self.snapshot.commands.last().map_or(1, |last| last.id + 1);
         let request =
             PendingCommand { id, by: "ann".to_owned(), why: "I say so".to_owned(), at: self.snapshot.at, kind: what };
         self.snapshot.commands.push(request);
@@ -564,6 +581,13 @@ impl Cluster {
     /// Ends the run on this node with one result for all its tests.
     pub(super) fn ends(&mut self, node: &str, verdict: Verdict) {
         model::finish(&mut self.snapshot, &name(node), |_| verdict);
+    }
+}
+
+impl Cluster {
+    /// The agent of this node reports one result for all tests that it runs.
+    pub(super) fn agent_reports(&mut self, node: &str, verdict: Verdict) {
+        model::agent_reports(&mut self.snapshot, &name(node), verdict);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     case::{RepairStep, StepKind, StepState},
     finding::{Severity, Verdict},
     lifecycle::NodeState,
+    node::Occupancy,
     policy::{Day, TimeOfDay, Window, WindowKind},
     time::Span,
 };
@@ -139,19 +140,55 @@ fn a_reboot_that_does_not_come_back_in_time_has_failed() {
     assert_eq!(cluster.cycle(), ["escalate quarantine: did-not-help", "move a quarantined: did-not-help"]);
 }
 
+/// The machine's last report may arrive while it restarts.
+#[test]
+fn a_node_that_is_restarting_is_not_replaced_before_it_is_back() {
+    let worsened = |mut cluster: Cluster| {
+        cluster.record("a").findings.push(bad("nccl", Severity::Isolate));
+        assert_eq!(cluster.cycle(), ["worsen a: worsened", "escalate replace: worsened"]);
+        assert_eq!(cluster.cycle(), [""; 0], "the reboot is in progress");
+        cluster
+    };
+    let mut back = worsened(rebooting(unknown("a").fresh().machine("J1").boot("one"), 5));
+    back.record("a").node_mut().occupancy = Occupancy::Free;
+    std::sync::Arc::make_mut(back.record("a").node_mut().hardware.as_mut().unwrap()).boot_id = Some("two".into());
+    assert_eq!(back.cycle(), ["step a keep-evidence: case"]);
+    assert_eq!(back.cycle(), ["step a replace: case", "move a repairing: case"]);
+
+    let mut gone = worsened(rebooting(unknown("a").fresh(), 5));
+    gone.wait(41.minutes());
+    assert_eq!(gone.cycle(), ["settle failed: deadline"]);
+    assert_eq!(gone.cycle(), ["step a keep-evidence: case"]);
+
+    let node = unknown("a").fresh().machine("J1").boot("one").emptied(Severity::Reboot, RepairStep::Reboot);
+    let node = node.state(NodeState::Repairing { step: StepKind::Reboot, tries: 1 });
+    let sent = step(StepKind::Reboot, RepairStep::Reboot, StepState::Intended, 5.minutes());
+    let mut unconfirmed = worsened(lone(node.step(sent)));
+    let mut rebooted = unconfirmed.clone();
+    unconfirmed.wait(41.minutes());
+    assert_eq!(unconfirmed.cycle(), ["settle failed: deadline"]);
+    assert_eq!(unconfirmed.cycle(), ["step a keep-evidence: case"]);
+    std::sync::Arc::make_mut(rebooted.record("a").node_mut().hardware.as_mut().unwrap()).boot_id = Some("two".into());
+    assert_eq!(rebooted.cycle(), ["settle done: rebooted"]);
+    assert_eq!(rebooted.cycle(), [""; 0], "it does not answer yet");
+    rebooted.record("a").node_mut().occupancy = Occupancy::Free;
+    assert_eq!(rebooted.cycle(), ["step a keep-evidence: case"]);
+}
+
 #[test]
 fn an_outage_long_after_a_reset_does_not_make_the_reset_fail() {
     let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset)));
     requalify(&mut cluster, Verdict::Inconclusive);
     cluster.cycle();
     cluster.wait(20.minutes());
-    cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
+    cluster.record("a").node_mut().occupancy = Occupancy::Unknown { why: "outage".into() };
     assert!(cluster.lines().is_empty());
 }
 
 #[test]
 fn a_node_that_waits_for_requalification_is_no_longer_repairing() {
-    let mut cluster = lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.limits.jobs = 0);
+    let mut cluster =
+        lone(free("a").fresh().found(bad("dl", Severity::Reset))).policy(|policy| policy.limits.jobs = 0.into());
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     assert_eq!(lines.last().unwrap(), "move a quarantined: repaired");
 }
@@ -196,9 +233,9 @@ fn an_unreachable_node_never_seen_empty_is_not_disrupted() {
         cluster.wait(25.hours());
         assert_eq!(cluster.cycle(), ["propose a drain: not-allowed"], "{repair_step}");
         assert!(cluster.cycle().is_empty(), "{repair_step}");
-        cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Free;
+        cluster.record("a").node_mut().occupancy = Occupancy::Free;
         assert_eq!(cluster.cycle(), ["step a keep-evidence: case"], "{repair_step}");
-        cluster.record("a").node_mut().occupancy = crate::node::Occupancy::Unknown { why: "outage".into() };
+        cluster.record("a").node_mut().occupancy = Occupancy::Unknown { why: "outage".into() };
         assert_eq!(cluster.cycle().len(), 2, "{repair_step}: once seen empty, it may be rebooted or replaced");
     }
 }

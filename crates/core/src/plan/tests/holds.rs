@@ -152,7 +152,7 @@ fn a_mark_that_is_not_visible_yet_was_not_removed() {
 fn a_mark_that_we_removed_was_not_removed_by_another_party() {
     let node =
         free("a").out(Severity::Reset, RepairStep::Reset).step(done(StepKind::Unmark, RepairStep::Reset, 10.minutes()));
-    let node = node.state(NodeState::Requalifying { run: crate::ids::RunId::from_number(1) }).result(
+    let node = node.state(NodeState::Requalifying { run: Some(crate::ids::RunId::from_number(1)) }).result(
         "dl",
         Verdict::Pass,
         5.minutes(),

@@ -103,7 +103,7 @@ fn time_alone_makes_a_node_due() {
 
 #[test]
 fn a_clock_that_jumps_back_makes_a_due_node_fresh_again() {
-    let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0);
+    let cluster = cluster().node(free("a").stale(8.days())).policy(|policy| policy.limits.jobs = 0.into());
     let (mut planner, mut ids) = (Planner::new(cluster.snapshot), cluster.ids);
     planner.plan(NOW, &mut ids);
     assert_eq!(planner.skip_reason(&name("a")), Some(SkipReason::WaitingForSlot));

@@ -26,7 +26,7 @@ fn no_more_than_five_jobs_at_a_time_by_default_and_running_ones_count() {
 #[test]
 fn a_job_that_cannot_be_cancelled_frees_its_slot_eventually() {
     let stuck = |ago: i64| {
-        many(cluster().policy(|policy| policy.limits.jobs = 1), "a", 2)
+        many(cluster().policy(|policy| policy.limits.jobs = 1.into()), "a", 2)
             .run(run("a0", &["dl"], running(2.hours())))
             .cancelling(CancelReason::OverTimeLimit, ago.minutes())
     };
@@ -118,7 +118,7 @@ fn a_node_over_the_budget_is_skipped_with_that_reason_even_if_slots_are_full() {
     long.pools = Some(vec![pool("a")]);
     let cluster = cluster().tests(vec![test("dl"), long]).policy(|policy| {
         policy.limits.node_hours_per_day = Some(1.0);
-        policy.limits.jobs = 1;
+        policy.limits.jobs = 1.into();
     });
     let cluster = cluster
         .node(free("a").pool("a"))

@@ -23,5 +23,6 @@ mod operator_commands;
 mod properties;
 mod quarantine;
 mod random;
+mod renewal;
 mod requalification;
 mod running;

@@ -3,14 +3,16 @@
 
 use super::super::{Action, Conclusion, Notice};
 use crate::{
+    access::Place,
     case::{CaseOutcome, CaseState, Step, StepKind, StepState},
     finding::{Severity, Verdict},
-    ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId},
+    ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId, TestId},
     lifecycle::NodeState,
     node::{MarkKind, Occupancy, OurMark},
     reason::WithReason,
     run::{JobEnd, NotStartedReason, ObservedJobState, RunState},
     snapshot::{ActiveRun, Backoff, Breaker, Cancelling, CommandKind, NodeRecord, Snapshot, TestRecord},
+    time::Timestamp,
 };
 
 use super::cluster::{bad, unconfirmed};
@@ -76,10 +78,11 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
         Action::HardwareIdentified { node, hardware } => record(snapshot, node).hardware = Some(hardware.clone()),
         Action::StartTrial { command: request, run } => {
             let request = snapshot.commands.iter_mut().find(|known| known.id == *request).unwrap();
-            let CommandKind::MultiNodeTest { trials, .. } = &mut request.kind else {
-                panic!("{request:?} has no trials")
-            };
-            trials.push(*run);
+            match &mut request.kind {
+                CommandKind::Test { run: last, .. } => *last = Some(*run),
+                CommandKind::MultiNodeTest { trials, .. } => trials.push(*run),
+                other => panic!("{other:?} has no runs"),
+            }
         }
         // The store keeps such findings; the model has none.
         Action::AttributeFault { .. } => {}
@@ -216,27 +219,41 @@ pub(super) fn finish(snapshot: &mut Snapshot, name: &NodeName, verdict: impl Fn(
     record.backoff = None;
     for id in active.run.tests.iter() {
         let index = tests.iter().position(|policy| policy.id == *id).unwrap();
-        let verdict = verdict(index);
-        record.test_records[index].add(verdict, at);
-        let known = record.findings.iter().position(|open| open.finding.check == *id);
-        match (verdict, known) {
-            (Verdict::Pass, Some(known)) => {
-                record.findings.remove(known);
-            }
-            (Verdict::Fail, Some(known)) => {
-                let open = &mut record.findings[known];
-                open.sightings += 1;
-                open.last_seen = at;
-            }
-            (Verdict::Fail, None) => {
-                let severity = Severity::ALL[index % Severity::ALL.len()];
-                let make = if index % 2 == 0 { unconfirmed } else { bad };
-                let mut open = make(id.as_str(), severity);
-                (open.first_seen, open.last_seen) = (at, at);
-                record.findings.push(open);
-            }
-            _ => {}
+        add_result(record, (index, id), verdict(index), at);
+    }
+}
+
+/// The agent of this node reports one result for all tests that it runs.
+pub(super) fn agent_reports(snapshot: &mut Snapshot, name: &NodeName, verdict: Verdict) {
+    let (at, tests) = (snapshot.at, snapshot.tests.clone());
+    let record = record(snapshot, name);
+    record.last_report = Some(at);
+    for (index, test) in tests.iter().enumerate().filter(|(_, test)| test.place == Place::Agent) {
+        add_result(record, (index, &test.id), verdict, at);
+    }
+}
+
+/// A result opens or clears the test's finding.
+fn add_result(record: &mut NodeRecord, (index, id): (usize, &TestId), verdict: Verdict, at: Timestamp) {
+    record.test_records[index].add(verdict, at);
+    let known = record.findings.iter().position(|open| open.finding.check == *id);
+    match (verdict, known) {
+        (Verdict::Pass, Some(known)) => {
+            record.findings.remove(known);
         }
+        (Verdict::Fail, Some(known)) => {
+            let open = &mut record.findings[known];
+            open.sightings += 1;
+            open.last_seen = at;
+        }
+        (Verdict::Fail, None) => {
+            let severity = Severity::ALL[index % Severity::ALL.len()];
+            let make = if index % 2 == 0 { unconfirmed } else { bad };
+            let mut open = make(id.as_str(), severity);
+            (open.first_seen, open.last_seen) = (at, at);
+            record.findings.push(open);
+        }
+        _ => {}
     }
 }
 

@@ -189,7 +189,7 @@ fn a_trial_waits_until_all_its_nodes_are_free() {
 fn a_multi_node_test_never_runs_on_one_node() {
     let alone = || cluster().tests(vec![ring()]).node(free("a").stale(40.days()));
     assert!(alone().lines().is_empty());
-    let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)] });
+    let asked_alone = alone().asks(CommandKind::Test { node: name("a"), tests: vec![test_id(TEST)], run: None });
     assert_eq!(asked_alone.lines(), ["answer 1: operator"]);
     let (messages, _) = run_until_answered(
         cluster().node(free("a").fresh()).node(free("b").fresh()).asks(CommandKind::MultiNodeTest {

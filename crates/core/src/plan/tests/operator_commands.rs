@@ -9,19 +9,22 @@ use crate::{
     finding::Severity,
     lifecycle::NodeState,
     policy::TestPolicy,
-    run::{CancelReason, JobEnd, ObservedJobState, Purpose},
-    snapshot::CommandKind,
+    run::{
+        CancelReason, IncompleteReason, JobEnd, NotStartedReason, ObservedJobState, Purpose, Report, Run, RunEnd,
+        RunState,
+    },
+    snapshot::{CommandKind, Trial},
     time::Span,
 };
 
 fn with_test_command(node: NodeFixture) -> Cluster {
-    cluster().node(node.fresh()).asks(CommandKind::Test { node: name("a"), tests: Vec::new() })
+    cluster().node(node.fresh()).asks(CommandKind::Test { node: name("a"), tests: Vec::new(), run: None })
 }
 
 #[test]
 fn a_requested_test_runs_although_the_node_is_fresh() {
     let cluster = with_test_command(free("a"));
-    assert_eq!(cluster.lines(), ["submit a dl: operator", "answer 1: operator"]);
+    assert_eq!(cluster.lines(), ["submit a dl: operator", "try 1: operator"]);
     let super::super::Action::Submit(run) = &cluster.plan().actions[0].value else { panic!() };
     assert_eq!(run.purpose.value, Purpose::Requested);
     assert_eq!(run.purpose.text, "requested by ann: I say so");
@@ -32,12 +35,12 @@ fn only_requested_tests_that_apply_run() {
     let ask = |tests: &[&str]| {
         let tests = tests.iter().map(|id| test_id(id)).collect();
         let cluster = cluster().tests(vec![test("dl"), test("nccl")]).node(free("a").fresh());
-        cluster.asks(CommandKind::Test { node: name("a"), tests }).lines()
+        cluster.asks(CommandKind::Test { node: name("a"), tests, run: None }).lines()
     };
-    assert_eq!(ask(&["nccl"]), ["submit a nccl: operator", "answer 1: operator"]);
-    assert_eq!(ask(&["nccl", "spoon"]), ["submit a nccl: operator", "answer 1: operator"]);
+    assert_eq!(ask(&["nccl"]), ["submit a nccl: operator", "try 1: operator"]);
+    assert_eq!(ask(&["nccl", "spoon"]), ["submit a nccl: operator", "try 1: operator"]);
     assert_eq!(ask(&["spoon"]), ["answer 1: operator"]);
-    assert_eq!(ask(&[]), ["submit a dl+nccl: operator", "answer 1: operator"]);
+    assert_eq!(ask(&[]), ["submit a dl+nccl: operator", "try 1: operator"]);
 }
 
 #[test]
@@ -75,7 +78,7 @@ fn a_requested_test_obeys_limits_but_not_budget_pause_or_backoff() {
     storage.shares = vec!["/data".to_owned()];
     let cluster = || with_test_command(free("a")).tests(vec![storage.clone()]).node(busy("b").fresh());
     assert_eq!(cluster().chosen(), ["a storage"]);
-    assert!(cluster().policy(|policy| policy.limits.jobs = 0).lines().is_empty());
+    assert!(cluster().policy(|policy| policy.limits.jobs = 0.into()).lines().is_empty());
     assert!(cluster().policy(|policy| policy.limits.pools = [(pool("gpu"), 0)].into()).lines().is_empty());
     let taken = run("b", &["storage"], ObservedJobState::Unknown { why: "timeout".into() });
     assert!(cluster().run(taken).lines().is_empty(), "the mount is in use");
@@ -85,16 +88,50 @@ fn a_requested_test_obeys_limits_but_not_budget_pause_or_backoff() {
 }
 
 #[test]
+fn a_requested_test_is_repeated_until_it_has_run() {
+    let with_earlier_run = |node: NodeFixture, end: RunEnd| {
+        let earlier = CommandKind::Test { node: name("a"), tests: Vec::new(), run: Some(run_of("a")) };
+        let mut cluster = cluster().node(node.fresh()).asks(earlier);
+        let ended = Run { state: RunState::Ended(end), ..run("a", &["dl"], running(1.minutes())).run };
+        cluster.snapshot.trials.push(Trial::of(&ended));
+        cluster
+    };
+    let incomplete = |why| RunEnd::Incomplete { why, partial: None };
+    let repeated = [
+        RunEnd::NotStarted(NotStartedReason::Rejected),
+        RunEnd::NotStarted(NotStartedReason::PendingTooLong),
+        RunEnd::NotStarted(NotStartedReason::NodeTaken),
+        incomplete(IncompleteReason::NodeTaken),
+    ];
+    for end in repeated {
+        assert_eq!(with_earlier_run(free("a"), end.clone()).lines(), ["submit a dl: operator", "try 1: operator"]);
+        let waits = with_earlier_run(free("a").backing_off(1.hours()), end.clone());
+        assert!(waits.lines().is_empty(), "{end:?}: a cluster that rejects every job is not asked in every cycle");
+    }
+    let final_ends = [
+        RunEnd::Completed(Report::default()),
+        RunEnd::NotStarted(NotStartedReason::Withdrawn),
+        incomplete(IncompleteReason::Withdrawn),
+        incomplete(IncompleteReason::Crashed),
+        incomplete(IncompleteReason::NodeDied),
+    ];
+    for end in final_ends {
+        assert_eq!(with_earlier_run(free("a"), end.clone()).lines(), ["answer 1: operator"], "{end:?}");
+    }
+}
+
+#[test]
 fn two_requests_for_one_node_give_one_run_at_a_time() {
-    let mut cluster = with_test_command(free("a")).asks(CommandKind::Test { node: name("a"), tests: Vec::new() });
-    assert_eq!(cluster.cycle(), ["submit a dl: operator", "answer 1: operator"]);
+    let mut cluster =
+        with_test_command(free("a")).asks(CommandKind::Test { node: name("a"), tests: Vec::new(), run: None });
+    assert_eq!(cluster.cycle(), ["submit a dl: operator", "try 1: operator"]);
     assert!(cluster.cycle().is_empty());
 }
 
 #[test]
 fn a_request_for_an_unknown_node_is_completed() {
     for what in [
-        CommandKind::Test { node: name("x"), tests: Vec::new() },
+        CommandKind::Test { node: name("x"), tests: Vec::new(), run: None },
         CommandKind::Release { node: name("x") },
         CommandKind::Quarantine { node: name("x"), evict: false },
         CommandKind::CancelRun { run: run_of("x") },
@@ -190,7 +227,7 @@ fn a_non_routine_test_runs_on_request_and_for_requalification() {
         cluster()
             .tests(tests())
             .node(free("a").fresh())
-            .asks(CommandKind::Test { node: name("a"), tests: requested })
+            .asks(CommandKind::Test { node: name("a"), tests: requested, run: None })
             .lines()
     };
     assert_eq!(ask(&["dl-long"])[0], "submit a dl-long: operator");

@@ -11,7 +11,8 @@ use super::{
     random::{ClusterEvent, a_cluster, a_young_cluster, an_event, apply_event, long_after, occupancy},
 };
 use crate::{
-    case::{StepKind, StepState},
+    access::Place,
+    case::{Case, Step, StepKind, StepState},
     finding::{Severity, Verdict},
     ids::{CaseId, NodeName, RunId},
     lifecycle::{NodeEvent, NodeState},
@@ -107,6 +108,13 @@ fn runs_go_only_where_they_may(snapshot: &Snapshot, plan: &Plan) {
                 "{node} is held"
             );
             assert!(record.node.marks.blocking_foreign_mark().is_none(), "another party marked {node}");
+            let has_agent = match run.purpose.value {
+                Purpose::Validation | Purpose::Confirmation => agent_reports(snapshot, record),
+                Purpose::Requalification => record.last_report.is_some(),
+                Purpose::Requested => false,
+            };
+            let doubled = run.tests.iter().find(|id| has_agent && policy_of(snapshot, id).place == Place::Agent);
+            assert_eq!(doubled, None, "the agent of {node} runs it");
             if matches!(run.purpose.value, Purpose::Validation | Purpose::Confirmation) {
                 assert!(!record.state.is_out_of_service() && record.node.marks.ours.is_empty(), "{node} is out");
                 assert!(record.backoff.is_none_or(|backoff| backoff.until <= snapshot.at), "{node} backs off");
@@ -138,7 +146,7 @@ fn no_limit_is_exceeded(snapshot: &Snapshot, plan: &Plan) {
         let count = all.iter().filter(|run| matches(run)).count();
         if any_new { u32::try_from(count).unwrap() } else { 0 }
     };
-    assert!(count_of(&|_| true) <= limits.jobs);
+    assert!(count_of(&|_| true) <= limits.jobs.for_nodes(snapshot.nodes.len()));
     for (pool, most) in &limits.pools {
         assert!(
             count_of(&|run| run.nodes.iter().any(|node| find(snapshot, node).node.pool == *pool)) <= *most,
@@ -220,13 +228,18 @@ fn the_breaker_holds(snapshot: &Snapshot, plan: &Plan) {
     }
 }
 
-/// Computes the queue position of a due node independently: suspects, then nodes on which user work failed, then the
-/// stalest, then by name.
-fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, NodeName) {
-    let retry = &snapshot.policy.retry;
-    let mut age = Timestamp::MAX;
+fn agent_reports(snapshot: &Snapshot, record: &NodeRecord) -> bool {
+    record.last_report.is_some_and(|last| snapshot.at.since(last) <= snapshot.policy.agents.silent_after)
+}
+
+/// Computes the queue position of a node independently: suspects, then nodes with due tests, then nodes on which user
+/// work failed, then the stalest, then by name.
+fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, bool, i32, Timestamp, NodeName) {
+    let (retry, limits) = (&snapshot.policy.retry, &snapshot.policy.limits);
+    let (mut age, mut early_age) = (Timestamp::MAX, Timestamp::MAX);
     for (test, known) in snapshot.tests.iter().zip(&record.test_records) {
-        let applies = test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        let by_agent = test.place == Place::Agent && agent_reports(snapshot, record);
+        let applies = !by_agent && test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
         let mut due = known.settled().map_or(Timestamp::MIN, |at| at.plus(test.cutoff));
         let pause = known.backoff(retry.inconclusive, retry.inconclusive_cap);
         if known.misses() > 0 {
@@ -247,10 +260,18 @@ fn rank(snapshot: &Snapshot, record: &NodeRecord) -> (bool, i32, Timestamp, Node
         if applies && due <= snapshot.at {
             let last = if known.misses() > 0 { known.attempt() } else { known.settled() };
             age = age.min(last.unwrap_or(Timestamp::MIN));
+        } else if let Some(at) = known.judged().filter(|_| applies && known.misses() == 0) {
+            let ahead = limits.renew_ahead.min(Span::from_millis(test.cutoff.millis() - test.cutoff.millis() / 6));
+            let allowed = limits.node_hours_per_day.is_none() && ahead > Span::ZERO;
+            if allowed && at.plus(test.cutoff).minus(ahead) <= snapshot.at {
+                early_age = early_age.min(at);
+            }
         }
     }
+    let is_early = age == Timestamp::MAX;
+    let age = if is_early { early_age } else { age };
     let risk = record.job_failures.as_ref().map_or(0, |failed| i32::from(failed.weight.0));
-    (record.state != NodeState::Suspect && record.findings.is_empty(), -risk, age, record.node.name.clone())
+    (record.state != NodeState::Suspect && record.findings.is_empty(), is_early, -risk, age, record.node.name.clone())
 }
 
 fn the_stalest_come_first(snapshot: &Snapshot, plan: &Plan) {
@@ -323,16 +344,42 @@ fn only_a_proof_brings_back(snapshot: &Snapshot, plan: &Plan) {
         }
         let NodeState::Requalifying { run } = record.state else { panic!("{node} came back from {:?}", record.state) };
         assert_eq!(action.code.as_str(), "proved");
-        let began = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
-        let began = began.steps.iter().rev().find(|step| step.what == StepKind::Requalify).map(|step| step.at);
-        let began = began.map_or(run.born(), |at| at.min(run.born()));
-        let passed = record
-            .test_records
-            .iter()
-            .any(|known| known.verdict() == Some(Verdict::Pass) && known.attempt().is_some_and(|at| at >= began));
-        assert!(passed, "{node} came back without a pass");
+        let case = snapshot.cases.iter().find(|case| Some(case.id) == record.case).unwrap();
+        let of = |what: &[StepKind]| {
+            let is_of = |step: &&Step| what.contains(&step.what) && step.state == StepState::Done;
+            case.steps.iter().filter(is_of).map(|step| step.op).next_back()
+        };
+        let position = |op| case.steps.iter().position(|step| Some(step.op) == op);
+        let repaired = position(of(&[StepKind::Reset, StepKind::Reboot]));
+        let requalified = position(of(&[StepKind::Requalify]));
+        assert!(repaired <= requalified, "{node} came back on tests from before its repair");
+        let began = requalified.map(|index| case.steps[index].at).into_iter().chain(run.map(RunId::born)).min();
+        required_tests_passed(snapshot, record, case, began.unwrap_or(record.since));
         assert!(record.node.marks.ours.is_empty() && record.node.marks.blocking_foreign_mark().is_none());
     }
+}
+
+/// Every required test has a conclusive result since then, from the agent or from the run, and none of them fails.
+fn required_tests_passed(snapshot: &Snapshot, record: &NodeRecord, case: &Case, since: Timestamp) {
+    let node = &record.node.name;
+    let mut passed = 0;
+    for (test, known) in snapshot.tests.iter().zip(&record.test_records) {
+        let had_failed = case.findings.iter().any(|finding| finding.check == test.id);
+        let open: Vec<_> = record.findings.iter().filter(|open| open.finding.check == test.id).collect();
+        let applies = test.pools.as_ref().is_none_or(|pools| pools.contains(&record.node.pool));
+        if !applies || !(test.routine || had_failed || !open.is_empty()) {
+            continue;
+        }
+        assert!(known.attempt().is_some_and(|at| at >= since), "{node}: {} is older than {since}: {known:?}", test.id);
+        let only_watched = !open.is_empty() && open.iter().all(|open| open.finding.severity == Severity::Monitor);
+        match known.verdict().unwrap() {
+            Verdict::Pass => passed += 1,
+            Verdict::NotApplicable => assert!(!had_failed, "{node}: {} had failed", test.id),
+            Verdict::Fail => assert!(only_watched && !had_failed, "{node}: {} fails", test.id),
+            Verdict::Inconclusive => panic!("{node}: {} is inconclusive", test.id),
+        }
+    }
+    assert!(passed > 0, "{node} came back without a pass");
 }
 
 fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
@@ -471,6 +518,9 @@ proptest! {
         for (n, how) in story {
             apply_event(&mut cluster, &ClusterEvent::JobStarts(n));
             apply_event(&mut cluster, &ClusterEvent::Result(n, Verdict::Inconclusive));
+            if how > 2 {
+                apply_event(&mut cluster, &ClusterEvent::AgentResult(n, Verdict::Inconclusive));
+            }
             if let Some(record) = cluster.snapshot.nodes.get_mut(n) {
                 record.node_mut().occupancy = occupancy(how);
             }
@@ -487,6 +537,7 @@ proptest! {
     fn after_all_faults_clear_every_node_is_in_service_or_waits_for_an_operator(
         mut cluster in a_young_cluster(),
         story in vec(an_event(), 1..30),
+        with_agents: bool,
     ) {
         for event in &story {
             apply_event(&mut cluster, event);
@@ -494,6 +545,9 @@ proptest! {
         }
         heal(&mut cluster);
         for _ in 0..120 {
+            for n in 0..cluster.snapshot.nodes.len() * usize::from(with_agents) {
+                apply_event(&mut cluster, &ClusterEvent::AgentResult(n, Verdict::Pass));
+            }
             for n in (0..cluster.snapshot.runs.len()).rev() {
                 apply_event(&mut cluster, &ClusterEvent::JobStarts(n));
                 apply_event(&mut cluster, &ClusterEvent::Result(n, Verdict::Pass));

@@ -10,6 +10,7 @@ use super::{
     model,
 };
 use crate::{
+    access::Place,
     case::{RepairStep, StepKind, StepState},
     finding::{OpenFinding, Severity, Verdict},
     lifecycle::NodeState,
@@ -20,17 +21,17 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-const TESTS: [&str; 3] = ["dl", "nccl", "storage"];
+const TESTS: [&str; 4] = ["dl", "nccl", "storage", "gpu-health"];
 const POOLS: [&str; 2] = ["gpu", "other"];
 
-/// Three tests: one with a limit, one with a mount, one with a pool of its own.
+/// Four tests: one with a limit, one with a mount and a pool of its own, one that agents run.
 fn tests() -> Vec<TestPolicy> {
-    let [dl, mut nccl, mut storage] = TESTS.map(test);
+    let [dl, mut nccl, mut storage, gpu_health] = TESTS.map(test);
     nccl.max_concurrent = Some(2);
     nccl.cutoff = 1.days();
     storage.shares = vec!["/data".to_owned()];
     storage.pools = Some(vec![pool("gpu")]);
-    vec![dl, nccl, storage]
+    vec![dl, nccl, storage, TestPolicy { place: Place::Agent, ..gpu_health }]
 }
 
 fn an_age() -> impl Strategy<Value = Span> {
@@ -77,7 +78,7 @@ fn out(node: NodeFixture, severity: Severity, repair_step: RepairStep, progress:
         4 if kind != StepKind::Requalify => {
             node.state(repairing).step(evidence).step(step(kind, repair_step, StepState::Intended, ago))
         }
-        5 => node.state(NodeState::Requalifying { run: crate::ids::RunId::from_number(1) }).step(done(
+        5 => node.state(NodeState::Requalifying { run: Some(crate::ids::RunId::from_number(1)) }).step(done(
             StepKind::Requalify,
             repair_step,
             ago,
@@ -134,14 +135,15 @@ fn a_node(n: usize) -> impl Strategy<Value = NodeFixture> {
 }
 
 fn a_policy() -> impl Strategy<Value = Policy> {
-    let limits = (0_u32..6, option::of(0_u32..3), option::of(0_i64..4), 1_u32..3);
+    let limits = (0_u32..6, option::of(0_u32..3), option::of(0_i64..4), 1_u32..3, select(&[0_i64, 1, 5][..]));
     let may = (select(Mode::ALL), any::<[bool; 6]>());
     let breaker = (0_u32..4, select(&[5.0, 10.0, 30.0, 60.0][..]));
     let window = option::weighted(0.2, (select(WindowKind::ALL), 0_u16..24));
     (limits, may, breaker, window).prop_map(|(limits, (mode, may), breaker, window)| {
         let mut policy = Policy::built_in();
-        let (jobs, in_pool, hours, per_share) = limits;
-        policy.limits.jobs = jobs;
+        let (jobs, in_pool, hours, per_share, ahead) = limits;
+        policy.limits.renew_ahead = ahead.days();
+        policy.limits.jobs = jobs.into();
         policy.limits.per_share = per_share;
         policy.limits.pools.extend(in_pool.map(|most| (pool("gpu"), most)));
         #[expect(clippy::cast_precision_loss, reason = "a few hours")]
@@ -168,7 +170,7 @@ fn a_wish(nodes: usize) -> impl Strategy<Value = CommandKind> {
     (0..nodes, 0..4, select(&TESTS[..])).prop_map(|(n, kind, test)| {
         let node = name(&format!("n{n:02}"));
         match kind {
-            0 => CommandKind::Test { node, tests: vec![test_id(test)] },
+            0 => CommandKind::Test { node, tests: vec![test_id(test)], run: None },
             1 => CommandKind::Release { node },
             2 => CommandKind::Quarantine { node, evict: test == TESTS[0] },
             _ => CommandKind::CancelRun { run: super::cluster::run_of(node.as_str()) },
@@ -214,7 +216,7 @@ pub(super) fn a_young_cluster() -> impl Strategy<Value = Cluster> {
     (2_usize..9, any::<bool>()).prop_map(|(count, small_steps)| {
         let cluster = super::cluster::acting().tests(tests()).caps(Capabilities::ALL).policy(|policy| {
             policy.breaker.percent_of_pool = 60.0;
-            policy.limits.jobs = if small_steps { 1 } else { 5 };
+            policy.limits.jobs = if small_steps { 1 } else { 5 }.into();
         });
         (0..count)
             .fold(cluster, |cluster, n| cluster.node(free(&format!("n{n:02}")).machine(&format!("J{n}")).boot("one")))
@@ -244,6 +246,8 @@ pub(super) enum ClusterEvent {
     Exchanged(usize, usize),
     Rebooted(usize),
     Heard(usize),
+    /// An agent reports this result of all tests that it runs.
+    AgentResult(usize, Verdict),
     Asked(CommandKind),
     BreakerClosed,
     Paused(Span),
@@ -271,7 +275,8 @@ pub(super) fn an_event() -> impl Strategy<Value = ClusterEvent> {
         2 => n.clone().prop_map(E::Unheld),
         2 => (n.clone(), 0_usize..12).prop_map(|(n, machine)| E::Exchanged(n, machine)),
         1 => n.clone().prop_map(E::Rebooted),
-        3 => n.prop_map(E::Heard),
+        3 => n.clone().prop_map(E::Heard),
+        3 => (n, select(Verdict::ALL)).prop_map(|(n, verdict)| E::AgentResult(n, verdict)),
         3 => a_wish(9).prop_map(E::Asked),
         1 => Just(E::BreakerClosed),
         1 => an_age().prop_map(E::Paused),
@@ -305,6 +310,7 @@ pub(super) fn apply_event(cluster: &mut Cluster, event: &ClusterEvent) {
         | E::Unheld(n)
         | E::Exchanged(n, _)
         | E::Rebooted(n)
+        | E::AgentResult(n, _)
         | E::Heard(n) => apply_node_event(snapshot, *n, event),
     }
 }
@@ -312,6 +318,12 @@ pub(super) fn apply_event(cluster: &mut Cluster, event: &ClusterEvent) {
 fn apply_node_event(snapshot: &mut Snapshot, n: usize, event: &ClusterEvent) {
     use ClusterEvent as E;
     let at = snapshot.at;
+    if let E::AgentResult(_, verdict) = event {
+        if let Some(name) = snapshot.nodes.get(n).map(|record| record.node.name.clone()) {
+            model::agent_reports(snapshot, &name, *verdict);
+        }
+        return;
+    }
     let Some(record) = snapshot.nodes.get_mut(n) else { return };
     let marks = &mut record.node_mut().marks;
     match event {

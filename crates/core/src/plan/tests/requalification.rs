@@ -1,6 +1,8 @@
 //! Requalification runs before a return: pass, fail, no result; release by an operator.
 
-use super::cluster::{Cluster, Spans, acting, bad, cluster, done, free, name, pool, test, unconfirmed, unknown};
+use super::cluster::{
+    Cluster, Spans, acting, agent_test, bad, cluster, done, free, name, pool, test, unconfirmed, unknown,
+};
 use crate::{
     case::{RepairStep, StepKind},
     finding::{OpenFinding, Severity, Verdict},
@@ -184,7 +186,7 @@ fn requalification_waits_for_node_slot_pool_mounts_and_pause() {
     };
     assert_eq!(with(free("a")).chosen(), ["a dl+storage"]);
     assert!(with(unknown("a")).chosen().is_empty());
-    assert!(with(free("a")).policy(|policy| policy.limits.jobs = 0).chosen().is_empty());
+    assert!(with(free("a")).policy(|policy| policy.limits.jobs = 0.into()).chosen().is_empty());
     assert!(with(free("a")).policy(|policy| policy.limits.pools = [(pool("gpu"), 0)].into()).chosen().is_empty());
     let run = super::cluster::run("z0001", &["storage"], super::cluster::running(1.minutes()));
     assert!(with(free("a")).run(run).chosen().is_empty());
@@ -278,6 +280,7 @@ fn a_released_node_that_fails_requalification_returns_to_the_operator() {
     cluster.cycle();
     cluster.cycle();
     cluster.ends("a", Verdict::Fail);
+    cluster.record("a").findings[0].finding.severity = Severity::Reset;
     let lines: Vec<String> = (0..4).flat_map(|_| cluster.cycle()).collect();
     let expected = [
         "escalate replace: did-not-help",
@@ -303,4 +306,145 @@ fn releasing_a_node_that_is_held_by_its_marks_cause_lets_it_go() {
     cluster.record("a").node_mut().marks.ours.clear();
     assert_eq!(cluster.cycle()[2], "move a quarantined: released");
     assert_eq!(cluster.cycle()[1], "submit a dl: proof");
+}
+
+/// A node with an agent that was reset and has a requalification run.
+fn requalifying_with_agent() -> Cluster {
+    let mut cluster = acting().fillers(20).tests(vec![test("dl"), agent_test("gpu-count"), agent_test("memory")]);
+    cluster = cluster.node(free("a").fresh().reported(1.minutes()).found(bad("dl", Severity::Reset)));
+    for _ in 0..4 {
+        cluster.cycle();
+        cluster.agent_reports("a", Verdict::Pass);
+    }
+    assert_eq!(cluster.record("a").state.as_str(), "requalifying");
+    cluster
+}
+
+#[test]
+fn the_run_has_only_the_tests_that_no_agent_runs() {
+    let cluster = requalifying_with_agent();
+    assert_eq!(cluster.snapshot.runs[0].run.tests.len(), 1, "dl");
+    let without = acting().fillers(20).tests(vec![test("dl"), agent_test("gpu-count")]).policy(|policy| {
+        policy.allow.drain = false;
+    });
+    let without = without.node(free("a").fresh().out(Severity::Reset, RepairStep::Quarantine));
+    assert_eq!(without.chosen(), ["a gpu-count+dl"], "without an agent the job runs everything");
+}
+
+#[test]
+fn agent_and_run_together_return_a_node() {
+    let mut cluster = requalifying_with_agent();
+    cluster.ends("a", Verdict::Pass);
+    assert_eq!(cluster.cycle(), ["step a unmark: case"]);
+    assert_eq!(cluster.cycle(), ["close a returned: proved", "move a in-service: proved"]);
+}
+
+#[test]
+fn requalification_waits_for_the_agent_and_does_not_repeat_the_run() {
+    let mut cluster = requalifying_with_agent();
+    for known in &mut cluster.record("a").test_records[1..] {
+        *known = crate::snapshot::TestRecord::NEVER;
+        known.add(Verdict::Pass, super::cluster::NOW.minus(1.hours()));
+    }
+    cluster.ends("a", Verdict::Pass);
+    for _ in 0..30 {
+        assert!(cluster.cycle().is_empty(), "the agent's results are older than the repair");
+        cluster.wait(30.minutes());
+    }
+    cluster.agent_reports("a", Verdict::Inconclusive);
+    assert!(cluster.cycle().is_empty(), "an inconclusive check proves nothing");
+    cluster.agent_reports("a", Verdict::Pass);
+    assert_eq!(cluster.cycle(), ["step a unmark: case"]);
+}
+
+#[test]
+fn an_agent_that_stays_silent_leaves_the_node_to_an_operator_after_a_day() {
+    let mut cluster = requalifying_with_agent();
+    let tests = cluster.snapshot.tests.len();
+    cluster.record("a").test_records = crate::snapshot::TestRecords::untested(tests);
+    cluster.ends("a", Verdict::Pass);
+    cluster.wait(23.hours());
+    assert!(cluster.cycle().is_empty());
+    cluster.wait(2.hours());
+    assert_eq!(cluster.cycle(), ["step a hand-over: handed-over", "move a out: handed-over"]);
+}
+
+#[test]
+fn a_check_that_fails_after_the_repair_fails_requalification_whoever_ran_it() {
+    let mut cluster = requalifying_with_agent();
+    cluster.ends("a", Verdict::Pass);
+    cluster.agent_reports("a", Verdict::Fail);
+    assert_eq!(cluster.lines()[0], "escalate reboot: did-not-help");
+}
+
+#[test]
+fn an_agent_that_confirms_an_old_failure_is_waited_for_until_it_reports_it_again() {
+    let mut cluster = requalifying_with_agent();
+    cluster.agent_reports("a", Verdict::Fail);
+    cluster.ends("a", Verdict::Pass);
+    for open in &mut cluster.record("a").findings {
+        open.last_seen = super::cluster::NOW.minus(1.minutes());
+    }
+    assert!(cluster.lines().is_empty(), "the failure may be an acknowledged event");
+    cluster.agent_reports("a", Verdict::Fail);
+    assert_eq!(cluster.lines()[0], "escalate reboot: did-not-help");
+}
+
+#[test]
+fn a_check_that_does_not_apply_blocks_only_if_it_had_failed() {
+    let mut cluster = requalifying_with_agent();
+    cluster.ends("a", Verdict::Pass);
+    cluster.agent_reports("a", Verdict::NotApplicable);
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+    cluster.snapshot.cases[0].findings.push(bad("memory", Severity::Reset).finding);
+    assert!(cluster.lines().is_empty(), "it waits for a result that can be compared");
+}
+
+#[test]
+fn a_finding_of_the_agent_is_cleared_by_its_pass_since_the_repair() {
+    let mut cluster = requalifying_with_agent();
+    cluster.ends("a", Verdict::Pass);
+    let open = OpenFinding { last_seen: super::cluster::NOW.minus(1.minutes()), ..bad("memory", Severity::Reset) };
+    cluster.record("a").findings.push(open);
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+}
+
+#[test]
+fn a_failure_that_only_needs_watching_keeps_no_node_out() {
+    let mut cluster = acting().fillers(20).tests(vec![test("dl"), agent_test("disk-space")]);
+    cluster = cluster.node(free("a").fresh().reported(1.minutes()).found(bad("dl", Severity::Reset)));
+    for _ in 0..4 {
+        cluster.cycle();
+        cluster.agent_reports("a", Verdict::Pass);
+    }
+    cluster.ends("a", Verdict::Pass);
+    cluster.agent_reports("a", Verdict::Fail);
+    cluster.record("a").findings[0].finding.severity = Severity::Monitor;
+    assert_eq!(cluster.lines(), ["step a unmark: case"]);
+    cluster.record("a").findings[0].finding.severity = Severity::Reset;
+    assert_eq!(cluster.lines()[0], "escalate reboot: did-not-help");
+}
+
+#[test]
+fn the_agent_alone_decides_where_no_test_runs_in_a_job() {
+    let mut cluster = acting().fillers(20).tests(vec![agent_test("memory")]).policy(|policy| {
+        policy.allow.drain = false;
+    });
+    cluster = cluster.node(free("a").fresh().reported(1.minutes()).out(Severity::Reset, RepairStep::Quarantine));
+    assert_eq!(cluster.cycle(), ["step a requalify: proof", "move a requalifying: proof"]);
+    assert!(cluster.cycle().is_empty());
+    cluster.agent_reports("a", Verdict::Pass);
+    assert_eq!(cluster.cycle(), ["step a unmark: case"]);
+}
+
+#[test]
+fn an_agent_that_is_removed_meanwhile_leaves_its_checks_to_the_next_run() {
+    let mut cluster = requalifying_with_agent();
+    let tests = cluster.snapshot.tests.len();
+    cluster.record("a").test_records = crate::snapshot::TestRecords::untested(tests);
+    cluster.ends("a", Verdict::Pass);
+    cluster.record("a").last_report = None;
+    assert_eq!(cluster.cycle(), ["move a quarantined: proof-empty"]);
+    cluster.wait(1.hours());
+    assert_eq!(cluster.chosen(), ["a gpu-count+memory+dl"]);
 }

@@ -229,7 +229,7 @@ impl Limits {
             let known = doctor_checks::profiles::built_in().names();
             return Err(Failure::Unknown { what: "machine type", name: sku.to_string(), known });
         };
-        let limit = |mode: Mode| profile.expect.get(mode.metric()).copied();
+        let limit = |mode: Mode| profile.value(mode.metric());
         Ok(Self { expected: None, between: limit(Mode::Nodes), within: limit(Mode::Nvlink) })
     }
 

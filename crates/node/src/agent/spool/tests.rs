@@ -2,7 +2,7 @@
 
 use super::*;
 use doctor_checks::document::{TestEvidence, Versions};
-use doctor_core::{ids::NodeName, node::Hardware};
+use doctor_core::ids::NodeName;
 use proptest::prelude::*;
 
 const PLENTY: SpoolLimits = SpoolLimits { bytes: 1 << 20, reports: 1000 };
@@ -16,16 +16,8 @@ fn report(number: u64, padding: usize) -> AgentReport {
         ended: at,
         probes: vec![(doctor_checks::probe::Probe::Kmsg, text)],
     };
-    AgentReport {
-        uptime: None,
-        node: NodeName::new("n1").unwrap(),
-        hardware: Hardware::default(),
-        sequence: number,
-        at,
-        checks: vec![evidence],
-        versions: Versions::default(),
-        dropped: None,
-    }
+    let heartbeat = AgentReport::heartbeat(NodeName::new("n1").unwrap(), number, at, Versions::default());
+    AgentReport { checks: vec![evidence], ..heartbeat }
 }
 
 fn add(spool: &mut Spool, padding: usize) -> u64 {

@@ -24,17 +24,22 @@ use std::{env, ffi::OsString};
 
 use doctor_checks::{
     collective_links::{LinkEnd, ring_links},
-    collective_params::{CollectiveParams, Mode},
+    collective_params::{CollectiveParams, GPU_COUNT_METRIC, Mode},
     collective_report::{bandwidth_table, measurements},
+    disturbance::RatesOf,
     document::Measurements,
 };
-use doctor_core::observation::{FailureKind, ProbeFailure};
+use doctor_core::observation::{Event, FailureKind, ProbeFailure};
 
+use super::disturbance::Watch;
 use crate::stop::Stop;
 use launcher::JobPosition;
 use node_coordinator::{Coordinator, Outcome};
 
 pub(super) use worker::{SUBTASK, run_worker};
+
+/// Processes of this test that use GPUs.
+const WORKERS: usize = 1;
 
 /// Entry point of the test's process.
 pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
@@ -45,7 +50,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     if !params.nccl_tests.is_empty() {
-        return nccl_tests::run(&params, &stop);
+        return with_nccl_tests(&params, &stop);
     }
     let position = match params.mode {
         Mode::Nodes => Some(
@@ -57,19 +62,39 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     // The cluster's name of the node, if it is set.
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = env::var("DOCTOR_NODE_NAME").unwrap_or_else(|_| host());
-    let outcome = Coordinator::begin(&params, position.as_ref(), name, &stop)?.run()?;
+    let watch = Watch::gpus(WORKERS, &stop);
+    let outcome = match Coordinator::begin(&params, position.as_ref(), name, &watch, &stop).and_then(Coordinator::run) {
+        Ok(outcome) => outcome,
+        Err(failure) => return watch.report(Err(failure), RatesOf::AllGpus),
+    };
     print(&outcome);
-    Ok(judged(&params, outcome))
+    let mut measured = judged(&params, outcome);
+    measured.metrics.extend(watch.watched_metric());
+    Ok(measured)
+}
+
+/// Runs NVIDIA's program instead of our worker. A launcher starts an unknown number of processes.
+fn with_nccl_tests(params: &CollectiveParams, stop: &Stop) -> Result<Measurements, ProbeFailure> {
+    let own_processes = if params.nccl_tests.len() == 1 { 1 } else { usize::MAX };
+    let watch = Watch::gpus(own_processes, stop);
+    let result = nccl_tests::run(params, stop);
+    let is_single = |measured: &Measurements| {
+        measured.metrics.iter().any(|metric| metric.name == GPU_COUNT_METRIC && metric.value == 1.0)
+    };
+    // With one GPU the test measures no rates, so other processes on it cannot falsify any.
+    if result.as_ref().is_ok_and(is_single) { result } else { watch.report(result, RatesOf::AllGpus) }
 }
 
 fn judged(params: &CollectiveParams, outcome: Outcome) -> Measurements {
     let Outcome { reports, own, paths, nccl, stop_reason, warnings } = outcome;
     let mut measured = measurements(params.mode, &reports, own, paths, nccl);
-    if let Some(stop_reason) = stop_reason.filter(|_| measured.events.is_empty() && measured.failures.is_empty()) {
+    let is_explained = !measured.events.iter().all(Event::is_disturbance) || !measured.failures.is_empty();
+    if let Some(stop_reason) = stop_reason.filter(|_| !is_explained) {
         measured.failures.push(ProbeFailure::new(FailureKind::Failed, stop_reason));
     }
     // NCCL's log explains its failures.
-    if let (Some(failure), Some(warning)) = (measured.failures.first_mut(), warnings.first()) {
+    let of_nccl = measured.failures.iter_mut().find(|failure| failure.kind != FailureKind::Disturbed);
+    if let (Some(failure), Some(warning)) = (of_nccl, warnings.first()) {
         failure.text = format!("{}; NCCL warned: {warning}", failure.text);
     }
     measured

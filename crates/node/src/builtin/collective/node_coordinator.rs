@@ -23,7 +23,10 @@ use super::{
     rendezvous::RendezvousError,
     worker_process::{LogPrinter, Worker},
 };
-use crate::stop::{Stop, StopReason};
+use crate::{
+    builtin::disturbance::Watch,
+    stop::{Stop, StopReason},
+};
 
 /// Interval at which time limits and signals are tested.
 const TICK: Duration = Duration::from_millis(20);
@@ -52,6 +55,7 @@ pub(super) struct Coordinator<'a> {
     params: &'a CollectiveParams,
     stop: &'a Stop,
     position: Option<&'a JobPosition>,
+    watch: &'a Watch,
     name: String,
     worker: Worker,
     events: Receiver<CoordinatorEvent>,
@@ -79,6 +83,7 @@ impl<'a> Coordinator<'a> {
         params: &'a CollectiveParams,
         position: Option<&'a JobPosition>,
         name: String,
+        watch: &'a Watch,
         stop: &'a Stop,
     ) -> Result<Self, ProbeFailure> {
         let (queue, events) = mpsc::channel();
@@ -96,6 +101,7 @@ impl<'a> Coordinator<'a> {
             params,
             stop,
             position,
+            watch,
             name,
             worker,
             events,
@@ -204,7 +210,12 @@ impl<'a> Coordinator<'a> {
     fn single_gpu_result(&self, gpu: String) -> FromFirst {
         let gpu = GpuReport { rank: 0, gpu, sizes: Vec::new(), exchange: None, failure: None };
         FromFirst::Finished {
-            reports: vec![NodeReport { node: self.name.clone(), gpus: vec![gpu], path_mismatch: None }],
+            reports: vec![NodeReport {
+                node: self.name.clone(),
+                gpus: vec![gpu],
+                path_mismatch: None,
+                disturbances: Vec::new(),
+            }],
             why: None,
         }
     }
@@ -270,7 +281,8 @@ impl<'a> Coordinator<'a> {
             Err(error) => (!has_failed).then(|| error.to_string()),
         };
         let text = "its worker exited early".to_owned();
-        let report = NodeReport { node: self.name.clone(), gpus, path_mismatch: other_way };
+        let disturbances = self.watch.disturbances_of(|bus| gpus.iter().any(|gpu| gpu.gpu == bus));
+        let report = NodeReport { node: self.name.clone(), gpus, path_mismatch: other_way, disturbances };
         // A node that ends unasked stops the others; an earlier reason stays.
         let stop = if has_failed { self.send_to_first(ToFirst::Failed(text)) } else { None };
         self.send_to_first(ToFirst::Report(report)).or(stop)

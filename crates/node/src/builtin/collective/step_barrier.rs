@@ -111,7 +111,8 @@ impl Barrier {
                 failure: Some(RankFailure::Stopped),
             };
             let name = member.name.clone().unwrap_or_else(|| format!("rank {node}"));
-            member.report = Some(NodeReport { node: name, gpus: vec![gpu], path_mismatch: None });
+            let (gpus, disturbances) = (vec![gpu], Vec::new());
+            member.report = Some(NodeReport { node: name, gpus, path_mismatch: None, disturbances });
             self.stop(format!("{}: {text}", self.describe_node(node)))
         };
         outgoing.extend(self.end());
@@ -188,7 +189,7 @@ mod tests {
     }
 
     fn report(node: usize) -> NodeReport {
-        NodeReport { node: format!("n{node}"), gpus: Vec::new(), path_mismatch: None }
+        NodeReport { node: format!("n{node}"), gpus: Vec::new(), path_mismatch: None, disturbances: Vec::new() }
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Engine {
             Program::find(&directory.join(ENGINE).to_string_lossy(), &[]).or_else(|| Program::find(ENGINE, &[]));
         let missing = || {
             let text = format!("no host engine runs, and {ENGINE} is not installed; it comes with DCGM");
-            ProbeFailure::new(FailureKind::Missing, text)
+            ProbeFailure::new(FailureKind::NotInstalled, text)
         };
         let mut keeper = EngineKeeper::start(&engine.ok_or_else(missing)?, address)
             .map_err(|error| failed(format!("cannot start the keeper process of {ENGINE}: {error}")))?;

@@ -16,11 +16,16 @@ use std::{
 
 use doctor_checks::{
     dcgm_params::DcgmParams,
+    disturbance::Disturbance,
+    document::Measurements,
     probe::{Probe, ProbeOutput},
 };
 use doctor_core::observation::{FailureKind, ProbeFailure};
 
-use super::program::{EndSignal, Program};
+use super::{
+    disturbance::ProcessView,
+    program::{EndSignal, Program},
+};
 use crate::{
     runner::{
         LocalRunner, MAX_STREAM_BYTES, ProbeRunner as _, STATE_VARIABLE,
@@ -30,6 +35,7 @@ use crate::{
     stop::{Stop, StopReason},
 };
 use engine::{Address, ENGINE, Engine, PATIENCE, SHORT_KEEPER_TIMEOUT};
+use preconditions::Unmet;
 
 pub(super) use engine::{SUBTASK, run_keeper};
 
@@ -58,7 +64,7 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     let dcgmi = Program::find(&params.program, &[]).ok_or_else(|| {
         let text = format!("{} is not installed; it comes with DCGM (`datacenter-gpu-manager`)", params.program);
-        ProbeFailure::new(FailureKind::Missing, text)
+        ProbeFailure::new(FailureKind::NotInstalled, text)
     })?;
     let address = Address::parse(&params.address)?;
     let state = env::var_os(STATE_VARIABLE).map(PathBuf::from);
@@ -67,25 +73,39 @@ fn diagnose(args: Vec<OsString>) -> Result<ProbeOutput, ProbeFailure> {
         let text = format!("process {pid} of earlier diagnostics still hangs; no others are started");
         return Err(ProbeFailure::new(FailureKind::Abandoned, text));
     }
-    let running = check_preconditions(&params, &stop, state.as_deref())?;
+    let running = match check_preconditions(&params, &stop, state.as_deref()) {
+        Ok(running) => running,
+        Err(Unmet::Failed(failure)) => return Err(failure),
+        Err(Unmet::InUse { failure, by }) => return in_use(failure, &by),
+    };
     let engine = Engine::connect_or_start(&address, running, &dcgmi.path, &stop)?;
     let output = run_dcgmi(&dcgmi, &params, &stop, &hung_probes);
     engine.end(if stop.requested().is_some() { SHORT_KEEPER_TIMEOUT } else { PATIENCE });
     output
 }
 
+/// Reports who uses the GPUs, in the format of tests that measure by themselves.
+fn in_use(failure: ProbeFailure, by: &[Disturbance]) -> Result<ProbeOutput, ProbeFailure> {
+    let events = by.iter().map(Disturbance::event).collect();
+    let report = Measurements { metrics: Vec::new(), events, failures: vec![failure.clone()] };
+    serde_json::to_string(&report).map(ProbeOutput::Text).map_err(|_| failure)
+}
+
 /// Tests the preconditions, and returns the pid of a running engine, if any.
-fn check_preconditions(params: &DcgmParams, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, ProbeFailure> {
+fn check_preconditions(params: &DcgmParams, stop: &Stop, state: Option<&Path>) -> Result<Option<u32>, Unmet> {
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let mut runner = LocalRunner::new(&root, stop).state(state);
     if let Some(library) = env::var_os("DOCTOR_NVML") {
         runner = runner.library(library);
     }
     if params.level.loads_gpus() {
-        match runner.run(&Probe::gpu(&preconditions::FIELDS)) {
-            ProbeOutput::Gpus(result) => preconditions::are_met(&result, &root)?,
-            ProbeOutput::Failed(failure) => return Err(failure),
-            _ => return Err(ProbeFailure::new(FailureKind::Unparseable, "unexpected answer to the GPU query")),
+        match runner.run(&Probe::gpu(&preconditions::fields())) {
+            ProbeOutput::Gpus(result) => preconditions::are_met(&result, &ProcessView::open(&root))?,
+            ProbeOutput::Failed(failure) => return Err(Unmet::Failed(failure)),
+            _ => {
+                let text = "unexpected answer to the GPU query";
+                return Err(Unmet::Failed(ProbeFailure::new(FailureKind::Unparseable, text)));
+            }
         }
     }
     match runner.run(&Probe::Processes) {

@@ -16,10 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::{document::Measurements, fabric_counters, fabric_params::FabricParams, probe::FileText};
+use doctor_checks::{
+    disturbance::RatesOf, document::Measurements, fabric_counters, fabric_params::FabricParams, probe::FileText,
+};
 use doctor_core::observation::{Event, FailureKind, Metric, ProbeFailure, Unit};
 
-use super::program::Program;
+use super::{disturbance::Watch, program::Program};
 use crate::{
     runner::{STATE_VARIABLE, hung_probes::HungProbes},
     stop::Stop,
@@ -40,6 +42,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let stop = Stop::on_signals()
         .map_err(|error| ProbeFailure::new(FailureKind::Failed, format!("cannot install signal handlers: {error}")))?;
     let found_ports = ports::find(&params, &stop)?;
+    let watch = Watch::processors(&stop);
     let hung_probes = env::var_os(STATE_VARIABLE)
         .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let mut test = Test {
@@ -64,7 +67,7 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
         }
     }
     test.compare();
-    Ok(test.measurements)
+    watch.report(Ok(test.measurements), RatesOf::EachGpu)
 }
 
 struct Test<'a> {

@@ -62,7 +62,7 @@ impl Tool {
         };
         Program::find(program, also_in).ok_or_else(|| {
             let text = format!("{program} is not installed; it is in the package `{package}`");
-            ProbeFailure::new(FailureKind::Missing, text)
+            ProbeFailure::new(FailureKind::NotInstalled, text)
         })
     }
 

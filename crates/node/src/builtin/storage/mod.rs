@@ -6,6 +6,7 @@
 //! error ends the test of a mount and is reported; earlier measurements remain valid.
 
 mod directory;
+mod found_mounts;
 mod keeper;
 mod mount_failure;
 mod passes;
@@ -13,23 +14,27 @@ mod passes;
 use std::{
     env,
     ffi::OsString,
-    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use doctor_checks::{
+    disturbance::{Disturbance, RatesOf},
     document::Measurements,
     fio::{FioDirection, FioRun},
-    storage_params::{Direction, Pattern, Sizes, StorageParams, StorageTarget},
+    storage_params::{Direction, Pattern, Sizes, StorageParams},
 };
 use doctor_core::observation::{Entity, EntityKind, Event, FailureKind, Metric, ProbeFailure, Unit};
 
-use super::SELF_EXE;
+use super::{
+    SELF_EXE,
+    disturbance::{MountWatch, Watch},
+};
 use crate::{
-    runner::{STATE_VARIABLE, hung_probes::HungProbes, mounts},
+    runner::{STATE_VARIABLE, hung_probes::HungProbes},
     stop::{Stop, StopReason},
 };
+use found_mounts::VisibleMounts;
 use keeper::{HungOnMount, Keeper, KeeperError, Ready};
 use mount_failure::{MountFailure, MountFault, format_bytes, from_errno, pass_line};
 use passes::{Fio, Outcome, Pass, PassParams};
@@ -55,20 +60,25 @@ pub(super) fn run(args: Vec<OsString>) -> Result<Measurements, ProbeFailure> {
     let probes = env::var_os(STATE_VARIABLE)
         .map_or_else(HungProbes::in_memory, |directory| HungProbes::in_directory(Path::new(&directory)));
     let root = env::var_os("DOCTOR_ROOT").map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    let watch = Watch::processors(&stop);
     let mut all = Measurements::default();
-    for target in &params.targets {
-        let entity = Entity::new(EntityKind::Mount, target.path());
-        let hung_probes = HungOnMount { probes: &probes, what: format!("storage {}", target.path()) };
+    let mounts = VisibleMounts::now(&root);
+    for target in mounts.test_paths(&params.targets) {
+        let entity = Entity::new(EntityKind::Mount, &*target.name);
+        let hung_probes = HungOnMount { probes: &probes, what: format!("storage {}", target.name) };
         let mut test =
             MountTest { fio: &fio, params: &params, stop: &stop, hung_probes, entity, measurements: &mut all };
-        if let Err(failure) = test.run(target, &root.join(target.path().trim_start_matches('/'))) {
+        let is_missing = target.is_mount && !mounts.is_mounted(&target.path);
+        let mount = MountWatch::start(&test.entity, &target.path, watch.view(), &stop);
+        if let Err(failure) = test.run(is_missing, &target.path) {
             test.record_failure(failure);
         }
+        test.record_disturbance(mount.finish(watch.view()));
         if stop.requested() == Some(StopReason::Signal) {
             return Err(ProbeFailure::new(FailureKind::Killed, "stopped by a signal"));
         }
     }
-    Ok(all)
+    watch.report(Ok(all), RatesOf::EachGpu)
 }
 
 /// The test of one mount or directory.
@@ -96,18 +106,25 @@ impl MountTest<'_> {
         }
     }
 
+    fn record_disturbance(&mut self, disturbance: Option<Disturbance>) {
+        if let Some(disturbance) = disturbance {
+            eprintln!("{}: {}", self.entity.id, disturbance.text);
+            self.measurements.events.push(disturbance.event());
+        }
+    }
+
     fn add_metric(&mut self, name: &str, value: f64, unit: Unit) {
         self.measurements.metrics.push(Metric::new(name, self.entity.clone(), value, unit));
     }
 
-    /// Runs the test, from creating the directory to removing it.
-    fn run(&mut self, target: &StorageTarget, path: &Path) -> Result<(), MountFailure> {
+    /// Runs the test, from creating the directory to removing it. `is_missing`: nothing is mounted there, and something
+    /// should be.
+    fn run(&mut self, is_missing: bool, path: &Path) -> Result<(), MountFailure> {
         if let Some(pid) = self.hung_probes.hanging() {
             let text = format!("process {pid} of an earlier test still hangs on it; not tested again");
             return Err(MountFailure::Fault(MountFault::Stalled, text));
         }
-        let mounted = || mounts::points(&fs::read_to_string("/proc/self/mounts").unwrap_or_default());
-        if matches!(target, StorageTarget::Mount(_)) && !mounted().iter().any(|point| point == path) {
+        if is_missing {
             return Err(MountFailure::Fault(MountFault::Missing, "nothing is mounted there".to_owned()));
         }
         let timeout = self.params.stall.to_std();

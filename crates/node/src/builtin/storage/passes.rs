@@ -81,7 +81,8 @@ impl Fio {
                 String::from_utf8_lossy(&stdout).trim().to_owned()
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(missing("fio is not installed; it is in the package `fio`"));
+                let text = "fio is not installed; it is in the package `fio`";
+                return Err(ProbeFailure::new(FailureKind::NotInstalled, text));
             }
             _ => return Err(ProbeFailure::new(FailureKind::Failed, "`fio --version` failed")),
         };
