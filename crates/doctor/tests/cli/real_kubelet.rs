@@ -244,7 +244,8 @@ fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
 }
 
 /// With the shipped policy and without agents, a job has the access that all checks need. The node declares eight GPUs
-/// and has none: it is not healthy. This has its own store, because the finding stays.
+/// and has none: it is not healthy, and is marked. This has its own store, because the finding stays. The next service does
+/// not know that store and would adopt its mark, so an operator removes it.
 fn gpus_are_missed(cluster: &Cluster) {
     let settings = cluster.workdir.read("doctor.toml").replace("doctor.db", "missed.db");
     cluster.workdir.write("doctor.toml", &settings);
@@ -254,7 +255,13 @@ fn gpus_are_missed(cluster: &Cluster) {
     let service = Service::start(&cluster.workdir);
     wait_until("the store", || cluster.workdir.path("missed.db").exists());
     out_of_the_box::wait_until_gpus_are_missed(&cluster.workdir, NODE);
+    let is_marked = || {
+        let taints = cluster.node.object().unwrap()["spec"]["taints"].clone();
+        taints.as_array().is_some_and(|taints| taints.iter().any(|taint| taint["key"] == "cluster-doctor.io/unhealthy"))
+    };
+    wait_or_explain("the mark", is_marked, || cluster.workdir.doctor(&["why", NODE]).out);
     assert_eq!(service.stop().0, Some(0));
+    cluster.ask("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&json!({ "spec": { "taints": null } })));
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
