@@ -1,5 +1,6 @@
-//! Response bodies in plain and gzip form, with an ETag. One body serves every client that sends the same request. A
-//! client that takes too long to fetch a body is disconnected.
+//! Response bodies with an ETag. One body serves every client that sends the same request. It is kept compressed, and
+//! decompressed piece by piece for a client that does not accept gzip. A client that takes too long to fetch a body is
+//! disconnected.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use doctor_core::hex;
-use doctor_engine::gzip::gzip;
+use doctor_engine::gzip::{Gunzip, gzip};
 use hyper::body::{Frame, SizeHint};
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
@@ -45,13 +46,34 @@ impl RawBody {
 /// A response that many clients may share.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedResponse {
-    plain: Bytes,
-    gzipped: Option<Bytes>,
+    body: StoredBody,
     content_type: &'static str,
     etag: HeaderValue,
     disposition: Option<HeaderValue>,
     /// Released with the last clone.
     memory_permit: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+/// A body as it is kept.
+#[derive(Debug, Clone)]
+enum StoredBody {
+    Plain(Bytes),
+    Gzipped { bytes: Bytes, plain_length: usize },
+}
+
+impl StoredBody {
+    fn new(plain: Vec<u8>) -> Self {
+        if plain.len() < MIN_GZIP_BYTES {
+            return Self::Plain(plain.into());
+        }
+        Self::Gzipped { bytes: gzip(&plain).into(), plain_length: plain.len() }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Plain(bytes) | Self::Gzipped { bytes, .. } => bytes.len(),
+        }
+    }
 }
 
 impl SharedResponse {
@@ -60,11 +82,9 @@ impl SharedResponse {
         let digest = Sha256::digest(&body.bytes);
         let etag = HeaderValue::from_str(&format!("\"{}\"", hex::encode(&digest[..12])))
             .unwrap_or_else(|_| HeaderValue::from_static("\"\""));
-        let gzipped = (body.bytes.len() >= MIN_GZIP_BYTES).then(|| Bytes::from(gzip(&body.bytes)));
         let attachment = |name: String| HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")).ok();
         Self {
-            plain: body.bytes.into(),
-            gzipped,
+            body: StoredBody::new(body.bytes),
             content_type: body.content_type,
             etag,
             disposition: body.file_name.and_then(attachment),
@@ -77,9 +97,9 @@ impl SharedResponse {
         Self { memory_permit: Some(Arc::new(permit)), ..self }
     }
 
-    /// Returns the memory used by both forms.
+    /// Returns the memory that the body uses.
     pub(crate) fn memory_size(&self) -> usize {
-        self.plain.len() + self.gzipped.as_ref().map_or(0, Bytes::len)
+        self.body.len()
     }
 
     /// Returns the response to a request with these headers.
@@ -93,12 +113,17 @@ impl SharedResponse {
             StatusCode::NOT_MODIFIED.into_response()
         } else {
             let accepts = text(header::ACCEPT_ENCODING).is_some_and(accepts_gzip);
-            let (body, encoding) = match &self.gzipped {
-                Some(gzipped) if accepts => (gzipped.clone(), Some(HeaderValue::from_static("gzip"))),
-                _ => (self.plain.clone(), None),
+            let (rest, encoding) = match &self.body {
+                StoredBody::Plain(bytes) => (BodyRest::Ready(bytes.clone()), None),
+                StoredBody::Gzipped { bytes, .. } if accepts => {
+                    (BodyRest::Ready(bytes.clone()), Some(HeaderValue::from_static("gzip")))
+                }
+                StoredBody::Gzipped { bytes, plain_length } => {
+                    (BodyRest::Compressed { reader: Gunzip::new(bytes.clone()), length: *plain_length }, None)
+                }
             };
             let stream = BodyStream {
-                rest: body,
+                rest,
                 until: Instant::now() + SEND_TIMEOUT,
                 _memory_permit: self.memory_permit.clone(),
             };
@@ -117,9 +142,39 @@ impl SharedResponse {
     }
 }
 
+/// The bytes of a body that were not sent yet.
+enum BodyRest {
+    Ready(Bytes),
+    /// To be decompressed into this many bytes.
+    Compressed {
+        reader: Gunzip<Bytes>,
+        length: usize,
+    },
+}
+
+impl BodyRest {
+    const fn len(&self) -> usize {
+        match self {
+            Self::Ready(bytes) => bytes.len(),
+            Self::Compressed { length, .. } => *length,
+        }
+    }
+
+    fn next_piece(&mut self) -> Bytes {
+        match self {
+            Self::Ready(bytes) => bytes.split_to(bytes.len().min(CHUNK_BYTES)),
+            Self::Compressed { reader, length } => {
+                let piece = reader.next_piece((*length).min(CHUNK_BYTES));
+                *length -= piece.len();
+                piece.into()
+            }
+        }
+    }
+}
+
 /// A body being sent.
 struct BodyStream {
-    rest: Bytes,
+    rest: BodyRest,
     until: Instant,
     _memory_permit: Option<Arc<OwnedSemaphorePermit>>,
 }
@@ -129,18 +184,17 @@ impl hyper::body::Body for BodyStream {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.rest.is_empty() {
+        if self.rest.len() == 0 {
             return Poll::Ready(None);
         }
         if Instant::now() >= self.until {
             return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
         }
-        let piece = self.rest.len().min(CHUNK_BYTES);
-        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+        Poll::Ready(Some(Ok(Frame::data(self.rest.next_piece()))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty()
+        self.rest.len() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -183,19 +237,25 @@ mod tests {
 
     #[test]
     fn a_body_is_sent_in_pieces_with_its_length_and_a_deadline() {
-        let response = SharedResponse::new(RawBody::text("text/plain", "y".repeat(CHUNK_BYTES + 7)));
+        let text = "y".repeat(CHUNK_BYTES + 7);
+        let response = SharedResponse::new(RawBody::text("text/plain", text.clone()));
+        assert!(response.memory_size() < 1000, "only the compressed form is kept");
         let mut body = response.respond_to(&HeaderMap::new()).into_body();
         let next = |body: &mut Body| {
             let mut context = Context::from_waker(std::task::Waker::noop());
             hyper::body::Body::poll_frame(Pin::new(body), &mut context)
         };
         assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(CHUNK_BYTES as u64 + 7));
+        let mut received = Vec::new();
         for length in [CHUNK_BYTES, 7] {
             let Poll::Ready(Some(Ok(frame))) = next(&mut body) else { panic!("a piece") };
-            assert_eq!(frame.into_data().unwrap().len(), length);
+            let piece = frame.into_data().unwrap();
+            assert_eq!(piece.len(), length);
+            received.extend(piece);
         }
+        assert_eq!(received, text.as_bytes());
         assert!(matches!(next(&mut body), Poll::Ready(None)));
-        let late = BodyStream { rest: Bytes::from_static(b"z"), until: Instant::now(), _memory_permit: None };
+        let late = BodyStream { rest: BodyRest::Ready(Bytes::from_static(b"z")), until: Instant::now(), _memory_permit: None };
         assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a slow client is disconnected");
     }
 }
