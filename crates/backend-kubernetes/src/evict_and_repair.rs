@@ -219,7 +219,7 @@ impl KubernetesBackend {
     }
 
     /// Reads the node from the API server.
-    fn read_node(&self, operation: &'static str, node: &NodeName) -> Result<ApiNode, BackendError> {
+    pub(super) fn read_node(&self, operation: &'static str, node: &NodeName) -> Result<ApiNode, BackendError> {
         match self.request(operation, self.nodes().get(node.as_str())) {
             Ok(now) => Ok(now),
             Err(KubeRequestError { code: Some(404), .. }) => {
