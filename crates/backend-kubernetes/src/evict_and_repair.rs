@@ -258,7 +258,7 @@ fn call_webhook(operation: &'static str, hook: &Webhook, params: &HookParams<'_>
     webhook::call(operation, &hook.url, token.as_deref(), &json!(body), HOOK_LIMIT)
 }
 
-fn is_ready(node: &ApiNode) -> bool {
+pub(super) fn is_ready(node: &ApiNode) -> bool {
     let conditions = node.status.as_ref().map_or(&[][..], |status| &status.conditions);
     conditions.iter().any(|condition| condition.matches("Ready", "True"))
 }

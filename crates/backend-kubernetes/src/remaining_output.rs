@@ -13,7 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{
     cluster::{KubeRequestError, KubernetesBackend},
     names,
-    objects::{ContainerStatus, JobObject, PodObject, PodStatus, job_resource, pod_resource},
+    objects::{ContainerStatus, PodObject, PodStatus, pod_resource},
 };
 
 const OPERATION: &str = "read the output of a job";
@@ -59,9 +59,28 @@ impl KubernetesBackend {
             }
         }
         if outputs.is_empty() {
-            outputs.extend(self.output_without_pods(run)?);
+            // The pods are gone. The log may have been fetched before.
+            let logs = self.pod_results.logs(run.id).into_iter();
+            outputs.extend(logs.map(|(node, text)| LastOutput { node, ending: None, text }));
+        }
+        if outputs.iter().all(|output| output.ending.is_none()) {
+            let ending = self.ending_of_job(run)?;
+            if outputs.is_empty() && ending.is_some() {
+                outputs.push(LastOutput { node: run.nodes.first().clone(), ending: None, text: String::new() });
+            }
+            outputs.iter_mut().for_each(|output| output.ending.clone_from(&ending));
         }
         Ok(outputs)
+    }
+
+    /// Returns why the job failed, in the job controller's words: for pods that are gone, or say nothing.
+    fn ending_of_job(&self, run: &Run) -> Result<Option<String>, BackendError> {
+        let jobs = self.list_runs()?;
+        let job = jobs.into_iter().find(|job| names::run_of(&job.metadata, &self.config) == Some(run.id));
+        let conditions = job.and_then(|job| job.status).map(|status| status.conditions).unwrap_or_default();
+        let failed = ["Failed", "FailureTarget"];
+        let failed = conditions.iter().find(|condition| failed.iter().any(|kind| condition.matches(kind, "True")));
+        Ok(failed.map(|failed| format!("Job {}: {}", failed.reason, failed.message)))
     }
 
     fn output_of_pod(&self, pod: &PodObject, node: NodeName, until: Instant) -> LastOutput {
@@ -87,29 +106,6 @@ impl KubernetesBackend {
             text.push('\n');
         }
         LastOutput { node, ending: (!endings.is_empty()).then(|| endings.join("; ")), text }
-    }
-
-    /// Returns how the Job ended whose pods are gone, and the log if it was fetched before.
-    fn output_without_pods(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
-        let api = self.jobs::<JobObject>(&job_resource());
-        let job = match self.request_within(OPERATION, REQUEST_TIMEOUT, api.get(&names::object_name(run.id))) {
-            Ok(job) => Some(job),
-            Err(KubeRequestError { code: Some(404), .. }) => None,
-            Err(failed) => return Err(failed.into()),
-        };
-        let conditions = job.and_then(|job| job.status).map(|status| status.conditions).unwrap_or_default();
-        let failed = conditions.iter().find(|condition| condition.matches("Failed", "True"));
-        let ending = failed.map(|failed| format!("Job {}: {}", failed.reason, failed.message));
-        let mut outputs: Vec<LastOutput> = self
-            .pod_results
-            .logs(run.id)
-            .into_iter()
-            .map(|(node, text)| LastOutput { node, ending: ending.clone(), text })
-            .collect();
-        if outputs.is_empty() && ending.is_some() {
-            outputs.push(LastOutput { node: run.nodes.first().clone(), ending, text: String::new() });
-        }
-        Ok(outputs)
     }
 
     fn log_end(&self, pod: &PodObject, until: Instant) -> Result<String, KubeRequestError> {

@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::{
     cluster::{KubeRequestError, KubernetesBackend},
     config::KubernetesConfig,
-    evict_and_repair::post_params,
+    evict_and_repair::{is_ready, post_params},
     names,
     objects::{JobObject, PodObject, job_resource, pod_resource},
     repair_job::{self, HOST, NodeJob, RepairStage},
@@ -33,6 +33,8 @@ const LABEL: &str = "report";
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Above the longest packed report, and the size at which logs are rotated.
 const LOG_BYTES: usize = 10 << 20;
+/// Why a container waits that is about to start.
+const STARTING: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
 /// In the container.
 const OUT: &str = "/tmp/doctor-report";
 
@@ -67,7 +69,7 @@ impl KubernetesBackend {
             Err(failed) => return Err(failed.into()),
         };
         match repair_job::stage(&job) {
-            RepairStage::Running => Ok(ReportProgress::InProgress),
+            RepairStage::Running => Ok(self.start_problem(op)?.map_or(ReportProgress::InProgress, |why| failed(&why))),
             RepairStage::Succeeded => Ok(self.report_log(op)?.map_or_else(
                 || failed("the pod of the report is gone"),
                 |log| match parse(&log) {
@@ -83,7 +85,10 @@ impl KubernetesBackend {
     }
 
     fn start_report(&self, node: &NodeName, op: OpId) -> Result<ReportProgress, BackendError> {
-        self.read_node(OPERATION, node)?;
+        let now = self.read_node(OPERATION, node)?;
+        if !is_ready(&now) {
+            return Ok(failed("its kubelet does not respond"));
+        }
         let job: DynamicObject = serde_json::from_value(manifest(op, node, &self.config)).map_err(|error| {
             BackendError { operation: OPERATION, text: error.to_string(), effect: Effect::NotAppliedPermanent }
         })?;
@@ -94,12 +99,24 @@ impl KubernetesBackend {
         }
     }
 
-    /// Returns the log of the report's pod, if that still exists.
-    fn report_log(&self, op: OpId) -> Result<Option<String>, BackendError> {
+    /// Returns why the report's container cannot be started, such as an image that cannot be pulled: a repair does not wait for it.
+    fn start_problem(&self, op: OpId) -> Result<Option<String>, BackendError> {
+        let status = self.report_pod(op)?.and_then(|pod| pod.status).unwrap_or_default();
+        let waiting = status.container_statuses.into_iter().filter_map(|container| container.state.waiting);
+        let mut stuck = waiting.filter(|waiting| !STARTING.contains(&waiting.reason.as_str()));
+        Ok(stuck.next().map(|waiting| format!("{}: {}", waiting.reason, waiting.message)))
+    }
+
+    fn report_pod(&self, op: OpId) -> Result<Option<PodObject>, BackendError> {
         let label = format!("{}={op}", self.config.prefixed(LABEL));
         let api = self.jobs::<PodObject>(&pod_resource());
         let pods = self.request(OPERATION, api.list(&ListParams::default().labels(&label)))?;
-        let Some(pod) = pods.items.first() else { return Ok(None) };
+        Ok(pods.items.into_iter().next())
+    }
+
+    /// Returns the log of the report's pod, if that still exists.
+    fn report_log(&self, op: OpId) -> Result<Option<String>, BackendError> {
+        let Some(pod) = self.report_pod(op)? else { return Ok(None) };
         let path = format!(
             "/api/v1/namespaces/{}/pods/{}/log?container={}&limitBytes={LOG_BYTES}",
             self.config.namespace,

@@ -339,7 +339,7 @@ impl SlurmBackend {
     }
 }
 
-fn responds(node: &SlurmNode) -> bool {
+pub(super) fn responds(node: &SlurmNode) -> bool {
     node.state.any(&[Flag::RebootRequested, Flag::RebootIssued, Flag::NotResponding]).is_none()
         && node.state.base() != Some(Base::Unregistered)
 }

@@ -17,9 +17,9 @@ use super::{
     config::JOB_PREFIX,
     job::{self, Placement},
     maintenance_reservation, marks,
-    node_ops::{op_name, permanent_error, retryable_error},
+    node_ops::{op_name, permanent_error, responds, retryable_error},
     programs::Access,
-    states::Phase,
+    states::{Base, Phase},
     submit::{FOLDER, OUTPUT},
 };
 
@@ -70,6 +70,9 @@ impl SlurmBackend {
         let Some(now) = nodes.first() else {
             return Err(permanent_error(REPORT, format!("Slurm has no node {node}")));
         };
+        if !responds(now) || now.state.base() == Some(Base::Down) {
+            return Err(permanent_error(REPORT, format!("Slurm starts nothing on {node}: it is down or does not respond")));
+        }
         let ours = self.reservations(REPORT)?;
         let is_ours = |one: &_| maintenance_reservation::reservation_kind(one).exists() && one.holds(node);
         let closed = marks::is_drained_by_us(now, &self.config) || ours.iter().any(is_ours);

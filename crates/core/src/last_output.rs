@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeName;
 
@@ -16,7 +16,7 @@ const QUOTED_START: usize = 80;
 const QUOTED_END: usize = 160;
 
 /// What is left of a job on one node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastOutput {
     pub node: NodeName,
     /// How it ended, in the cluster's words: `FAILED, exit code 127`, `OOMKilled`.

@@ -5,7 +5,7 @@ use std::{fs, io, io::Read as _, path::Path};
 use doctor_core::{
     ids::{NodeName, RunId},
     last_output,
-    run::ObservedJobState,
+    run::{JobEnd, ObservedJobState},
 };
 use doctor_host::{
     files,
@@ -76,7 +76,8 @@ fn run_status(jobs: &Jobs, run: RunId, limits: &mut ReplyLimits) -> RunStatus {
     match document(&directory.join(DOCUMENT), limits.documents) {
         Ok(document) => {
             limits.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
-            let remains = if document.is_none() { remains(jobs, run) } else { None };
+            let is_complete = document.is_some() && matches!(observed, ObservedJobState::Ended { how: JobEnd::Exited, .. });
+            let remains = if is_complete { None } else { remains(jobs, run) };
             RunStatus { run, job: observed, document, log, remains, nodes }
         }
         // It has ended and left a document: without that the run must not be reported as complete.
@@ -97,8 +98,8 @@ fn log(directory: &Path, never_began: bool, max_bytes: u64) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Returns what is left of a job without a document here: one on the shared directory is not seen by this program. What cannot
-/// be read is left out: no decision depends on it.
+/// Returns what is left of a job that may have no result: a document on the shared directory is not seen by this program. What
+/// cannot be read is left out: no decision depends on it.
 fn remains(jobs: &Jobs, run: RunId) -> Option<JobRemains> {
     jobs.remains(run, MAX_REMAINS_BYTES).ok().flatten()
 }
