@@ -114,8 +114,9 @@ impl DstackBackend {
         let until = Instant::now() + STOP_TIMEOUT;
         self.client.post::<Value>(&path, &body)?;
         while Instant::now() < until {
-            let current =
-                self.client.post::<run_types::Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
+            let current = self
+                .client
+                .post::<run_types::Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
             if current.latest_submission().is_none_or(|newest| newest.status.is_terminating()) {
                 break;
             }

@@ -13,8 +13,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::{
-    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob,
-    ReportProgress,
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob, ReportProgress,
     clock::{Clock, SystemClock},
     contract_tests::{self, Length, TestOccupancy, Testbed},
     inspection::InspectionStatus,

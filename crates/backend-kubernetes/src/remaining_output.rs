@@ -189,7 +189,8 @@ fn messages(status: &PodStatus) -> Vec<String> {
         let waiting = state.waiting.as_ref().map(|waiting| waiting.message.as_str());
         let ended = state.terminated.as_ref().map(|end| end.message.as_str());
         let ended = ended.filter(|message| result_transport::parse_termination_message(message).is_err());
-        messages.extend(waiting.into_iter().chain(ended).filter(|message| !message.trim().is_empty()).map(str::to_owned));
+        messages
+            .extend(waiting.into_iter().chain(ended).filter(|message| !message.trim().is_empty()).map(str::to_owned));
     }
     messages
 }
@@ -228,18 +229,8 @@ mod tests {
                 "StartError, exit code 128",
                 exec,
             ),
-            (
-                json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } }),
-                true,
-                "OOMKilled, exit code 137",
-                "",
-            ),
-            (
-                json!({ "terminated": { "exitCode": 0, "signal": 9, "reason": "Error" } }),
-                true,
-                "Error, signal 9",
-                "",
-            ),
+            (json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } }), true, "OOMKilled, exit code 137", ""),
+            (json!({ "terminated": { "exitCode": 0, "signal": 9, "reason": "Error" } }), true, "Error, signal 9", ""),
         ] {
             let status = status(state);
             assert_eq!(container_endings(&status), [ending]);

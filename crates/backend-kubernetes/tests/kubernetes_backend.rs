@@ -412,7 +412,11 @@ fn a_job_that_dies_or_never_starts_says_why_and_a_report_that_cannot_start_is_gi
     let waiting = run_of(request(ids.run(), "gpu-17", "no-image"), SystemClock.now());
     backend.submit(&request(waiting.id, "gpu-17", "no-image")).unwrap();
     until("the pod to wait for its image", || {
-        backend.remaining_output(&waiting).unwrap().iter().any(|output| output.ending.as_deref() == Some("ErrImagePull"))
+        backend
+            .remaining_output(&waiting)
+            .unwrap()
+            .iter()
+            .any(|output| output.ending.as_deref() == Some("ErrImagePull"))
     });
     assert_eq!(quote(&waiting), "manifest for doctor-node:none not found (ErrImagePull)");
     backend.cancel(waiting.id).unwrap();

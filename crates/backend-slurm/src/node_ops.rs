@@ -306,7 +306,12 @@ impl SlurmBackend {
     }
 
     /// Fails while a user's job is on the node. A drained node may still run jobs.
-    pub(super) fn require_no_jobs(&self, operation: &'static str, node: &NodeName, now: &SlurmNode) -> Result<(), BackendError> {
+    pub(super) fn require_no_jobs(
+        &self,
+        operation: &'static str,
+        node: &NodeName,
+        now: &SlurmNode,
+    ) -> Result<(), BackendError> {
         self.require_not_out_by_others(operation, now)?;
         let working =
             matches!(now.state.base(), Some(Base::Allocated | Base::Mixed)) || now.state.has(Flag::Completing);

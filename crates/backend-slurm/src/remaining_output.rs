@@ -86,7 +86,9 @@ mod tests {
     fn the_exit_code_is_read_and_an_ordinary_end_has_none() {
         let record = |code: &str| {
             let user = "UserId=root(0) GroupId=root(0) MCS_label=N/A";
-            format!("JobId=12 JobName=doctor-r0 {user} JobState=FAILED Reason=NonZeroExitCode ExitCode={code} RunTime=0\n")
+            format!(
+                "JobId=12 JobName=doctor-r0 {user} JobState=FAILED Reason=NonZeroExitCode ExitCode={code} RunTime=0\n"
+            )
         };
         for (code, expected) in
             [("127:0", Some("exit code 127")), ("0:9", Some("signal 9")), ("0:0", None), ("nonsense", None)]
@@ -100,8 +102,26 @@ mod tests {
     fn the_ending_names_state_exit_code_and_reason() {
         let job = |state: &str, reason: &str| {
             let fields = [
-                "t", "12", "0", "root", state, reason, "gpu", "2026-11-15T22:58:02", "2026-11-15T22:58:03",
-                "2026-11-15T22:58:04", "n1", "n1", "", "1", "1", "0", "N/A", "(null)", "(null)", "doctor-x",
+                "t",
+                "12",
+                "0",
+                "root",
+                state,
+                reason,
+                "gpu",
+                "2026-11-15T22:58:02",
+                "2026-11-15T22:58:03",
+                "2026-11-15T22:58:04",
+                "n1",
+                "n1",
+                "",
+                "1",
+                "1",
+                "0",
+                "N/A",
+                "(null)",
+                "(null)",
+                "doctor-x",
             ];
             crate::queue::parse(&fields.join("\u{1f}"), "t").remove(0)
         };

@@ -26,7 +26,7 @@ use super::{
 const REPORT: &str = "report";
 /// The time limit of the job: longer than that of the vendor's tool.
 const LIMIT: Span = Span::minutes(5);
-/// Slurm removes a job that cannot end within this time, so that none is left in the queue that nobody waits for.
+/// Slurm removes a job that cannot end within this time, so that none that the controller has given up stays in the queue.
 const DEADLINE: &str = "--deadline=now+20minutes";
 
 /// Returns the name of the job. It is no name of a run or of an operation.
@@ -71,7 +71,10 @@ impl SlurmBackend {
             return Err(permanent_error(REPORT, format!("Slurm has no node {node}")));
         };
         if !responds(now) || now.state.base() == Some(Base::Down) {
-            return Err(permanent_error(REPORT, format!("Slurm starts nothing on {node}: it is down or does not respond")));
+            return Err(permanent_error(
+                REPORT,
+                format!("Slurm starts nothing on {node}: it is down or does not respond"),
+            ));
         }
         let ours = self.reservations(REPORT)?;
         let is_ours = |one: &_| maintenance_reservation::reservation_kind(one).exists() && one.holds(node);
@@ -110,16 +113,21 @@ impl SlurmBackend {
         submitted.map(drop)
     }
 
-    /// Ends the reservation of the report. A repair with the same operation id reserves the node again.
+    /// Ends the reservation of the report. A repair with the same operation id reserves the node again; while its job is there, the
+    /// reservation is the repair's.
     fn end_report_reservation(&self, op: OpId) -> Result<(), BackendError> {
         let name = op_name(op);
+        if self.job_named(REPORT, &name)?.iter().any(|job| job.phase() != Phase::Ended) {
+            return Ok(());
+        }
         let there = self.reservations(REPORT)?;
         there.iter().filter(|one| one.name == name).try_for_each(|one| self.end_reservation(REPORT, one))
     }
 
     fn read_report(&self, op: OpId) -> Result<ReportProgress, BackendError> {
         let unreadable = |error| permanent_error(REPORT, format!("the report cannot be read: {error}"));
-        let report = vendor_reports::read(&self.data, &folder(op), vendor_reports::MAX_FILE_BYTES).map_err(unreadable)?;
+        let report =
+            vendor_reports::read(&self.data, &folder(op), vendor_reports::MAX_FILE_BYTES).map_err(unreadable)?;
         Ok(match report {
             Some(report) => ReportProgress::Done(Box::new(report)),
             None => {

@@ -98,7 +98,10 @@ pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec
         ("a run that was not submitted is absent, and poll results keep their order", Suite::unknown_run_is_absent),
         ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
         ("an ended job is reported as ended and is not started again", Suite::an_end_is_final),
-        ("cancelling ends the job, which then says how it ended; cancelling nothing is fine", Suite::cancel_is_idempotent),
+        (
+            "cancelling ends the job, which then says how it ended; cancelling nothing is fine",
+            Suite::cancel_is_idempotent,
+        ),
         ("a lost job is reported neither as running nor as successful", Suite::lost_job_is_reported),
         ("a restarted controller finds the job", Suite::a_restart_keeps_all_runs),
         ("marks and drains are idempotent, visible, and leave foreign marks alone", Suite::marks_are_ours_only),

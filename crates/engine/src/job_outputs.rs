@@ -110,12 +110,7 @@ type Answer = (usize, Result<Vec<LastOutput>, BackendError>);
 
 /// Requests the output of these runs from the backend, concurrently. Returns the answers by index, and one line if some runs were
 /// not asked for.
-fn ask(
-    backend: &dyn Backend,
-    clock: &dyn Clock,
-    workers: usize,
-    wanted: &[Wanted<'_>],
-) -> (Vec<Answer>, Vec<String>) {
+fn ask(backend: &dyn Backend, clock: &dyn Clock, workers: usize, wanted: &[Wanted<'_>]) -> (Vec<Answer>, Vec<String>) {
     let (next, answers) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let (until, current) = (clock.now().plus(CYCLE_LIMIT), tracing::Span::current());
     let work = || {

@@ -95,7 +95,8 @@ mod tests {
         assert_eq!(read("runs/r1/output.txt", 12).unwrap().lines().next(), Some("threeÿ"), "from the start of a line");
         let whole = |most: u64| super::read(root, Path::new("runs/r1/output.txt"), most).unwrap();
         assert_eq!((whole(100).map(|bytes| bytes.len()), whole(5)), (Some(16), None), "a longer file is not cut");
-        for path in ["runs/link.txt", "runs/r2/secret", "runs/missing", "runs/r1", "../secret", "runs/r1/output.txt/x"] {
+        for path in ["runs/link.txt", "runs/r2/secret", "runs/missing", "runs/r1", "../secret", "runs/r1/output.txt/x"]
+        {
             assert_eq!(read(path, 100), None, "{path}");
         }
     }

@@ -109,4 +109,3 @@ fn ended(row: &Row<'_>, names: &IdCache) -> Result<EndedWithoutResult> {
         output: output(row, names, 0)?,
     })
 }
-

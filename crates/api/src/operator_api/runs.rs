@@ -181,7 +181,17 @@ fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         // Not written yet, deleted by retention, or the job died before its test.
         let (run, size) = (run.id, job_text.len() as u64);
         let text = if offset == Some(size) { String::new() } else { job_text };
-        return RawBody::json(&LogResponse { run, node, test, size, offset: 0, next_offset: size, ended, text, ending });
+        return RawBody::json(&LogResponse {
+            run,
+            node,
+            test,
+            size,
+            offset: 0,
+            next_offset: size,
+            ended,
+            text,
+            ending,
+        });
     };
     let part = read_slice(file, offset, tail, ended).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");

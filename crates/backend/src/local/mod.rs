@@ -32,7 +32,8 @@ use doctor_host::{
 };
 
 use super::{
-    Backend, BackendError, Effect, JobOutput, JobRequest, MAX_REMAINING_OUTPUT, NodeOp, ObservedNode, PolledJob, program,
+    Backend, BackendError, Effect, JobOutput, JobRequest, MAX_REMAINING_OUTPUT, NodeOp, ObservedNode, PolledJob,
+    program,
 };
 use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;

@@ -281,7 +281,11 @@ fn program_is_missing(cluster: &mut Cluster) {
     let quote = ended["last_output"].as_str().unwrap();
     assert!(quote.contains("doctor-node") && quote.contains("not found") && quote.contains("StartError"), "{ended}");
     let run = ended["run"].as_str().unwrap();
-    cluster.workdir.expect(0, &["log", run]).stdout_contains("not found").stdout_contains(&format!("== on {NODE}: StartError"));
+    cluster
+        .workdir
+        .expect(0, &["log", run])
+        .stdout_contains("not found")
+        .stdout_contains(&format!("== on {NODE}: StartError"));
     assert_eq!(service.stop().0, Some(0));
 }
 
@@ -487,7 +491,8 @@ fn rebooted(cluster: &Cluster) {
     // The node's own report was taken by a job on it, and saved before.
     let mut saved = std::fs::read_dir(cluster.workdir.path("data/handoff")).unwrap().flatten();
     let archive = saved.next().unwrap().path();
-    let unpacked = std::process::Command::new("tar").arg("xzOf").arg(&archive).arg("--wildcards").arg("*/firmware.json").output();
+    let unpacked =
+        std::process::Command::new("tar").arg("xzOf").arg(&archive).arg("--wildcards").arg("*/firmware.json").output();
     let firmware: Value = serde_json::from_slice(&unpacked.unwrap().stdout).unwrap();
     assert!(firmware["vendor_report"].is_object() && firmware["system"]["kernel"].is_string(), "{firmware:#}");
 }

@@ -76,7 +76,8 @@ fn run_status(jobs: &Jobs, run: RunId, limits: &mut ReplyLimits) -> RunStatus {
     match document(&directory.join(DOCUMENT), limits.documents) {
         Ok(document) => {
             limits.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
-            let is_complete = document.is_some() && matches!(observed, ObservedJobState::Ended { how: JobEnd::Exited, .. });
+            let is_complete =
+                document.is_some() && matches!(observed, ObservedJobState::Ended { how: JobEnd::Exited, .. });
             let remains = if is_complete { None } else { remains(jobs, run) };
             RunStatus { run, job: observed, document, log, remains, nodes }
         }

@@ -112,7 +112,11 @@ fn run_on_machine(tool: &Path, out: &Path, root: &Path, limit: Span, stop: &Stop
     let _absent = fs::remove_dir_all(&outer);
     fs::create_dir(&outer).map_err(failed)?;
     let mut command = Command::new("chroot");
-    command.arg(root).args(["/bin/sh", "-c", "cd \"$1\" && exec \"$2\"", "sh"]).arg(Path::new("/").join(inner)).arg(tool);
+    command
+        .arg(root)
+        .args(["/bin/sh", "-c", "cd \"$1\" && exec \"$2\"", "sh"])
+        .arg(Path::new("/").join(inner))
+        .arg(tool);
     let taken = run_in(&mut command, &outer, limit, stop);
     let moved = VENDOR_FILES.iter().filter(|name| outer.join(name).is_file()).try_for_each(|name| {
         // Another file system: a rename would fail.

@@ -178,11 +178,8 @@ impl World {
             }
             (Phase::Ended { how, .. }, _) => (how.code().to_owned(), ""),
         };
-        let output = |node: &NodeName| LastOutput {
-            node: node.clone(),
-            ending: Some(ending.clone()),
-            text: text.to_owned(),
-        };
+        let output =
+            |node: &NodeName| LastOutput { node: node.clone(), ending: Some(ending.clone()), text: text.to_owned() };
         Ok(run.request.nodes.iter().map(output).collect())
     }
 
