@@ -173,7 +173,9 @@ mod tests {
             assert_eq!(pod["metadata"]["labels"][config.prefixed(label)], op.to_string());
         }
         let container = &pod["spec"]["containers"][0];
-        assert_eq!(container["command"][1..4], json!(["report", "--root", "/host"]).as_array().unwrap()[..]);
+        let command: Vec<&str> =
+            container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+        assert_eq!(command[..4], ["doctor-node", "report", "--root", "/host"]);
         assert!(container["resources"].is_null(), "{container:#}");
     }
 }

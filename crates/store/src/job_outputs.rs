@@ -11,7 +11,7 @@ use doctor_core::{
 
 use super::{
     Store,
-    db::{Row, Tx, vals},
+    db::{Row, vals},
     error::Result,
     fencing::Lease,
     id_cache::IdCache,
