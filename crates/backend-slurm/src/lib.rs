@@ -23,6 +23,8 @@ mod occupancy;
 mod pending_demand;
 mod programs;
 mod queue;
+mod remaining_output;
+mod report_job;
 mod reservations;
 mod rest;
 mod scontrol_text;

@@ -22,10 +22,13 @@ use doctor_backend::{
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::{Hardware, Marks, Node, Occupancy},
+    run::Run,
     snapshot::Capabilities,
 };
 use doctor_host::{
+    jobs::JobRemains,
     marks::MarkChange,
     occupancy::occupancy,
     protocol::{HostRequest, HostResponse, HostStatus, StatusQuery},
@@ -46,6 +49,8 @@ pub struct SshBackend {
     last_observations: Mutex<BTreeMap<NodeName, LastObservation>>,
     /// Logs of ended runs, kept while the runs are polled.
     pub(super) logs: Mutex<BTreeMap<(RunId, NodeName), String>>,
+    /// What is left of ended jobs without a document, kept while the runs are polled.
+    pub(super) remains: Mutex<BTreeMap<(RunId, NodeName), JobRemains>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -85,6 +90,7 @@ impl SshBackend {
             hosts: Mutex::new(by_name(hosts)),
             last_observations: Mutex::default(),
             logs: Mutex::default(),
+            remains: Mutex::default(),
         })
     }
 
@@ -239,6 +245,10 @@ impl Backend for SshBackend {
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
         self.logs_of(run)
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        Ok(self.remains_of(run.id))
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {

@@ -262,6 +262,10 @@ fn a_job_that_cannot_start_logs_the_reason() {
     backend.submit(&hosts.request("host1", run, &["memory"])).unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Failed);
     assert_eq!(backend.logs(run), [(node("host1"), "Failed to connect to bus\n".to_owned())]);
+    let run = contract_tests::run_of(hosts.request("host1", run, &["memory"]), run.born());
+    let outputs = backend.remaining_output(&run).unwrap();
+    let [output] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(output.quote().as_deref(), Some("Failed to connect to bus (exit code 1)"));
 }
 
 #[test]

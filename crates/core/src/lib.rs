@@ -21,6 +21,7 @@ pub mod hex;
 pub mod hostlist;
 pub mod ids;
 pub mod job_failures;
+pub mod last_output;
 pub mod lifecycle;
 pub mod measured_count;
 pub mod node;

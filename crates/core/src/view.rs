@@ -46,7 +46,7 @@ pub use self::{
     period::{Period, RunFacts, TestResult},
     plan::{ActionRow, PlanView, SkippedRow, action_row, plan_view},
     report::{Count, FaultRow, ReportView, ResultsRow, report},
-    runs::{OutcomeView, RunView, outcomes, run_view},
+    runs::{OutcomeView, RunView, RunWithoutResult, outcomes, run_view},
     status::{
         BreakerState, BreakerView, CycleView, LeaderView, NodeCounts, RunCounts, SilentAgentsView, StatusView,
         StoredStatus, status,

@@ -15,11 +15,13 @@ use doctor_core::{
     snapshot::{ActiveRun, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecords},
     software::Software,
     time::{Span, Timestamp},
-    view::{AuditLine, CycleView, Facts, LatestResult, SkippedSince, StoredNodeData, StoredStatus},
+    view::{
+        self, AuditLine, CycleView, Facts, LatestResult, RunWithoutResult, SkippedSince, StoredNodeData, StoredStatus,
+    },
 };
 use doctor_store::{
     Store, StoreError,
-    records::{AuditRow, LatestRow, StoredNode},
+    records::{AuditRow, EndedWithoutResult, LatestRow, StoredNode},
 };
 
 use crate::{
@@ -129,7 +131,24 @@ pub fn node_details(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -
         latest: store.latest_of(node)?.into_iter().map(latest_entry).collect(),
         case: case.map(|id| store.case(id)).transpose()?.flatten(),
         audit: store.audit(audit, Some(node))?.into_iter().map(line).collect(),
+        without_result: store.last_without_result(node)?.map(run_without_result),
     })
+}
+
+/// Returns the runs since this time that ended without a complete result and left output, by node, newest first: what "validation
+/// jobs fail in a row" is based on, with [`doctor_core::last_output::common_reason`].
+///
+/// # Errors
+/// If the store fails.
+pub fn runs_without_result(store: &Store, since: Timestamp, limit: u32) -> Result<Vec<RunWithoutResult>, StoreError> {
+    Ok(store.without_result_since(since, limit)?.into_iter().map(run_without_result).collect())
+}
+
+fn run_without_result(ended: EndedWithoutResult) -> RunWithoutResult {
+    let (state, end) = view::run_end(&ended.end);
+    let last_output = ended.output.quote();
+    let node = ended.output.node;
+    RunWithoutResult { run: ended.run, node, tests: ended.tests, state, end, ended: ended.ended, last_output }
 }
 
 /// Returns the store's data that is not about nodes.

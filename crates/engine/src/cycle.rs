@@ -40,6 +40,7 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
+    job_outputs,
     observe::PlannerState,
     publish::Publisher,
     settings::Settings,
@@ -253,6 +254,9 @@ impl Engine {
             || !report.problems.is_empty()
             || self.planner_state.idle_for(now) >= HEARTBEAT;
         if must_record {
+            // Before the commit: a run that has ended is not asked again.
+            let stored = self.planner_state.active_runs();
+            report.problems.extend(job_outputs::collect(&self.deps, lease, stored, &plan.actions)?);
             let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
             let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.problems.extend(problems);

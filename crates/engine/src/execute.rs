@@ -26,10 +26,11 @@ use doctor_core::{
     time::Span,
 };
 use doctor_host::vendor_reports::ReportProgress;
-use doctor_store::{Lease, Store, StoreError};
+use doctor_store::{Earlier, Lease, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
+    job_outputs,
     settings::Settings,
     share::Share,
     spans::{in_span, span},
@@ -258,6 +259,10 @@ impl Executor<'_> {
                 Ok(None)
             }
             Err(error) => {
+                // Kept for `doctor log`: there is no job that could say why.
+                let why = job_outputs::of_refused_submission(job.nodes.first(), &error);
+                let now = self.clock.now();
+                self.store.record_job_output(self.lease, job.run, &[why], Earlier::Replace, now)?;
                 if error.effect == Effect::NotAppliedPermanent {
                     let retry = &self.settings.policy.retry;
                     self.store.record_rejected(self.lease, job.run, &error.text, self.clock.now(), retry)?;

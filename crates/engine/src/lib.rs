@@ -14,6 +14,7 @@ pub mod gzip;
 pub mod heap;
 pub mod inbox;
 mod job_failures;
+mod job_outputs;
 mod mark_recovery;
 mod observe;
 pub mod operator_commands;

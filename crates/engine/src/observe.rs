@@ -111,6 +111,11 @@ impl PlannerState {
         runs.map(|stored| (stored.run.id, (stored.run.clone(), stored.key.clone()))).collect()
     }
 
+    /// Returns the runs that had not ended when they were last read.
+    pub(crate) fn active_runs(&self) -> &[StoredRun] {
+        &self.runs
+    }
+
     pub(crate) fn fill_counts(&self, report: &mut CycleReport) {
         if let Some(snapshot) = self.snapshot() {
             report.nodes = snapshot.nodes.len();

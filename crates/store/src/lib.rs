@@ -46,6 +46,7 @@ mod id_cache;
 mod import;
 mod ingest_queue;
 mod job_failures;
+mod job_outputs;
 mod json;
 mod leader_election;
 mod measured_counts;
@@ -83,6 +84,7 @@ pub use self::{
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
+    job_outputs::Earlier,
     operator_commands::OperatorCommands,
     tokens::ApiCall,
     url::StoreUrl,

@@ -7,12 +7,13 @@ use doctor_core::{
     alert::Notification,
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
+    last_output::LastOutput,
     lifecycle::NodeState,
     measured_count::MeasuredCount,
     node::{Hardware, Hold},
     plan::{Action, SkipReason},
     reason::{ReasonCode, WithReason},
-    run::{Outcome, Run},
+    run::{Outcome, Run, RunEnd},
     snapshot::{Backoff, Cancelling, TestRecord},
     time::{Span, Timestamp},
 };
@@ -286,6 +287,16 @@ pub struct RunRecord {
     pub started: Option<Timestamp>,
     pub ended: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
+}
+
+/// A run that ended without a complete result, with the last output of its job on one node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedWithoutResult {
+    pub run: RunId,
+    pub tests: Vec<TestId>,
+    pub ended: Timestamp,
+    pub end: RunEnd,
+    pub output: LastOutput,
 }
 
 /// Selects history rows, newest first.

@@ -12,13 +12,13 @@ use super::{
 const FIRST: i64 = 11;
 
 /// In order; the first takes an empty database to schema [`FIRST`].
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// The schema this program reads and writes.
 pub(super) const LATEST_VERSION: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
 
 /// Every table, in an order that satisfies references on insert.
-pub(super) const TABLES: [&str; 36] = [
+pub(super) const TABLES: [&str; 37] = [
     "meta",
     "counter",
     "node",
@@ -27,6 +27,7 @@ pub(super) const TABLES: [&str; 36] = [
     "hardware",
     "run",
     "run_node",
+    "job_output",
     "pending_results",
     "history",
     "latest_result",

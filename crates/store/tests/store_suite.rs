@@ -19,6 +19,8 @@ mod files;
 mod history;
 #[path = "store_suite/ingest_queue.rs"]
 mod ingest_queue;
+#[path = "store_suite/job_outputs.rs"]
+mod job_outputs;
 #[path = "store_suite/outbox.rs"]
 mod outbox;
 #[path = "store_suite/property.rs"]

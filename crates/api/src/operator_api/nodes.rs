@@ -268,6 +268,10 @@ fn why_schema() -> Value {
     let audit = object(json!({
         "at": timestamp(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),
     }));
+    let without_result = object(json!({
+        "run": text(), "node": text(), "tests": list(text()), "state": one_of(&["incomplete", "not-started"]),
+        "end": or_null(text()), "ended": timestamp(), "last_output": or_null(text()),
+    }));
     let rest = object(json!({
         "at": timestamp(),
         "headline": text(),
@@ -280,6 +284,7 @@ fn why_schema() -> Value {
         "job_failures": list(job_failure()),
         "test_lines": list(test_line),
         "audit": list(audit),
+        "without_result": or_null(without_result),
         "next": list(text()),
     }));
     merged(&[node_row(), rest])

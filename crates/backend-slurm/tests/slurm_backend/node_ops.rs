@@ -7,7 +7,7 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, contract_tests::Length,
+    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, ReportProgress, contract_tests::Length,
 };
 use doctor_backend_slurm::{OutAs, SlurmBackend, SlurmConfig};
 use doctor_core::{
@@ -263,6 +263,17 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     assert_eq!(reservations(&stage), 0);
     update(&["state=resume"]);
     operator.take_out();
+    // The node's own report is taken before, inside a reservation that ends with it.
+    let reporter = stage.open();
+    let report = wait("the report", || match reporter.collect_report(&node(NODE), op) {
+        ReportProgress::Done(report) => Ok(report),
+        ReportProgress::InProgress => Err("in progress".to_owned()),
+        ReportProgress::Failed { text } => panic!("{text}"),
+    });
+    assert!(report.machine["hardware"]["boot_id"].is_string(), "{:#}", report.machine);
+    assert_eq!(reporter.collect_report(&node(NODE), op), ReportProgress::Done(report), "it is taken once");
+    assert_eq!(reservations(&stage), 0);
+    assert!(!stage.is_open_to_users(NODE));
     wait("the reset", || backend.apply(&node(NODE), &reset).map_err(|error| error.to_string()));
     assert_eq!(std::fs::read_to_string(&done).unwrap(), format!("{NODE}\n"), "once");
     assert_eq!(reservations(&stage), 0);

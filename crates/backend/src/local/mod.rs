@@ -18,19 +18,23 @@ use std::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::{Node, Occupancy},
-    run::ObservedJobState,
+    run::{ObservedJobState, Run},
     snapshot::Capabilities,
     time::Timestamp,
 };
 use doctor_host::{
-    jobs::Jobs,
+    jobs::{JobRemains, Jobs},
     marks::MarkFiles,
     parse_load_average, process,
     vendor_reports::{self, ReportProgress},
 };
 
-use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob, program};
+use super::{
+    Backend, BackendError, Effect, JobOutput, JobRequest, MAX_REMAINING_OUTPUT, NodeOp, ObservedNode, PolledJob,
+    program,
+};
 use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;
 
@@ -189,6 +193,13 @@ impl Backend for LocalBackend {
             PolledJob { state: seen, documents: Vec::new() }
         };
         Ok(runs.iter().map(job_of).collect())
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        let remains = self.jobs.remains(run.id, MAX_REMAINING_OUTPUT);
+        let remains = remains.map_err(|error| try_again("read the output of a job", &error))?;
+        let output = |JobRemains { ending, text }| LastOutput { node: self.node.clone(), ending, text };
+        Ok(remains.map(output).into_iter().collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {

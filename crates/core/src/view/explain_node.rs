@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Facts, LatestResult, TestStatus, advice,
+    Facts, LatestResult, RunWithoutResult, TestStatus, advice,
     node_explanation::{AuditLine, CaseView, FindingView, TestLine, WhyView},
     node_row,
 };
@@ -23,6 +23,8 @@ pub struct StoredNodeData {
     pub case: Option<Case>,
     /// Newest first.
     pub audit: Vec<AuditLine>,
+    /// The newest of its runs that ended without a complete result.
+    pub without_result: Option<RunWithoutResult>,
 }
 
 /// Returns everything about one node; `None` if it is unknown.
@@ -50,12 +52,22 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
         job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
         tests: tests.collect(),
         audit: stored.audit,
+        without_result: stored.without_result.filter(|run| is_unanswered(run, &stored.latest)),
         next: Vec::new(),
     };
     let blocked = requalification_blocker(facts, record);
     view.headline = advice::headline(&view, blocked.as_ref());
     view.next = advice::next(&view, &facts.snapshot.breaker, blocked.as_ref());
     Some(view)
+}
+
+/// Returns whether a test of the run has had no pass and no fail since. Otherwise the end of the run is history.
+fn is_unanswered(run: &RunWithoutResult, latest: &BTreeMap<TestId, LatestResult>) -> bool {
+    let answered = |test: &TestId| {
+        let conclusive = latest.get(test).and_then(|last| last.conclusive);
+        conclusive.is_some_and(|(_, at)| at >= run.ended)
+    };
+    !run.tests.iter().all(answered)
 }
 
 /// Returns what keeps the node from passing its requalification.

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{Due, LatestResult, NodeRow, TestStatus, evidence};
+use super::{Due, LatestResult, NodeRow, RunWithoutResult, TestStatus, evidence};
 use crate::{
     case::{Advice, Case, RepairStep, StepKind, StepState},
     finding::{OpenFinding, Remedy, Severity, Verdict},
@@ -37,6 +37,8 @@ pub struct WhyView {
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
+    /// The newest run that ended without a complete result, while a test of it has no newer pass or fail.
+    pub without_result: Option<RunWithoutResult>,
     /// Next steps, one line each.
     pub next: Vec<String>,
 }

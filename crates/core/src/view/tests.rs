@@ -357,6 +357,40 @@ fn why_explains_cause_and_next_step_for_every_state() {
 }
 
 #[test]
+fn a_run_without_a_result_is_shown_until_each_of_its_tests_has_one() {
+    let facts = cluster().with("a");
+    let ended = RunWithoutResult {
+        run: RunId::from_number(7),
+        node: name("a"),
+        tests: vec![test_id("dl"), test_id("storage")],
+        state: "incomplete",
+        end: Some("crashed"),
+        ended: days(1),
+        last_output: Some("exec: doctor-node: not found (exit code 127)".to_owned()),
+    };
+    let conclusive = |at: Timestamp| LatestResult {
+        at,
+        verdict: Verdict::Pass,
+        reason: ReasonCode::fixed("within-limits"),
+        run: None,
+        conclusive: Some((Verdict::Pass, at)),
+        misses: 0,
+    };
+    let shown = |latest: &[(&str, Timestamp)]| {
+        let latest = latest.iter().map(|(test, at)| (test_id(test), conclusive(*at))).collect();
+        let without_result = Some(ended.clone());
+        let stored = StoredNodeData { latest, without_result, ..StoredNodeData::default() };
+        why(&facts, &name("a"), stored).unwrap().without_result
+    };
+    let sentence = shown(&[]).unwrap().sentence();
+    assert!(sentence.ends_with("without a complete result (crashed): exec: doctor-node: not found (exit code 127)"));
+    assert!(shown(&[("dl", NOW), ("storage", days(2))]).is_some(), "storage has no result since");
+    assert_eq!(shown(&[("dl", NOW), ("storage", NOW)]), None);
+    let silent = RunWithoutResult { last_output: None, ..ended.clone() };
+    assert!(silent.sentence().ends_with("(crashed); its job left no output"));
+}
+
+#[test]
 fn an_expired_hold_is_not_in_the_view() {
     let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
     let facts = cluster().with("a").change(|record| record.hold = Some(hold));

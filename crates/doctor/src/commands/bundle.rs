@@ -25,7 +25,8 @@ use crate::{
 /// evidence lines, the hardware inventory, results, the audit trail, evidence documents and logs of the newest runs,
 /// firmware versions read by the node's checks, and the fields that Azure (guest-health category), AWS and Google ask
 /// for. --from-node also queries the node: current firmware, its name at the cloud provider, and the output of
-/// nvidia-bug-report.sh. That works for this machine and for SSH hosts; if it fails, the summary gives the reason. Text
+/// nvidia-bug-report.sh. A job on the node does that on Kubernetes, Slurm and dstack, which may wait while the node is
+/// in use; if it fails, the summary gives the reason. Text
 /// that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
 /// shared directory before a step that destroys evidence.
 #[derive(Debug, clap::Args)]

@@ -81,6 +81,10 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
             None => page,
         },
     };
+    if let Some(ended) = &view.without_result {
+        page.line(format!("{} UTC: {}", format_time(ended.ended), ended.sentence()));
+        page.line(format!("  `doctor log {}` shows the rest", ended.run));
+    }
     page.heading("What to do");
     for line in &view.next {
         page.line(format!("  - {line}"));

@@ -223,6 +223,29 @@ fn a_job_that_does_not_start_is_abandoned_and_started_jobs_give_results() {
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
+    program_is_missing(&fixture);
+}
+
+/// A job that dies at once says why: in `doctor log`, in `doctor why`, and in its history.
+fn program_is_missing(SlurmFixture { workdir, slurm }: &SlurmFixture) {
+    workdir.policy_for(&["memory"], "version = 3\n[limits]\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\n");
+    configure(workdir, slurm, slurm.programs(), "");
+    let settings = workdir.read("doctor.toml").replace(&doctor_node().display().to_string(), "/usr/bin/no-doctor-node");
+    workdir.write("doctor.toml", &settings);
+    let service = Service::start(workdir);
+    workdir.expect(0, &["test", "node2", "--test", "memory", "--yes"]);
+    wait_until("why the job died", || workdir.why("node2")["without_result"]["last_output"].is_string());
+    let ended = workdir.why("node2")["without_result"].clone();
+    let quote = ended["last_output"].as_str().unwrap();
+    assert!(quote.contains("/usr/bin/no-doctor-node: not found"), "{ended}");
+    assert!(quote.contains("FAILED, exit code 127"), "{ended}");
+    let run = ended["run"].as_str().unwrap();
+    let log = workdir.expect(0, &["log", run]);
+    log.stdout_contains("== last output of the job on node2").stdout_contains("no-doctor-node: not found");
+    log.stdout_contains("== on node2: Slurm job").stdout_contains("FAILED, exit code 127");
+    workdir.doctor(&["why", "node2"]).stdout_contains("no-doctor-node: not found").stdout_contains("doctor log r");
+    assert_eq!(service.stop().0, Some(0));
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 /// A service that is restarted whenever it was killed.

@@ -215,6 +215,10 @@ fn add_run(
     if let Some(evidence) = store.evidence(run, &case.node)? {
         add(format!("evidence/{run}.txt"), &evidence.bytes);
     }
+    for output in store.job_output(run)?.into_iter().filter(|output| output.node == case.node) {
+        let ending = output.ending.map_or_else(String::new, |ending| format!("\n== {ending}\n"));
+        add(format!("job-output/{run}.txt"), format!("{}{ending}", output.text).as_bytes());
+    }
     let (Some(share), Some(record)) = (share, store.run(run)?) else { return Ok(()) };
     for test in record.run.tests.iter() {
         let path = Share::log_path(test, &case.node, record.run.planned);

@@ -10,7 +10,7 @@
 //! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
-//! show nodes | why NODE | history | cases | reasons | breaker | audit | counters
+//! show nodes | why NODE | history | outputs | cases | reasons | breaker | audit | counters
 //! ```
 
 use std::{collections::BTreeMap, fmt::Write as _};
@@ -394,6 +394,12 @@ impl ScenarioRunner {
                     let run = row.run.map_or_else(String::new, |run| format!(" {run}"));
                     format!("{at} {} {} {} [{}]{run}", row.node, row.test, row.verdict, row.reason)
                 }));
+            }
+            ["outputs"] => {
+                for ended in store.without_result_since(start, 100)?.into_iter().rev() {
+                    let quote = ended.output.quote().unwrap_or_default();
+                    lines.push(format!("{} {} {quote}", ended.run, ended.output.node));
+                }
             }
             ["latest", node] => {
                 for row in store.latest_of(&name(node)?)? {
