@@ -1,14 +1,18 @@
 //! A repair that an operator requests: marked, drained, performed once, requalified; blocked by mode, pause and hold; and
 //! handed over if it fails.
 
+use std::collections::BTreeMap;
+
 use super::cluster::{
     Cluster, NodeFixture, Spans, acting, bad, busy, cluster, done, free, name, pool, run, running, unknown,
 };
 use crate::{
+    alert,
     case::{Repair, RepairStep, StepKind, StepState},
     finding::{Severity, Verdict},
     lifecycle::NodeState,
     node::Occupancy,
+    node_status::NodeStatus,
     plan::breaker_allowance,
     policy::Mode,
     snapshot::{Breaker, Capabilities, CommandKind},
@@ -309,4 +313,51 @@ fn the_breakers_allowance_counts_nodes_in_service_by_pool_and_hour() {
     out.record("z0000").state = NodeState::Quarantined;
     let found = breaker_allowance(&out.snapshot, &nodes(3));
     assert_eq!((found.in_service, found.allowed), (2, 1), "one is out already");
+}
+
+#[test]
+fn the_operators_words_are_in_the_published_status_and_in_the_alert() {
+    for (command, request) in [
+        (repair(Repair::Reboot, false), "reboot"),
+        (CommandKind::Quarantine { node: name("a"), evict: false }, "quarantine"),
+    ] {
+        let mut cluster = cluster().fillers(20).node(free("a").fresh()).asks(command);
+        let notes = alert::case_notifications(&cluster.snapshot, &cluster.plan().actions, &BTreeMap::new());
+        let text = alert::paragraphs(&notes).join("\n");
+        assert!(text.contains("by ann: I say so"), "{text}");
+        cycles(&mut cluster, 2);
+        let record = cluster.record("a").clone();
+        let note = NodeStatus::of(&cluster.snapshot, &record).operator.unwrap();
+        assert_eq!((note.request, note.by.as_str(), note.why.as_str()), (request, "ann", "I say so"));
+        assert_eq!(note.text(), format!("{request} requested by ann: I say so"));
+    }
+    let mut held = cluster().node(free("a").fresh().held("bob", None));
+    let record = held.record("a").clone();
+    let note = NodeStatus::of(&held.snapshot, &record).operator.unwrap();
+    assert_eq!((note.request, note.by.as_str(), note.why.as_str()), ("hold", "bob", "my turn"));
+}
+
+#[test]
+fn what_a_repair_waits_for_is_named_with_what_ends_it() {
+    let waiting = |cluster: &mut Cluster| {
+        let record = cluster.record("a").clone();
+        let case = cluster.snapshot.cases.iter().find(|case| Some(case.id) == record.case);
+        crate::plan::repair_waiting(&cluster.snapshot, &record, case)
+    };
+    let mut paused = asked(free("a").fresh(), Repair::Reboot, false).paused(Some(pool("gpu")), None);
+    let text = waiting(&mut paused).unwrap();
+    assert_eq!(
+        text,
+        "reboot requested by ann (I say so) waits for this: pool gpu is paused by ann (storage work): `doctor resume \
+         --pool gpu --why …`"
+    );
+    let mut used = asked(busy("a").fresh(), Repair::Reboot, false);
+    cycles(&mut used, 5);
+    let text = waiting(&mut used).unwrap();
+    assert!(text.contains("has to end: `doctor repair a --step reboot --drain --why …` evicts it"), "{text}");
+    let mut observing = asked(free("a").fresh(), Repair::Reset, false).policy(|policy| policy.mode = Mode::Observe);
+    assert!(waiting(&mut observing).unwrap().contains("mode = \"act\""));
+    let mut begun = asked(free("a").fresh(), Repair::Reboot, false);
+    cycles(&mut begun, 5);
+    assert_eq!(waiting(&mut begun), None, "it is in progress");
 }
