@@ -183,10 +183,7 @@ impl StepKind {
 
     /// Returns whether the step changes only the store: it is done once it is recorded.
     pub const fn is_bookkeeping(self) -> bool {
-        matches!(
-            self,
-            Self::SaveEvidence | Self::Requalify | Self::HandOver | Self::Release | Self::RequestRepair
-        )
+        matches!(self, Self::SaveEvidence | Self::Requalify | Self::HandOver | Self::Release | Self::RequestRepair)
     }
 }
 

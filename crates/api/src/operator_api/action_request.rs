@@ -216,9 +216,9 @@ impl ActionRequest {
             Some(_) => return Err(bad("`confirm` must be the text from the first response".to_owned())),
         };
         let number = fields.remove(CONFIRM_NODES);
-        let confirm_nodes = number.map(|number| number.as_u64().filter(|number| *number > 0)).map(|number| {
-            number.ok_or_else(|| bad(format!("`{CONFIRM_NODES}` must be the number of nodes")))
-        });
+        let confirm_nodes = number
+            .map(|number| number.as_u64().filter(|number| *number > 0))
+            .map(|number| number.ok_or_else(|| bad(format!("`{CONFIRM_NODES}` must be the number of nodes"))));
         Ok(Self { fields, why, confirm, confirm_nodes: confirm_nodes.transpose()? })
     }
 

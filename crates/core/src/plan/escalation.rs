@@ -258,7 +258,13 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
 }
 
 /// Returns whether the node came back after a completed reset or reboot. Once it did, a later outage has another cause.
-pub(super) fn has_come_back(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
+pub(super) fn has_come_back(
+    builder: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+    step: &Step,
+) -> bool {
     let kind = step.what;
     if !matches!(record.state, NodeState::Repairing { step, .. } if step == kind) {
         return true;
@@ -325,7 +331,12 @@ pub(super) fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
 }
 
 /// Returns whether the evidence was saved at this escalation level, after the last step that destroyed some.
-pub(super) fn ensure_evidence_saved(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+pub(super) fn ensure_evidence_saved(
+    builder: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+) -> bool {
     let ended = |step: &&Step| matches!(step.state, StepState::Done | StepState::Failed);
     let last = case.steps.iter().rev().filter(ended).find(|step| {
         (step.what == StepKind::SaveEvidence && step.state == StepState::Done) || step.what.destroys_evidence()

@@ -145,7 +145,8 @@ fn begin(builder: &mut PlanBuilder<'_>, node: u32, open: Option<&Case>, request:
         }
         None => {
             let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
-            let case = Case { request: Some(request.clone()), ..new_case(builder, record, Severity::Isolate, findings) };
+            let case =
+                Case { request: Some(request.clone()), ..new_case(builder, record, Severity::Isolate, findings) };
             let id = case.id;
             builder.push_action(Action::OpenCase(case), "operator", text.clone());
             id
@@ -213,8 +214,12 @@ pub(super) fn advance(
             }
         }
         StepState::Failed | StepState::Proposed => {
-            let cause = if step.text == request.text() { String::new() } else { format!(": {}", step.text) };
-            let why = format!("the {kind} requested by {} failed{cause}; waiting for an operator", request.by);
+            let how = if step.text == request.text() {
+                "failed, or did not take effect in time".to_owned()
+            } else {
+                format!("failed: {}", step.text)
+            };
+            let why = format!("the {kind} requested by {} {how}; waiting for an operator", request.by);
             hand_over(builder, node, record, case, &why);
         }
     }
@@ -253,13 +258,7 @@ fn prepare(
     }
 }
 
-fn take_unless_blocked(
-    builder: &mut PlanBuilder<'_>,
-    node: u32,
-    record: &NodeRecord,
-    case: &Case,
-    kind: StepKind,
-) {
+fn take_unless_blocked(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
     let intended = case.step(kind).is_some_and(|step| step.state == StepState::Intended);
     if intended || repair_block(builder.snapshot, &record.node.pool).is_none() {
         take_step(builder, node, record, case, kind);
@@ -306,8 +305,7 @@ fn is_given_up(builder: &PlanBuilder<'_>, record: &NodeRecord, case: &Case, repa
 fn perform(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, repair: &RequestedRepair) {
     let kind = repair.what.step();
     let text = case.request.as_ref().map_or_else(String::new, OperatorRequest::text);
-    let step =
-        Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op: repair.op, attempts: 1 };
+    let step = Action::Step { case: case.id, node: record.node.name.clone(), step: kind, op: repair.op, attempts: 1 };
     builder.touched.insert(node);
     builder.push_action(step, "operator", text.clone());
     builder.apply_event(node, &NodeEvent::StepStarted { step: kind, attempts: 1 }, Some(case.id), "operator", text);

@@ -121,7 +121,9 @@ fn a_repair_is_planned_confirmed_and_refused_in_observe_mode_and_during_a_pause(
     workdir.expect(2, &["repair", "node003", "--step", "kick", "--why", "x"]).stderr_contains("reset, reboot, replace");
 
     let planned = workdir.expect(6, &repair);
-    planned.stderr_contains("Would reset 1 node (node003).").stderr_contains("after its user work has ended, then requalified");
+    planned
+        .stderr_contains("Would reset 1 node (node003).")
+        .stderr_contains("after its user work has ended, then requalified");
     workdir
         .expect(0, &confirmed)
         .stdout_contains("Requested reset of 1 node.")
@@ -152,7 +154,10 @@ fn a_command_beyond_the_breakers_limit_needs_the_number_of_its_nodes() {
         let planned = workdir.expect(6, &named);
         planned.stderr_contains("Note: this takes 12 nodes out of service; the circuit breaker would allow 1 now");
         for wrong in [&["--yes"][..], &["--yes", "--confirm-nodes", "11"], &["--confirm-nodes", "13"]] {
-            workdir.expect(6, &with(wrong)).stderr_contains("nothing was changed").stderr_contains("--confirm-nodes 12");
+            workdir
+                .expect(6, &with(wrong))
+                .stderr_contains("nothing was changed")
+                .stderr_contains("--confirm-nodes 12");
         }
         assert_eq!(workdir.json(&["status"])["commands"], 0, "{command:?}");
     }

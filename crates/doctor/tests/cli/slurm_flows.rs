@@ -383,9 +383,7 @@ fn a_repair_reboots_once(generation: Generation) {
     workdir.expect(0, &confirmed).stdout_contains("Requested reboot of 1 node.");
     service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
     assert_eq!(words_of(slurm, "node1"), "doctor: operator reboot requested by ann: hangs in NCCL");
-    service.until("what it waits for", || {
-        workdir.doctor(&["why", "node1"]).out.contains("waits for this: user work")
-    });
+    service.until("what it waits for", || workdir.doctor(&["why", "node1"]).out.contains("waits for this: user work"));
     workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
     slurm.run("scancel", &[&user.to_string()]).unwrap();
     service.until("the pause to be what it waits for", || {

@@ -68,10 +68,6 @@ impl Inspections {
 const fn acts_on_the_cluster(step: StepKind) -> bool {
     !matches!(
         step,
-        StepKind::SaveEvidence
-            | StepKind::Requalify
-            | StepKind::HandOver
-            | StepKind::Release
-            | StepKind::RequestRepair
+        StepKind::SaveEvidence | StepKind::Requalify | StepKind::HandOver | StepKind::Release | StepKind::RequestRepair
     )
 }

@@ -511,7 +511,11 @@ mod tests {
         };
         let cases: [(Facts, &str, &str); 6] = [
             (able(|facts| facts.observed_at = None), "not observed the cluster", "doctor serve"),
-            (able(|facts| facts.snapshot.capabilities.reboot = false), "cannot reboot", "--step reset or --step replace"),
+            (
+                able(|facts| facts.snapshot.capabilities.reboot = false),
+                "cannot reboot",
+                "--step reset or --step replace",
+            ),
             (
                 able(|facts| facts.snapshot.capabilities = doctor_core::snapshot::Capabilities::NONE),
                 "cannot reboot",

@@ -74,14 +74,20 @@ fn user_work_ends_by_itself_unless_the_operator_asks_for_its_eviction() {
 
     let mut leaves = asked(busy("a").fresh(), Repair::Reset, true);
     let lines = cycles(&mut leaves, 6);
-    assert_eq!(lines[4..8], ["step a mark: case", "step a drain: case", "step a evict: case", "step a keep-evidence: case"]);
+    assert_eq!(
+        lines[4..8],
+        ["step a mark: case", "step a drain: case", "step a evict: case", "step a keep-evidence: case"]
+    );
 }
 
 #[test]
 fn a_node_that_does_not_answer_is_rebooted_only_if_its_work_is_given_up_and_never_reset() {
-    for (step, evict, expected) in
-        [(Repair::Reboot, false, false), (Repair::Reboot, true, true), (Repair::Replace, true, true), (Repair::Reset, true, false)]
-    {
+    for (step, evict, expected) in [
+        (Repair::Reboot, false, false),
+        (Repair::Reboot, true, true),
+        (Repair::Replace, true, true),
+        (Repair::Reset, true, false),
+    ] {
         let mut cluster = asked(unknown("a").fresh(), step, evict);
         cluster.cycle();
         let mut lines = Vec::new();
@@ -100,8 +106,11 @@ fn an_open_case_is_taken_over_with_its_findings_and_history() {
     let handed_over = || {
         let node = free("a").fresh().boot("one").found(bad("dl", Severity::Reboot));
         let node = node.emptied(Severity::Reboot, RepairStep::Reboot).state(NodeState::Out);
-        node.step(done(StepKind::Reboot, RepairStep::Reboot, 40.minutes()))
-            .step(done(StepKind::HandOver, RepairStep::Reboot, 30.minutes()))
+        node.step(done(StepKind::Reboot, RepairStep::Reboot, 40.minutes())).step(done(
+            StepKind::HandOver,
+            RepairStep::Reboot,
+            30.minutes(),
+        ))
     };
     let mut cluster = asked(handed_over(), Repair::Reboot, false);
     assert_eq!(cluster.cycle(), ["request a reboot: operator", "move a quarantined: operator", "answer 1: operator"]);
@@ -201,7 +210,8 @@ fn a_crash_between_intent_and_record_repeats_the_same_operation() {
 #[test]
 fn a_failed_step_and_a_failed_requalification_go_to_the_operator_and_no_harsher_step_follows() {
     let everything = |cluster: Cluster| cluster.policy(|policy| policy.allow = acting().snapshot.policy.allow.clone());
-    let mut failed = everything(asked(free("a").fresh(), Repair::Reset, false)).policy(|policy| policy.mode = Mode::Act);
+    let mut failed =
+        everything(asked(free("a").fresh(), Repair::Reset, false)).policy(|policy| policy.mode = Mode::Act);
     cycles(&mut failed, 5);
     for step in failed.snapshot.cases[0].steps.iter_mut().filter(|step| step.what == StepKind::Reset) {
         (step.state, step.text) = (StepState::Failed, "no such GPU".to_owned());
@@ -211,7 +221,8 @@ fn a_failed_step_and_a_failed_requalification_go_to_the_operator_and_no_harsher_
     assert!(reason.actions.is_empty(), "{reason:?}");
     assert!(cycles(&mut failed, 5).is_empty());
 
-    let mut unproved = everything(asked(free("a").fresh(), Repair::Reset, false)).policy(|policy| policy.mode = Mode::Act);
+    let mut unproved =
+        everything(asked(free("a").fresh(), Repair::Reset, false)).policy(|policy| policy.mode = Mode::Act);
     cycles(&mut unproved, 6);
     unproved.ends("a", Verdict::Fail);
     let lines = cycles(&mut unproved, 6);
