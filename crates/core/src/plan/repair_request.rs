@@ -155,8 +155,11 @@ fn begin(builder: &mut PlanBuilder<'_>, node: u32, open: Option<&Case>, request:
     let ask = Action::RequestRepair { case, node: name, op: builder.ids.op(), request: request.clone() };
     builder.push_action(ask, "operator", text.clone());
     let events = [NodeEvent::TakenOut, NodeEvent::StepEnded, NodeEvent::RequalificationEnded];
-    let to = events.iter().find_map(|event| record.state.apply(event)).unwrap_or_else(|| record.state.clone());
-    builder.set_state(node, to, Some(case), "operator", text);
+    match events.iter().find_map(|event| record.state.apply(event)) {
+        Some(to) => builder.set_state(node, to, Some(case), "operator", text),
+        // It is quarantined already.
+        None => drop(builder.touched.insert(node)),
+    }
     builder.finished.insert(node);
 }
 

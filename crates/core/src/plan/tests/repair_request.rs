@@ -14,9 +14,12 @@ use crate::{
     node::Occupancy,
     node_status::NodeStatus,
     plan::breaker_allowance,
-    policy::Mode,
+    policy::{Allow, Mode},
     snapshot::{Breaker, Capabilities, CommandKind},
 };
+
+/// No step is allowed.
+const NOTHING: Allow = Allow { mark: false, drain: false, evict: false, reset: false, reboot: false, replace: false };
 
 fn repair(step: Repair, evict: bool) -> CommandKind {
     CommandKind::Repair { node: name("a"), step, evict }
@@ -25,7 +28,7 @@ fn repair(step: Repair, evict: bool) -> CommandKind {
 /// A cluster whose policy allows no step, in which an operator wants `a` repaired.
 fn asked(node: NodeFixture, step: Repair, evict: bool) -> Cluster {
     let cluster = cluster().fillers(20).node(node).asks(repair(step, evict));
-    cluster.policy(|policy| policy.allow = crate::policy::Allow::default())
+    cluster.policy(|policy| policy.allow = NOTHING)
 }
 
 fn cycles(cluster: &mut Cluster, count: usize) -> Vec<String> {
@@ -221,15 +224,15 @@ fn a_failed_step_and_a_failed_requalification_go_to_the_operator_and_no_harsher_
     assert!(reason.actions.is_empty(), "{reason:?}");
     assert!(cycles(&mut failed, 5).is_empty());
 
-    let mut unproved =
-        everything(asked(free("a").fresh(), Repair::Reset, false)).policy(|policy| policy.mode = Mode::Act);
+    let mut unproved = everything(asked(free("a").fresh().found(bad("dl", Severity::Reset)), Repair::Reset, false))
+        .policy(|policy| policy.mode = Mode::Act);
     cycles(&mut unproved, 6);
     unproved.ends("a", Verdict::Fail);
     let lines = cycles(&mut unproved, 6);
     assert!(lines.iter().any(|line| line.starts_with("step a hand-over")), "{lines:?}");
     assert!(!lines.iter().any(|line| line.contains("escalate") || line.contains("step a reboot")), "{lines:?}");
 
-    let mut lost = asked(free("a").fresh().boot("one"), Repair::Reboot, false);
+    let mut lost = asked(free("a").fresh(), Repair::Reboot, false);
     cycles(&mut lost, 5);
     undone(&mut lost, StepKind::Reboot);
     lost.record("a").node_mut().occupancy = Occupancy::Unknown { why: "no answer".into() };
