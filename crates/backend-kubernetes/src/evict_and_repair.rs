@@ -154,7 +154,10 @@ impl KubernetesBackend {
             [] => Ok(()),
             left => Err(retryable_error(
                 operation,
-                format!("{} would be terminated: evict first (`allow.evict`)", left.join(", ")),
+                format!(
+                    "{} would be terminated: evict first (`allow.evict`, or `doctor repair --drain`)",
+                    left.join(", ")
+                ),
             )),
         }
     }

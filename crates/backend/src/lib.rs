@@ -241,7 +241,7 @@ pub struct NodeOp {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeReason {
     pub case: Option<CaseId>,
-    /// The reason code of the worst finding; `text` is its sentence.
+    /// The reason code of the worst finding, or `operator`. `text` is its sentence, or the operator's words.
     pub code: String,
     pub text: String,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     access::Place,
-    case::Case,
+    case::{Case, Repair},
     classify::ClassificationReason,
     finding::{OpenFinding, Verdict},
     ids::{CaseId, HardwareId, NodeName, PoolName, RunId, TestId},
@@ -367,6 +367,14 @@ pub enum CommandKind {
     /// Take the node out of service and examine it; an operator then decides.
     Quarantine {
         node: NodeName,
+        /// Whether user work on it is evicted, or may finish.
+        #[serde(default)]
+        evict: bool,
+    },
+    /// Take the node out of service, perform this step once, and requalify the node.
+    Repair {
+        node: NodeName,
+        step: Repair,
         /// Whether user work on it is evicted, or may finish.
         #[serde(default)]
         evict: bool,

@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Hold(commands::operator_commands::HoldArgs),
     Release(commands::operator_commands::ReleaseArgs),
     Quarantine(commands::operator_commands::QuarantineArgs),
+    Repair(commands::operator_commands::RepairArgs),
     Pause(commands::pause::PauseArgs),
     Resume(commands::pause::ResumeArgs),
     Breaker(commands::breaker::Args),

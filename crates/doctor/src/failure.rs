@@ -56,6 +56,11 @@ pub(crate) enum Failure {
     Usage(String),
     #[error("nothing was changed")]
     NotConfirmed,
+    /// More nodes than the circuit breaker would allow, and their number was not given, or is wrong.
+    #[error("nothing was changed: {limit}")]
+    NumberNotConfirmed { limit: String, nodes: usize },
+    #[error("refused: {why}")]
+    Refused { why: String, instead: String },
     #[error("{0}")]
     Unreachable(String),
     /// A component failed; the text names it and the cause.
@@ -71,7 +76,7 @@ impl Failure {
             Self::Azure(_) => Exit::ProblemsFound,
             Self::Store(error) | Self::StoreOpen { source: error, .. } => store_exit(error),
             Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
-            Self::Other(_) => Exit::ProblemsFound,
+            Self::Other(_) | Self::Refused { .. } => Exit::ProblemsFound,
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
@@ -82,7 +87,7 @@ impl Failure {
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
             Self::NotLeader { .. } => Exit::NotLeader,
-            Self::NotConfirmed => Exit::NotConfirmed,
+            Self::NotConfirmed | Self::NumberNotConfirmed { .. } => Exit::NotConfirmed,
         }
     }
 
@@ -95,6 +100,10 @@ impl Failure {
             Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
             Self::Unknown { known, .. } => format!("known: {known}"),
             Self::NotConfirmed => "add --yes to confirm".to_owned(),
+            Self::NumberNotConfirmed { nodes, .. } => {
+                format!("if all {nodes} nodes are meant, add `--yes --confirm-nodes {nodes}`")
+            }
+            Self::Refused { instead, .. } => format!("accepted: {instead}"),
             Self::Cluster { .. } => "`doctor fleet provision --example` prints a commented file".to_owned(),
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
@@ -196,6 +205,7 @@ impl From<CommandError> for Failure {
         match error {
             CommandError::Unknown { what, name, known } => Self::Unknown { what, name, known },
             CommandError::Usage(text) => Self::Usage(text),
+            CommandError::Refused { why, instead } => Self::Refused { why, instead },
         }
     }
 }

@@ -68,6 +68,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Hold(args) => commands::operator_commands::hold(&context, &args),
         Command::Release(args) => commands::operator_commands::release(&context, &args),
         Command::Quarantine(args) => commands::operator_commands::quarantine(&context, &args),
+        Command::Repair(args) => commands::operator_commands::repair(&context, &args),
         Command::Pause(args) => commands::pause::pause(&context, &args),
         Command::Resume(args) => commands::pause::resume(&context, &args),
         Command::Breaker(args) => commands::breaker::run(&context, &args),

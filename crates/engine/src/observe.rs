@@ -415,7 +415,10 @@ impl PlannerState {
         let trial_runs = snapshot.commands.iter().flat_map(|request| match &request.kind {
             CommandKind::MultiNodeTest { trials, .. } => trials.as_slice(),
             CommandKind::Test { run, .. } => run.as_slice(),
-            CommandKind::Release { .. } | CommandKind::Quarantine { .. } | CommandKind::CancelRun { .. } => &[],
+            CommandKind::Release { .. }
+            | CommandKind::Quarantine { .. }
+            | CommandKind::Repair { .. }
+            | CommandKind::CancelRun { .. } => &[],
         });
         let active: HashMap<RunId, &Run> = snapshot.runs.iter().map(|active| (active.run.id, &active.run)).collect();
         let mut trials = Vec::new();
@@ -460,6 +463,7 @@ impl PlannerState {
                 Action::RaiseSeverity { node, .. }
                 | Action::Advise { node, .. }
                 | Action::Step { node, .. }
+                | Action::RequestRepair { node, .. }
                 | Action::Propose { node, .. }
                 | Action::CloseCase { node, .. }
                 | Action::RebindCase { node, .. }

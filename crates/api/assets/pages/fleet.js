@@ -318,7 +318,11 @@ export function render(page) {
   replaceContent(page.main, summaryContainer, body);
 
   const addControls = (tests) => {
-    const matchingNames = () => view.matchingNodes.slice(0, 256).map((node) => view.fleet.name(node));
+    // Without a filter no node is preselected: a command on the whole fleet has to be typed.
+    const matchingNames = () => {
+      const matching = view.matchingNodes;
+      return matching.length === view.fleet.count ? [] : matching.slice(0, 256).map((node) => view.fleet.name(node));
+    };
     controls.append(
       searchField(page, "filter", "Filter", "name, gpu*, health:fail, state:held, pool:…", () => view.render()),
       selectField(

@@ -1,7 +1,7 @@
 //! Cases: one fault of one machine each.
 
 use doctor_core::{
-    case::Case,
+    case::{Case, Repair},
     ids::{CaseId, NodeName},
     snapshot::NodeRecord,
 };
@@ -14,7 +14,7 @@ use super::{
     params::{Param, ParamSyntax},
     response_cache::CachePolicy,
     schema::{
-        advice, any_value, count, list, object, object_with_optional, one_of, or_null, page, remedy, repair_step,
+        advice, any_value, count, flag, list, object, object_with_optional, one_of, or_null, page, remedy, repair_step,
         severity, step_kind, step_state, tagged_union, text, timestamp, verdict,
     },
 };
@@ -98,6 +98,10 @@ fn case_schema() -> Value {
         ("open", json!({})),
         ("closed", json!({ "at": timestamp(), "how": one_of(&["returned", "replaced", "withdrawn"]) })),
     ]);
+    let repairs: Vec<&str> = Repair::ALL.iter().map(|repair| repair.code()).collect();
+    let repair = json!({ "what": one_of(&repairs), "op": text(), "evict": flag(), "boot_id": text() });
+    let repair = object_with_optional(repair, &["boot_id"]);
+    let request = object_with_optional(json!({ "by": text(), "why": text(), "repair": repair }), &["repair"]);
     let fields = json!({
         "id": text(),
         "hardware": text(),
@@ -111,6 +115,7 @@ fn case_schema() -> Value {
         "boot_id": or_null(text()),
         "advice": or_null(advice()),
         "job_failures": list(job_failure()),
+        "request": request,
     });
-    object_with_optional(fields, &["advice", "job_failures"])
+    object_with_optional(fields, &["advice", "job_failures", "request"])
 }

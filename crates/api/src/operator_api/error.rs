@@ -28,6 +28,10 @@ pub(super) enum ApiError {
     UnknownName { what: &'static str, name: String, known: String },
     #[error("{0}")]
     BadCommand(String),
+    #[error("refused: {why}")]
+    Refused { why: String, instead: String },
+    #[error("{limit}: send their number as `confirm_nodes`")]
+    NumberNotConfirmed { limit: String, nodes: usize },
     #[error("sign in required: send Authorization: Bearer TOKEN")]
     SignInRequired,
     #[error("the token is unknown, expired or revoked")]
@@ -96,6 +100,8 @@ impl ApiError {
             Self::BadBody { .. } => "bad-body",
             Self::UnknownName { .. } => "unknown",
             Self::BadCommand(_) => "bad-order",
+            Self::Refused { .. } => "refused",
+            Self::NumberNotConfirmed { .. } => "confirm-nodes",
             Self::SignInRequired => "no-token",
             Self::BadToken => "bad-token",
             Self::UntrustedProxy(_) => "not-a-proxy",
@@ -149,7 +155,9 @@ impl ApiError {
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodyTooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::PlanChanged(_) | Self::Replayed => StatusCode::CONFLICT,
+            Self::PlanChanged(_) | Self::Replayed | Self::Refused { .. } | Self::NumberNotConfirmed { .. } => {
+                StatusCode::CONFLICT
+            }
             Self::Gone => StatusCode::GONE,
             Self::TooManyStreams(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::CapacityReached
@@ -165,6 +173,8 @@ impl ApiError {
             Self::NotFound => Some("GET /api/v1/ lists the endpoints".to_owned()),
             Self::UnknownParameter { accepted, .. } => Some(accepted.clone()),
             Self::UnknownName { known, .. } => Some(known.clone()),
+            Self::Refused { instead, .. } => Some(instead.clone()),
+            Self::NumberNotConfirmed { nodes, .. } => Some(format!("confirm_nodes: {nodes}")),
             Self::RoleRequired { needed, .. } => Some(format!("a token with the role {needed}")),
             _ => None,
         }
@@ -226,6 +236,7 @@ impl From<CommandError> for ApiError {
         match error {
             CommandError::Unknown { what, name, known } => Self::UnknownName { what, name, known },
             CommandError::Usage(text) => Self::BadCommand(text),
+            CommandError::Refused { why, instead } => Self::Refused { why, instead },
         }
     }
 }

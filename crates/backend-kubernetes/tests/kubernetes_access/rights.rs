@@ -120,6 +120,7 @@ fn showing(stage: &Stage<'_>) {
         severity: None,
         state: "in-service",
         case: None,
+        operator: None,
         advice: None,
         passed: 1,
         not_applicable: 0,

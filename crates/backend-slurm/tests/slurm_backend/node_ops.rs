@@ -314,6 +314,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
             severity: None,
             state: "in-service",
             case: None,
+            operator: None,
             advice: None,
             passed: 1,
             not_applicable: 0,

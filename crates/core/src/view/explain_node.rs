@@ -37,6 +37,7 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
         last: stored.latest.get(&test.id).cloned(),
         due,
     });
+    let stored_case = stored.case;
     let mut findings: Vec<FindingView> = record.findings.iter().map(FindingView::of).collect();
     findings.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.first_seen.cmp(&b.first_seen)));
     let mut view = WhyView {
@@ -47,7 +48,7 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
         hardware: record.hardware.clone(),
         hold: record.hold_at(facts.now).cloned(),
         backoff: record.backoff.filter(|backoff| backoff.until > facts.now),
-        case: stored.case.as_ref().map(CaseView::of),
+        case: stored_case.as_ref().map(CaseView::of),
         findings,
         job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
         tests: tests.collect(),
@@ -58,6 +59,10 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
     let blocked = requalification_blocker(facts, record);
     view.headline = advice::headline(&view, blocked.as_ref());
     view.next = advice::next(&view, &facts.snapshot.breaker, blocked.as_ref());
+    let case = stored_case.as_ref().filter(|case| case.is_open());
+    if let Some(line) = plan::repair_waiting(&facts.snapshot, record, case) {
+        view.next.insert(0, line);
+    }
     Some(view)
 }
 

@@ -285,6 +285,7 @@ fn why_names_the_agents_checks_that_a_requalification_waits_for() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let headline = |silent_for: Span| {
         let mut facts = cluster();
@@ -331,6 +332,7 @@ fn why_explains_cause_and_next_step_for_every_state() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let suspect = |record: &mut NodeRecord| {
         record.state = NodeState::Suspect;
@@ -558,6 +560,7 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let result = |verdict, at| TestResult { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {

@@ -73,6 +73,10 @@ fn row(case: &Case) -> Vec<Cell> {
         cell(case.severity.code()),
         cell(case.repair_step.code()),
         cell(format_time(case.opened)),
-        cell(worst.map_or("requested by an operator", |finding| finding.text.as_str())),
+        cell(match (worst, &case.request) {
+            (Some(finding), _) => finding.text.clone(),
+            (None, Some(request)) => request.text(),
+            (None, None) => "requested by an operator".to_owned(),
+        }),
     ]
 }

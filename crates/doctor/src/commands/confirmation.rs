@@ -7,7 +7,7 @@ use std::{
 
 use doctor_checks::Catalogue;
 use doctor_core::time::Timestamp;
-use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand};
+use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand, OverLimit, PreparedCommand};
 use doctor_store::{Store, StoreError};
 use serde::Serialize;
 
@@ -31,6 +31,16 @@ pub(crate) struct ChangeArgs {
     yes: bool,
 }
 
+/// The options of a command that takes nodes out of service.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct NodeChangeArgs {
+    #[command(flatten)]
+    change_args: ChangeArgs,
+    /// Number of nodes that the command names. Required with `--yes` for more nodes than the circuit breaker would allow.
+    #[arg(long, value_name = "N")]
+    confirm_nodes: Option<u64>,
+}
+
 /// A change to be confirmed, or made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Change {
@@ -46,6 +56,18 @@ pub(crate) struct Change {
     pub done: String,
     /// What the operator can do next.
     pub next: String,
+}
+
+impl NodeChangeArgs {
+    /// As [`ChangeArgs::submit_command`], for a command that takes nodes out of service.
+    pub(crate) fn submit_command(
+        &self,
+        context: &Context,
+        why: &str,
+        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
+        self.change_args.submit(context, why, self.confirm_nodes, &order)
+    }
 }
 
 impl ChangeArgs {
@@ -66,22 +88,32 @@ impl ChangeArgs {
         why: &str,
         order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
+        self.submit(context, why, None, &order)
+    }
+
+    fn submit(
+        &self,
+        context: &Context,
+        why: &str,
+        number: Option<u64>,
+        order: &dyn Fn(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
         let store = context.store()?;
         for _ in 1..MAX_PLANS {
-            match self.plan_and_store(context, &store, why, &order) {
+            match self.plan_and_store(context, &store, (why, number), order) {
                 Err(Failure::Store(StoreError::StateChanged { .. })) if self.yes => {}
                 done => return done,
             }
         }
-        self.plan_and_store(context, &store, why, &order)
+        self.plan_and_store(context, &store, (why, number), order)
     }
 
     fn plan_and_store(
         &self,
         context: &Context,
         store: &Store,
-        why: &str,
-        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
+        (why, number): (&str, Option<u64>),
+        order: &dyn Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
         let facts = context.facts(store)?;
         let (by, why, at) = (self.operator_name(), why.to_owned(), facts.now);
@@ -92,6 +124,7 @@ impl ChangeArgs {
             false => Arc::new(Catalogue::new([])),
         };
         let prepared = order.prepare(&facts, &catalogue)?;
+        let over_limit = unconfirmed_limit(&prepared, number)?;
         let change = Change {
             plan: prepared.plan.clone(),
             changes: prepared.changes.clone(),
@@ -101,7 +134,10 @@ impl ChangeArgs {
             done: prepared.done.clone(),
             next: prepared.next.clone(),
         };
-        self.apply(context, &change, || Ok(prepared.execute(store, &CommandOrigin { by, why, at })?))
+        self.confirm_within(&change, over_limit.as_ref())?;
+        prepared.execute(store, &CommandOrigin { by, why, at })?;
+        self.report(context, &change)?;
+        Ok(Exit::Ok)
     }
 
     /// Shows the change, asks for confirmation, makes the change and reports it.
@@ -119,7 +155,16 @@ impl ChangeArgs {
 
     /// Shows the change and asks for confirmation, unless `--yes` is given.
     pub(crate) fn confirm(&self, change: &Change) -> Result<()> {
-        if self.yes { Ok(()) } else { Self::prompt(change) }
+        self.confirm_within(change, None)
+    }
+
+    /// As [`Self::confirm`]. Beyond a limit, `--yes` is not enough: the number of nodes confirms the change.
+    fn confirm_within(&self, change: &Change, over_limit: Option<&OverLimit>) -> Result<()> {
+        match over_limit {
+            _ if !self.yes => Self::prompt(change, over_limit),
+            Some(limit) => Err(not_confirmed(limit)),
+            None => Ok(()),
+        }
     }
 
     /// Reports a change that was made.
@@ -138,20 +183,46 @@ impl ChangeArgs {
         })?)
     }
 
-    fn prompt(change: &Change) -> Result<()> {
+    fn prompt(change: &Change, over_limit: Option<&OverLimit>) -> Result<()> {
         // The prompt goes to standard error, because a program may read standard output.
         let mut err = io::stderr().lock();
         writeln!(err, "{}", change.plan)?;
         for line in &change.changes {
             writeln!(err, "  {line}")?;
         }
-        if !io::stdin().is_terminal() {
-            return Err(Failure::NotConfirmed);
+        if let Some(limit) = over_limit {
+            writeln!(err, "Note: {}.", limit.text)?;
         }
-        write!(err, "Proceed? [y/N] ")?;
+        if !io::stdin().is_terminal() {
+            return Err(over_limit.map_or(Failure::NotConfirmed, not_confirmed));
+        }
+        match over_limit {
+            Some(_) => write!(err, "Type the number of nodes to proceed: ")?,
+            None => write!(err, "Proceed? [y/N] ")?,
+        }
         err.flush()?;
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;
-        if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
+        match over_limit {
+            Some(limit) if limit.is_confirmed_by(answer.trim().parse().ok()) => Ok(()),
+            Some(limit) => Err(not_confirmed(limit)),
+            None if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
+            None => Err(Failure::NotConfirmed),
+        }
     }
+}
+
+/// Returns the limit that this number does not confirm. A number that does not fit the command is an error.
+fn unconfirmed_limit(prepared: &PreparedCommand, number: Option<u64>) -> Result<Option<OverLimit>> {
+    let nodes = prepared.nodes.len();
+    let Some(number) = number else { return Ok(prepared.over_limit.clone()) };
+    if usize::try_from(number).is_ok_and(|number| number == nodes) {
+        return Ok(None);
+    }
+    let limit = format!("the command names {nodes} nodes, and `--confirm-nodes` {number}");
+    Err(Failure::NumberNotConfirmed { limit, nodes })
+}
+
+fn not_confirmed(limit: &OverLimit) -> Failure {
+    Failure::NumberNotConfirmed { limit: limit.text.clone(), nodes: limit.nodes }
 }

@@ -1,14 +1,14 @@
-//! Operator commands on nodes: test, hold, release, quarantine. They are stored, and the controller's next cycles carry
+//! Operator commands on nodes: test, hold, release, quarantine, repair. They are stored, and the controller's next cycles carry
 //! them out.
 
-use doctor_core::{hostlist::Selector, ids::TestId, time::Timestamp};
+use doctor_core::{case::Repair, hostlist::Selector, ids::TestId, time::Timestamp};
 use doctor_engine::{
     operator_commands::{self, OperatorCommand},
     snapshot,
 };
 use doctor_store::Store;
 
-use super::confirmation::ChangeArgs;
+use super::confirmation::{ChangeArgs, NodeChangeArgs};
 use crate::{
     context::Context,
     exit::Exit,
@@ -83,11 +83,38 @@ pub(crate) struct QuarantineArgs {
     /// Evict user work if the cluster supports it; otherwise the work may finish.
     #[arg(long)]
     drain: bool,
-    /// Reason, recorded in the audit trail.
+    /// Reason, recorded in the audit trail and shown by the cluster.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    change_args: ChangeArgs,
+    change_args: NodeChangeArgs,
+}
+
+/// Reset, reboot or replace nodes by an operator's decision, then requalify them.
+///
+/// The node is marked and drained. When its user work has ended, its evidence is saved and the step is performed once. A
+/// node that passes its requalification returns to service; otherwise the operator decides again: no harsher step follows
+/// by itself. The command needs no entry below `[allow]`, and the circuit breaker does not block it. It is refused where
+/// the cluster cannot do it, in mode `observe`, and while the pool of a node is paused.
+///
+/// Example: `doctor repair gpu-a07 --step reboot --why "hangs in NCCL"`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RepairArgs {
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<Selector>,
+    /// reset, reboot or replace.
+    #[arg(long, value_name = "STEP")]
+    step: Repair,
+    /// Evict user work if the cluster supports it, and give up work on a node that does not answer; otherwise the work may
+    /// finish.
+    #[arg(long)]
+    drain: bool,
+    /// Reason, recorded in the audit trail and shown by the cluster.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    change_args: NodeChangeArgs,
 }
 
 pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
@@ -122,6 +149,12 @@ pub(crate) fn release(context: &Context, args: &ReleaseArgs) -> Result<Exit> {
 pub(crate) fn quarantine(context: &Context, args: &QuarantineArgs) -> Result<Exit> {
     args.change_args.submit_command(context, &args.why, |_| {
         Ok(OperatorCommand::Quarantine { nodes: args.nodes.clone(), evict: args.drain })
+    })
+}
+
+pub(crate) fn repair(context: &Context, args: &RepairArgs) -> Result<Exit> {
+    args.change_args.submit_command(context, &args.why, |_| {
+        Ok(OperatorCommand::Repair { nodes: args.nodes.clone(), step: args.step, evict: args.drain })
     })
 }
 

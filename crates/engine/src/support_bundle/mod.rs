@@ -95,14 +95,14 @@ pub fn archive(
     Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
 }
 
-/// Returns the path of a case's archive: one for each escalation level.
-fn archive_path(share: &Share, case: CaseId, repair_step: RepairStep) -> PathBuf {
-    share.root().join("handoff").join(format!("{case}-{repair_step}.tar.gz"))
+/// Returns the path of a case's archive: one for each escalation level, and for each repair that an operator requests.
+fn archive_path(share: &Share, case: CaseId, label: &str) -> PathBuf {
+    share.root().join("handoff").join(format!("{case}-{label}.tar.gz"))
 }
 
-/// Returns whether the archive for this escalation level was already saved.
-pub fn is_saved(share: &Share, case: CaseId, repair_step: RepairStep) -> bool {
-    archive_path(share, case, repair_step).exists()
+/// Returns whether the archive with this label was already saved.
+pub fn is_saved(share: &Share, case: CaseId, label: &str) -> bool {
+    archive_path(share, case, label).exists()
 }
 
 /// Saves an archive of the case on the share, before a step destroys evidence.
@@ -113,10 +113,10 @@ pub fn save(
     store: &Store,
     share: &Share,
     case: CaseId,
-    repair_step: RepairStep,
+    label: &str,
     from_node: &NodeEvidence,
 ) -> Result<PathBuf, BundleError> {
-    let path = archive_path(share, case, repair_step);
+    let path = archive_path(share, case, label);
     let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
     let failed = |source| BundleError::Write { path: path.clone(), source };
     fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;

@@ -21,6 +21,7 @@ use doctor_core::{
     ids::{NodeName, PoolName, TestId},
     node::{ForeignMark, Hold},
     policy::Policy,
+    reason::UnknownCode,
     run::NonEmpty,
     snapshot::{Breaker, CommandKind, Pause},
     time::{Span, Timestamp},
@@ -329,6 +330,10 @@ impl ScenarioRunner {
             ["unhold", node] => store.unhold(&name(node)?, by, why, now)?,
             ["release", node] => ask(CommandKind::Release { node: name(node)? })?,
             ["quarantine", node] => ask(CommandKind::Quarantine { node: name(node)?, evict: false })?,
+            ["repair", node, step, rest @ ..] if matches!(rest, [] | ["drain"]) => {
+                let step = step.parse().map_err(|error: UnknownCode| CommandFailure::Invalid(error.to_string()))?;
+                ask(CommandKind::Repair { node: name(node)?, step, evict: !rest.is_empty() })?;
+            }
             ["quarantine", node, "drain"] => ask(CommandKind::Quarantine { node: name(node)?, evict: true })?,
             ["test", node, tests @ ..] => {
                 let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
@@ -353,7 +358,7 @@ impl ScenarioRunner {
             ["close-breaker"] => store.close_breaker(by, why, now)?,
             _ => {
                 return invalid(
-                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
+                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], repair NODE reset|reboot|replace [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
                 );
             }
         }

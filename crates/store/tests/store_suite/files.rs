@@ -272,6 +272,7 @@ fn case_of(bed: &mut StoreTestbed, name: &str) -> Case {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     }
 }
 

@@ -357,6 +357,7 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, repair_step: Repa
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     }
 }
 
