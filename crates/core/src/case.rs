@@ -164,10 +164,22 @@ impl Case {
 
     /// Returns whether an operator holds the case and has not released it.
     pub fn waits_for_operator(&self) -> bool {
+        self.waits_since().is_some()
+    }
+
+    /// Returns since when an operator holds the case without having released it.
+    pub fn waits_since(&self) -> Option<Timestamp> {
         let last = self.steps.iter().rev().find(|step| {
             matches!(step.what, StepKind::HandOver | StepKind::Release) && step.state != StepState::Failed
         });
-        last.is_some_and(|step| step.what == StepKind::HandOver)
+        last.filter(|step| step.what == StepKind::HandOver).map(|step| step.at)
+    }
+
+    /// Returns the steps of the current escalation level that wait for an operator, because the policy does not allow the
+    /// controller to take them.
+    pub fn proposed_steps(&self) -> impl Iterator<Item = &Step> {
+        let is_newest = |step: &&Step| self.step(step.what).is_some_and(|newest| newest.op == step.op);
+        self.steps.iter().filter(|step| step.state == StepState::Proposed).filter(is_newest)
     }
 
     /// Returns whether an operator released the case and it has not escalated since.

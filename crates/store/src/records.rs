@@ -10,7 +10,7 @@ use doctor_core::{
     lifecycle::NodeState,
     measured_count::MeasuredCount,
     node::{Hardware, Hold},
-    plan::{Action, SkipReason},
+    plan::{Action, Conclusion, SkipReason},
     reason::{ReasonCode, WithReason},
     run::{Outcome, Run},
     snapshot::{Backoff, Cancelling, TestRecord},
@@ -286,6 +286,18 @@ pub struct RunRecord {
     pub started: Option<Timestamp>,
     pub ended: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunEndRow {
+    pub run: RunId,
+    pub nodes: Vec<NodeName>,
+    pub at: Timestamp,
+    /// `None`: with a result.
+    pub end: Option<Conclusion>,
+    /// Why it has no result, in words; only for the latest runs.
+    pub text: Option<String>,
 }
 
 /// Selects history rows, newest first.

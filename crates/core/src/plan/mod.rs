@@ -31,7 +31,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use due::{due_at, is_run_by_agent};
-pub use findings::unhealthy_mark;
+pub use findings::{MIN_SILENT_AGENTS, unhealthy_mark};
 pub use multi_node::MAX_TEST_NODES;
 pub(crate) use requalification::{Blocked, blocked, names};
 

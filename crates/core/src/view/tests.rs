@@ -38,6 +38,7 @@ fn days(days: i64) -> Timestamp {
 fn tests() -> Vec<TestPolicy> {
     let test = |id: &str, cutoff: i64, pools: Option<Vec<PoolName>>| TestPolicy {
         id: test_id(id),
+        suite: None,
         cutoff: Span::days(cutoff),
         limit: Span::minutes(20),
         typical_duration: Span::minutes(10),
