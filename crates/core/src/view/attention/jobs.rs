@@ -64,9 +64,9 @@ fn most_frequent<'a>(runs: &[&'a EndedRun]) -> Option<(&'a RunFailure, usize)> {
 fn item(urgency: Urgency, what: &str, nodes: Vec<NodeName>, streak: &[&EndedRun]) -> Option<AttentionItem> {
     let (failure, count) = most_frequent(streak)?;
     let newest = streak.iter().max_by_key(|run| run.at)?;
-    let share = if count == streak.len() { String::new() } else { format!(", {count} of {}", streak.len()) };
+    let share = if count == streak.len() { String::new() } else { format!(" ({count} of {})", streak.len()) };
     let said = failure.text.as_ref().map_or_else(String::new, |text| format!(": {text}"));
-    let text = format!("{what} ({}{share}){said}", failure.code);
+    let text = format!("{what}: {}{share}{said}", failure.code);
     let item = AttentionItem::new(AttentionKind::ValidationFailing, urgency, text).about(nodes);
     Some(item.since(streak.iter().map(|run| run.at).min()).next(format!("doctor log {}", newest.run)))
 }
