@@ -69,6 +69,8 @@ pub struct Engine {
     publisher: Publisher,
     /// A persistent problem that the caller reports.
     persistent_problem: Option<String>,
+    /// Whether the last recorded cycle had a problem: its end is recorded, too.
+    recorded_problem: bool,
     /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
     /// The snapshot feed for readers in this process.
@@ -96,6 +98,7 @@ impl Engine {
             status_sync: StatusSync::default(),
             publisher,
             persistent_problem: None,
+            recorded_problem: false,
             snapshot_feed: None,
             routes: Vec::new(),
         }
@@ -270,6 +273,7 @@ impl Engine {
         let must_record = !plan.actions.is_empty()
             || !plan.skipped.is_empty()
             || !report.problems.is_empty()
+            || self.recorded_problem
             || self.planner_state.idle_for(now) >= HEARTBEAT;
         if must_record {
             let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
@@ -278,6 +282,7 @@ impl Engine {
             let problem_text = (!report.problems.is_empty()).then(|| report.problems.join("; "));
             let elapsed = self.deps.clock.now().since(began);
             self.deps.store.finish_cycle(lease, cycle, elapsed, problem_text.as_deref())?;
+            self.recorded_problem = problem_text.is_some();
             self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;

@@ -9,8 +9,8 @@ use super::{
     error::ApiError,
     response_cache::CachePolicy,
     schema::{
-        attention_kind, breaker_state, count, duration, flag, list, mode, node_state, number, object, or_null, overall_state, tagged_union, text,
-        timestamp, tuple, urgency,
+        attention_kind, breaker_state, count, duration, flag, list, mode, node_state, number, object, or_null,
+        overall_state, tagged_union, text, timestamp, tuple, urgency,
     },
 };
 use crate::response::RawBody;

@@ -47,7 +47,11 @@ fn text(page: &mut Page, view: &StatusView, every_test: bool) {
         .map(|(_, n)| n)
         .sum();
     let total = plural(nodes.total as usize, "node");
-    page.line(format!("{}: {total}, {out} out of service; {}.", view.state.code().to_uppercase(), summary(&view.attention)));
+    page.line(format!(
+        "{}: {total}, {out} out of service; {}.",
+        view.state.code().to_uppercase(),
+        summary(&view.attention)
+    ));
     attention(page, &view.attention);
     page.blank();
     page.field("controller", leader(view));
@@ -100,7 +104,8 @@ fn summary(items: &[AttentionItem]) -> String {
 
 /// Prints each item with its command. Texts come from nodes and jobs, too, and are not trusted.
 fn attention(page: &mut Page, items: &[AttentionItem]) {
-    let longest = |text: fn(&AttentionItem) -> &'static str| items.iter().map(|item| text(item).len()).max().unwrap_or(0);
+    let longest =
+        |text: fn(&AttentionItem) -> &'static str| items.iter().map(|item| text(item).len()).max().unwrap_or(0);
     let (urgency, kind) = (longest(|item| item.urgency.code()), longest(|item| AttentionKind::code(item.kind)));
     for item in items {
         let text = sanitize(&item.text).replace(['\n', '\t'], " ");
@@ -122,9 +127,10 @@ fn leader(view: &StatusView) -> String {
 fn cycle(view: &StatusView) -> String {
     let Some(cycle) = &view.last_cycle else { return "none yet".to_owned() };
     let duration = cycle.duration.map_or_else(|| "not finished".to_owned(), |duration| format!("took {duration}"));
-    let seen = view
-        .observed_at
-        .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster last answered {}", ago(view.at, seen)));
+    let seen = view.observed_at.map_or_else(
+        || "cluster never observed".to_owned(),
+        |seen| format!("cluster last answered {}", ago(view.at, seen)),
+    );
     format!("{} ({}), {duration}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
 }
 
@@ -167,9 +173,8 @@ fn suites(suites: &[SuiteCoverage]) -> Table {
     let mut table = Table::new(["SUITE", "TESTS", "COVERED", "LOWEST", "RESULTS", "NOT PASS"]).right_align(&[1, 2]);
     for suite in suites {
         let lowest = suite.lowest.as_ref().filter(|(_, percent)| *percent < 100.0);
-        let lowest = lowest.map_or_else(|| "-".to_owned(), |(test, percent)| {
-            format!("{test} {}", format_percent(Some(*percent)))
-        });
+        let lowest = lowest
+            .map_or_else(|| "-".to_owned(), |(test, percent)| format!("{test} {}", format_percent(Some(*percent))));
         let counts = suite.counts.iter().map(|(status, count)| format!("{count} {}", TestStatus::label(*status)));
         table.row([
             cell(suite.suite.as_str()),

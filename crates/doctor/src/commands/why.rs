@@ -196,8 +196,9 @@ fn suites(lines: &[TestLine]) -> Table {
             let count = lines.iter().filter(|line| line.status == *status).count();
             (count > 0).then(|| format!("{count} {}", status.label()))
         });
-        let is_good =
-            |line: &&&TestLine| matches!(line.status, TestStatus::Pass | TestStatus::NotApplicable | TestStatus::NotJudged);
+        let is_good = |line: &&&TestLine| {
+            matches!(line.status, TestStatus::Pass | TestStatus::NotApplicable | TestStatus::NotJudged)
+        };
         let not_pass: Vec<&str> = lines.iter().filter(|line| !is_good(line)).map(|line| line.test.as_str()).collect();
         table.row([cell(suite), cell(lines.len().to_string()), cell(comma_separated(counts)), cell(names(&not_pass))]);
     }

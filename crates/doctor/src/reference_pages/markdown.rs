@@ -14,7 +14,11 @@ use doctor_core::{
 };
 
 use super::reasons::reasons;
-use crate::{config::default_text, deploy::settings_page, exit::{Exit, NagiosExit}};
+use crate::{
+    config::default_text,
+    deploy::settings_page,
+    exit::{Exit, NagiosExit},
+};
 
 /// A page: its file name and its text.
 #[derive(Debug)]
@@ -176,7 +180,10 @@ fn metrics() -> String {
 }
 
 fn exit_codes() -> String {
-    let mut text = page("Exit codes", "Exit codes of `doctor`. A code never changes its meaning. `doctor status` has its own, below.");
+    let mut text = page(
+        "Exit codes",
+        "Exit codes of `doctor`. A code never changes its meaning. `doctor status` has its own, below.",
+    );
     text.push_str("| code | meaning |\n|--:|---|\n");
     for exit in Exit::ALL {
         text.push_str(&format!("| {} | {} |\n", exit.code(), exit.meaning()));

@@ -25,12 +25,7 @@ struct Situation {
 }
 
 /// A situation without commands and options.
-const fn planted(
-    title: &'static str,
-    script: &'static str,
-    code: i32,
-    prints: &'static [&'static str],
-) -> Situation {
+const fn planted(title: &'static str, script: &'static str, code: i32, prints: &'static [&'static str]) -> Situation {
     Situation { title, script, commands: &[], options: &[], code, prints }
 }
 
@@ -251,7 +246,8 @@ fn status_says_what_needs_an_operator_and_exits_as_a_nagios_plugin() {
             let _ = write!(page, "```text\n{}{}\n```\n\n", situation.script, commands.collect::<String>());
         }
         // The first part is the list; what follows describes the service.
-        let list = if situation.options.is_empty() { printed.split("\n\n").next().unwrap_or_default() } else { &printed };
+        let list =
+            if situation.options.is_empty() { printed.split("\n\n").next().unwrap_or_default() } else { &printed };
         let options: String = situation.options.iter().map(|option| format!(" {option}")).collect();
         let _ = write!(page, "Exit code {code} of `doctor status{options}`:\n\n```text\n{}\n```\n", list.trim_end());
     }
@@ -283,7 +279,10 @@ fn a_killed_controller_is_critical_and_one_that_stopped_is_not() {
     // Dropping it kills it.
     drop(service);
     wait_until("the end of the lease", || workdir.json(&["status"])["leader"]["is"] == "lost");
-    workdir.expect(2, &["status"]).stdout_contains("no controller leads: the lease of").stdout_contains("-> doctor serve");
+    workdir
+        .expect(2, &["status"])
+        .stdout_contains("no controller leads: the lease of")
+        .stdout_contains("-> doctor serve");
 }
 
 #[test]

@@ -191,9 +191,10 @@ impl PeriodCoverage {
         let status = view::status(&facts, &cluster_state::status_ledger(store, &facts)?);
         // The same problem with other numbers is the same problem.
         let kind = |text: &String| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
-        let problems = status.attention.into_iter().filter(|item| {
-            item.urgency != Urgency::Notice && item.kind.is_about_the_service()
-        });
+        let problems = status
+            .attention
+            .into_iter()
+            .filter(|item| item.urgency != Urgency::Notice && item.kind.is_about_the_service());
         let present: BTreeMap<String, String> = problems.map(|item| (kind(&item.text), item.text)).collect();
         for (kind, hours) in &mut self.problems {
             if !present.contains_key(kind) {

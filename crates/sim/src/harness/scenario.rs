@@ -460,7 +460,9 @@ impl ScenarioRunner {
                 ));
             }
             _ => {
-                return invalid("accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters, attention");
+                return invalid(
+                    "accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters, attention",
+                );
             }
         }
         if lines.is_empty() {

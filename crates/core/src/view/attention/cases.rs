@@ -75,15 +75,15 @@ fn waiting(facts: &Facts, stored: &StoredStatus, case: &Case, why: &CaseReason) 
         node: case.node.clone(),
         since: Some(since),
         case: Some(case.id),
-        what: with_acknowledgement(format!("waiting for an operator{advice}"), acknowledged),
+        what: with_acknowledgement(&format!("waiting for an operator{advice}"), acknowledged),
         why: why.text.clone(),
         why_code: why.code.clone(),
         next: resolution(case),
     })
 }
 
-fn with_acknowledgement(what: String, by: Option<&String>) -> String {
-    by.map_or_else(|| what.clone(), |by| format!("acknowledged by {by}, {what}"))
+fn with_acknowledgement(what: &str, by: Option<&String>) -> String {
+    by.map_or_else(|| what.to_owned(), |by| format!("acknowledged by {by}, {what}"))
 }
 
 /// Returns the command that resolves a case that was handed over.
@@ -130,7 +130,7 @@ fn proposal(facts: &Facts, stored: &StoredStatus, case: &Case, why: &CaseReason)
         node: case.node.clone(),
         since: Some(since),
         case: Some(case.id),
-        what: with_acknowledgement(format!("waiting for an operator to {}", names.join(", ")), acknowledged),
+        what: with_acknowledgement(&format!("waiting for an operator to {}", names.join(", ")), acknowledged),
         why: why.text.clone(),
         why_code: why.code.clone(),
         next,

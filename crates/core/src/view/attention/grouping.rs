@@ -39,7 +39,6 @@ pub(super) enum NextCommand {
     OnNodes(&'static str, String),
     /// `doctor why` with the first node.
     Why,
-    Fixed(&'static str),
 }
 
 impl NextCommand {
@@ -52,7 +51,6 @@ impl NextCommand {
         match self {
             Self::OnNodes(before, after) => format!("{before} {}{after}", hostlist::fold(nodes)),
             Self::Why => format!("doctor why {}", nodes.first().map_or("NODE", NodeName::as_str)),
-            Self::Fixed(command) => (*command).to_owned(),
         }
     }
 }
@@ -64,10 +62,10 @@ pub(super) fn grouped(facts: &Facts, troubles: Vec<NodeTrouble>) -> Vec<Attentio
         let key = (trouble.kind, trouble.urgency, trouble.what.clone(), trouble.why_code.clone(), trouble.next.clone());
         groups.entry(key).or_default().push(trouble);
     }
-    groups.into_values().filter_map(|group| item(facts, group)).collect()
+    groups.into_values().filter_map(|group| item(facts, &group)).collect()
 }
 
-fn item(facts: &Facts, group: Vec<NodeTrouble>) -> Option<AttentionItem> {
+fn item(facts: &Facts, group: &[NodeTrouble]) -> Option<AttentionItem> {
     let oldest = group.iter().min_by_key(|trouble| (trouble.since.unwrap_or(Timestamp::MAX), trouble.node.clone()))?;
     let mut nodes: Vec<NodeName> = group.iter().map(|trouble| trouble.node.clone()).collect();
     nodes.sort_unstable();

@@ -43,12 +43,12 @@ fn failing_nodes(runs: &[EndedRun]) -> Vec<AttentionItem> {
             by_reason.entry(failure).or_default().extend(streak);
         }
     }
-    let item = |streak: Vec<&EndedRun>| {
+    let of_reason = |streak: Vec<&EndedRun>| {
         let nodes = nodes_of(&streak);
         let what = format!("{}: the last validation jobs gave no result", subject(&nodes));
         item(Urgency::Warning, &what, nodes, &streak)
     };
-    by_reason.into_values().filter_map(item).collect()
+    by_reason.into_values().filter_map(of_reason).collect()
 }
 
 /// Returns the failure that most of the runs share, and how many do.

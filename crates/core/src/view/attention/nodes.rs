@@ -33,7 +33,9 @@ fn silent_agents(facts: &Facts, silent: &SilentAgentsView) -> Option<AttentionIt
     let ago = short_duration(facts.now.since(since));
     let item = match silent.incident {
         true => {
-            let text = format!("{count} of {agents} agents are silent, up to {ago}: check the network first; no node is blamed");
+            let text = format!(
+                "{count} of {agents} agents are silent, up to {ago}: check the network first; no node is blamed"
+            );
             AttentionItem::new(AttentionKind::AgentsSilent, Urgency::Critical, text)
         }
         false => {

@@ -89,9 +89,9 @@ fn item(code: &'static str, overdue: &Overdue<'_>, coverage: &[CoverageRow]) -> 
     let more = overdue.tests.len().saturating_sub(MAX_NAMED);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     let covered = coverage.iter().filter(|row| overdue.tests.contains(&row.test)).filter_map(|row| row.percent);
-    let lowest = covered.min_by(f64::total_cmp).map_or_else(String::new, |percent| {
-        format!(" (coverage {})", format_percent(Some(percent)))
-    });
+    let lowest = covered
+        .min_by(f64::total_cmp)
+        .map_or_else(String::new, |percent| format!(" (coverage {})", format_percent(Some(percent))));
     let tests = format!("{}{more}{lowest}", named.join(", "));
     let text = match code {
         NO_RESULT => format!("{}: no conclusive result of {tests}, {MISSES} times in a row", subject(&nodes)),

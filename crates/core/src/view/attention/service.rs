@@ -6,8 +6,9 @@ use crate::{
     snapshot::{Breaker, Pause},
     time::Span,
     view::{
-        Facts, format_time, plural,
+        Facts, format_time,
         formatting::short_duration,
+        plural,
         service_state::{LeaderView, StoredStatus},
     },
 };
@@ -59,7 +60,8 @@ fn no_controller(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> O
             };
             let ago = facts.now.since(last);
             let urgency = if ago > TIMER_PAUSE { Urgency::Critical } else { Urgency::Notice };
-            let text = format!("no controller leads: the last one stopped after its cycle of {} ago", short_duration(ago));
+            let text =
+                format!("no controller leads: the last one stopped after its cycle of {} ago", short_duration(ago));
             item(urgency, text).map(|item| item.since(last))
         }
     }
@@ -142,7 +144,9 @@ fn rejected(facts: &Facts, stored: &StoredStatus) -> Option<AttentionItem> {
     let at = stored.rejected_at.filter(|at| facts.now.since(*at) <= REJECTION_SHOWN)?;
     let ago = short_duration(facts.now.since(at));
     let count = stored.rejected;
-    let text = format!("results or reports rejected so far: {count}, the last {ago} ago; see rejected/ in the shared directory");
+    let text = format!(
+        "results or reports rejected so far: {count}, the last {ago} ago; see rejected/ in the shared directory"
+    );
     let item = AttentionItem::new(AttentionKind::ResultsRejected, Urgency::Warning, text);
     Some(item.since(at).next("doctor audit"))
 }

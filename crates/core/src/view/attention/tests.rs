@@ -204,7 +204,8 @@ fn a_pause_with_an_end_and_another_partys_mark_are_notices() {
     });
     let until = Some(NOW.plus(Span::hours(1)));
     let pool = facts.snapshot.nodes[0].node.pool.clone();
-    facts.snapshot.pauses = vec![Pause { pool: Some(pool), by: "ann".into(), why: "upgrade".into(), since: NOW, until }];
+    facts.snapshot.pauses =
+        vec![Pause { pool: Some(pool), by: "ann".into(), why: "upgrade".into(), since: NOW, until }];
     let view = status(&facts, &leads());
     assert_eq!(kinds(&view), [AttentionKind::Paused, AttentionKind::ForeignMark]);
     assert_eq!(view.state, OverallState::Ok);
@@ -227,10 +228,8 @@ fn a_case_that_waits_is_critical_after_a_day_and_a_notice_once_acknowledged() {
         assert_eq!((item.urgency, item.case), (urgency, Some(CaseId::from_number(1))));
         assert_eq!(item.text.contains("acknowledged by ann"), acknowledged, "{}", item.text);
     }
-    let released = vec![
-        step(StepKind::HandOver, StepState::Done, hours(37)),
-        step(StepKind::Release, StepState::Done, hours(1)),
-    ];
+    let released =
+        vec![step(StepKind::HandOver, StepState::Done, hours(37)), step(StepKind::Release, StepState::Done, hours(1))];
     let view = status(&with_case(fleet(), "n1", released), &leads());
     assert_eq!(only(&view).kind, AttentionKind::OutOfService, "the controller works on it again");
 }
@@ -265,10 +264,8 @@ fn a_proposal_names_the_step_that_the_policy_leaves_to_an_operator() {
     assert_eq!((item.kind, item.urgency), (AttentionKind::Proposal, Urgency::Warning));
     assert_eq!(item.text, "n1: waiting for an operator to reboot for 3h: storage is slow");
     // It has been done since.
-    let done = vec![
-        step(StepKind::Reboot, StepState::Proposed, hours(3)),
-        step(StepKind::Reboot, StepState::Done, hours(1)),
-    ];
+    let done =
+        vec![step(StepKind::Reboot, StepState::Proposed, hours(3)), step(StepKind::Reboot, StepState::Done, hours(1))];
     assert_eq!(only(&status(&with_case(fleet(), "n1", done), &leads())).kind, AttentionKind::OutOfService);
 }
 
@@ -309,7 +306,10 @@ fn a_node_that_the_controller_repairs_is_a_notice_for_a_day() {
         (only(&view).urgency, only(&view).text.clone())
     };
     let (urgency, text) = repairing(hours(3));
-    assert_eq!((urgency, text.as_str()), (Urgency::Notice, "n1: out of service, being repaired (reboot, try 1) for 3h: storage is slow"));
+    assert_eq!(
+        (urgency, text.as_str()),
+        (Urgency::Notice, "n1: out of service, being repaired (reboot, try 1) for 3h: storage is slow")
+    );
     assert_eq!(repairing(hours(30)).0, Urgency::Warning);
 }
 
@@ -377,7 +377,11 @@ fn jobs_that_fail_in_a_row_on_one_node_only_are_a_warning_about_the_node() {
     let view = status(&fleet(), &StoredStatus { recent_runs: runs.clone(), ..leads() });
     let item = only(&view);
     assert_eq!((item.urgency, names(&item.nodes)), (Urgency::Warning, vec!["n7"]));
-    assert!(item.text.starts_with("n7: the last validation jobs gave no result: crashed: the job ended"), "{}", item.text);
+    assert!(
+        item.text.starts_with("n7: the last validation jobs gave no result: crashed: the job ended"),
+        "{}",
+        item.text
+    );
     // Two failures, or failures before a result, are no item.
     let view = status(&fleet(), &StoredStatus { recent_runs: runs[..3].to_vec(), ..leads() });
     assert_eq!(kinds(&view), []);
@@ -398,7 +402,8 @@ fn overdue_tests_of_free_nodes_are_reported_with_the_reason_and_those_of_busy_no
         let view = status(&facts, &leads());
         view.attention.into_iter().map(|item| (item.kind, item.text)).collect::<Vec<_>>()
     };
-    let expected = "a: free, and overdue for more than a day: storage (coverage 0.0 %): today's validation node-hours are spent";
+    let expected =
+        "a: free, and overdue for more than a day: storage (coverage 0.0 %): today's validation node-hours are spent";
     assert_eq!(overdue(SkipReason::BudgetSpent, false, 20), [(AttentionKind::CoverageLow, expected.to_owned())]);
     assert_eq!(overdue(SkipReason::BudgetSpent, true, 20), [], "users have the node");
     assert_eq!(overdue(SkipReason::BudgetSpent, false, 7), [], "it became overdue just now");
@@ -445,9 +450,12 @@ fn missing_software_is_one_notice_for_the_fleet_with_the_remedy() {
     let view = status(&facts, &stored);
     let [fio, dcgm] = &view.attention[..] else { panic!("{:?}", view.attention) };
     assert!(
-        dcgm.text.starts_with("DCGM is not installed on any of the 3 nodes: dcgm, dcgm-level-4 not applicable; install")
+        dcgm.text
+            .starts_with("DCGM is not installed on any of the 3 nodes: dcgm, dcgm-level-4 not applicable; install")
     );
-    assert!(fio.text.starts_with("fio is not installed on 2 nodes (n[1-2]): storage not applicable; install the package"));
+    assert!(
+        fio.text.starts_with("fio is not installed on 2 nodes (n[1-2]): storage not applicable; install the package")
+    );
     assert_eq!(names(&fio.nodes), ["n1", "n2"]);
     assert_eq!(view.state, OverallState::Ok, "nothing is wrong with the nodes");
 }
@@ -492,5 +500,8 @@ fn coverage_is_summed_by_suite_with_the_names_of_tests_that_are_not_pass() {
     let [other, standard] = &suites[..] else { panic!("{suites:?}") };
     assert_eq!((other.suite.as_str(), other.percent, other.not_pass.len()), ("other", Some(100.0), 0));
     assert_eq!((standard.suite.as_str(), standard.percent), ("standard", Some(0.0)));
-    assert_eq!((standard.not_pass.clone(), standard.lowest.clone()), (vec![test_id("storage")], Some((test_id("storage"), 0.0))));
+    assert_eq!(
+        (standard.not_pass.clone(), standard.lowest.clone()),
+        (vec![test_id("storage")], Some((test_id("storage"), 0.0)))
+    );
 }
