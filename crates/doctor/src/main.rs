@@ -61,7 +61,7 @@ pub(crate) fn command_line() -> clap::Command {
     let nagios = NagiosExit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
     let status = format!("Exit codes, as of a Nagios plugin:\n{nagios}");
     Cli::command()
-        .after_long_help(format!("Exit codes (`doctor status --help` has its own):\n{codes}"))
+        .after_long_help(format!("Exit codes:\n{codes}\n\nThose of `doctor status` differ: see its --help."))
         .mut_subcommand("status", |command| command.after_long_help(status))
 }
 

@@ -80,6 +80,8 @@ coded! {
         Held => "held",
         /// Another party keeps the node out of service.
         ForeignMark => "foreign-mark",
+        /// No test has run on the node yet.
+        NeverTested => "never-tested",
         /// Values without an expectation, because no profile has them.
         NotJudged => "not-judged",
         MissingSoftware => "missing-software",
@@ -111,6 +113,7 @@ impl AttentionKind {
             Self::AlertsLost => "messages about alerts were not delivered within the last day",
             Self::Held => "an operator holds the node: no tests, no repairs",
             Self::ForeignMark => "another party keeps the node out of service",
+            Self::NeverTested => "no test has run on the node yet, so nothing is known of its health",
             Self::NotJudged => "measured values have nothing to compare with",
             Self::MissingSoftware => "tests do not apply because their software is not installed",
         }
@@ -127,6 +130,7 @@ impl AttentionKind {
                 | Self::AgentSilent
                 | Self::Held
                 | Self::ForeignMark
+                | Self::NeverTested
         )
     }
 }

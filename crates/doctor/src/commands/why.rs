@@ -161,7 +161,7 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
 /// With more tests than this, they are counted by suite, and those that do not apply are grouped by reason.
 const MAX_UNGROUPED_TESTS: usize = 12;
 
-/// Prints the tests: all of them, or one line for each suite and those that are neither pass nor without hardware here.
+/// Prints the tests: all of them, or one line for each suite, and those whose last result has a reason to read.
 fn test_results(page: &mut Page, view: &WhyView, every_test: bool) {
     let is_long = view.tests.len() > MAX_UNGROUPED_TESTS;
     let (not_here, here): (Vec<_>, Vec<_>) = view.tests.iter().partition(|line| {
@@ -176,10 +176,11 @@ fn test_results(page: &mut Page, view: &WhyView, every_test: bool) {
     }
     page.heading("Tests by suite (--tests: one line for each test)");
     page.table(&suites(&view.tests));
-    let not_pass: Vec<&TestLine> = here.into_iter().filter(|line| line.status != TestStatus::Pass).collect();
-    if !not_pass.is_empty() {
-        page.heading("Tests that are not pass");
-        page.table(&tests(&not_pass, view.at));
+    let has_reason = |line: &&TestLine| matches!(line.status, TestStatus::Fail | TestStatus::Inconclusive);
+    let explained: Vec<&TestLine> = here.into_iter().filter(has_reason).collect();
+    if !explained.is_empty() {
+        page.heading("Tests that failed or gave no result");
+        page.table(&tests(&explained, view.at));
     }
     not_applicable(page, &not_here);
 }

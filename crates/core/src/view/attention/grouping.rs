@@ -85,12 +85,16 @@ fn item(facts: &Facts, group: &[NodeTrouble]) -> Option<AttentionItem> {
 
 /// Names one node, or counts several and names them if the list is short.
 pub(super) fn subject(nodes: &[NodeName]) -> String {
-    let folded = hostlist::fold(nodes);
-    match nodes {
-        [node] => node.to_string(),
-        _ if folded.len() <= MAX_LIST => format!("{} ({folded})", plural(nodes.len(), "node")),
-        _ => plural(nodes.len(), "node"),
+    match (nodes, folded(nodes)) {
+        ([node], _) => node.to_string(),
+        (_, Some(folded)) => format!("{} ({folded})", plural(nodes.len(), "node")),
+        (_, None) => plural(nodes.len(), "node"),
     }
+}
+
+/// Returns the names as a host list; `None`: it is too long for a sentence.
+pub(super) fn folded(nodes: &[NodeName]) -> Option<String> {
+    Some(hostlist::fold(nodes)).filter(|folded| folded.len() <= MAX_LIST)
 }
 
 fn shortened(why: &str) -> String {

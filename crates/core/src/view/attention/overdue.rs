@@ -45,7 +45,29 @@ pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bo
     if every_job_fails {
         by_code.retain(|code, _| !matches!(*code, NO_RESULT | "backing-off"));
     }
-    by_code.into_iter().map(|(code, overdue)| item(code, &overdue, coverage)).collect()
+    let overdue = by_code.into_iter().map(|(code, overdue)| item(code, &overdue, coverage));
+    overdue.chain(never_tested(facts)).collect()
+}
+
+/// Returns the nodes on which no test has run yet, and why not. It may only be that users have them, but nothing is known
+/// of their health.
+fn never_tested(facts: &Facts) -> Option<AttentionItem> {
+    let (mut nodes, mut reasons) = (Vec::new(), BTreeMap::<&str, usize>::new());
+    for record in &facts.snapshot.nodes {
+        let Some(skipped) = facts.skip_reasons.get(&record.node.name) else { continue };
+        let code = skip_code(&skipped.reason);
+        let is_explained = matches!(code, "fresh" | "nothing-applies" | "out-of-service" | "held" | "foreign-mark");
+        let is_untested = facts.due_of(record).all(|(_, known, _)| known.attempt().is_none());
+        if is_untested && !is_explained && facts.run_on(&record.node.name).is_none() {
+            nodes.push(record.name());
+            *reasons.entry(code).or_default() += 1;
+        }
+    }
+    let reasons: Vec<String> = reasons.into_iter().map(|(code, count)| format!("{count} {code}")).collect();
+    let text = format!("{}: no test has run yet: {}", subject(&nodes), reasons.join(", "));
+    (!nodes.is_empty()).then(|| {
+        AttentionItem::new(AttentionKind::NeverTested, Urgency::Notice, text).about(nodes).next("doctor plan --all")
+    })
 }
 
 fn add_node<'a>(facts: &'a Facts, record: &'a NodeRecord, by_code: &mut BTreeMap<&'static str, Overdue<'a>>) {

@@ -1,6 +1,6 @@
 //! The service itself: its leader, the age of its observation, its breaker, limits and pauses.
 
-use super::{AttentionItem, AttentionKind, StatusParts, Urgency};
+use super::{AttentionItem, AttentionKind, StatusParts, Urgency, grouping::folded};
 use crate::{
     ids::NodeName,
     snapshot::{Breaker, Pause},
@@ -122,7 +122,8 @@ fn many_nodes_out(facts: &Facts) -> Option<AttentionItem> {
     }
     let nodes: Vec<NodeName> = out().map(|record| record.name()).collect();
     let since = out().map(|record| record.since).min();
-    let text = format!("{count} of {} are out of service", plural(total, "node"));
+    let list = folded(&nodes).map_or_else(String::new, |list| format!(": {list}"));
+    let text = format!("{count} of {} are out of service{list}", plural(total, "node"));
     let item = AttentionItem::new(AttentionKind::ManyNodesOut, Urgency::Critical, text).about(nodes);
     Some(item.since(since).next("doctor cases"))
 }

@@ -289,7 +289,10 @@ fn a_command_that_took_most_of_the_fleet_out_is_two_lines_and_critical() {
     }
     let view = status(&facts.with("n40"), &leads());
     let [many, waiting] = &view.attention[..] else { panic!("{:#?}", view.attention) };
-    assert_eq!((many.kind, many.text.as_str()), (AttentionKind::ManyNodesOut, "39 of 40 nodes are out of service"));
+    assert_eq!(
+        (many.kind, many.text.as_str()),
+        (AttentionKind::ManyNodesOut, "39 of 40 nodes are out of service: n[01-39]")
+    );
     assert_eq!((waiting.kind, waiting.nodes.len(), waiting.case), (AttentionKind::CaseWaiting, 39, None));
     assert!(waiting.text.starts_with("39 nodes (n[01-39]): waiting for an operator for "), "{}", waiting.text);
     assert_eq!(waiting.next.as_deref(), Some("doctor release n[01-39] --why …"));
@@ -421,6 +424,18 @@ fn a_test_without_a_result_three_times_in_a_row_is_reported() {
     let view = status(&facts.result("storage", Verdict::Inconclusive, days(0)), &leads());
     assert!(only(&view).text.starts_with("a: no conclusive result of storage (coverage"), "{}", only(&view).text);
     assert_eq!(only(&view).next.as_deref(), Some("doctor history a"));
+}
+
+#[test]
+fn a_node_on_which_no_test_has_run_is_a_notice_even_if_users_have_it() {
+    let mut facts = cluster().with("a").with("b").with("c").result("dl", Verdict::Pass, NOW);
+    for node in ["a", "b", "c"] {
+        let skipped = SkippedSince { since: hours(1), reason: SkipReason::Busy { by: "job 7".into() } };
+        facts.skip_reasons.insert(name(node), skipped);
+    }
+    let view = status(&facts, &leads());
+    assert_eq!((only(&view).kind, view.state), (AttentionKind::NeverTested, OverallState::Ok));
+    assert_eq!(only(&view).text, "2 nodes (a,b): no test has run yet: 2 busy");
 }
 
 #[test]
