@@ -231,19 +231,24 @@ impl Case {
 
     /// Returns whether an operator holds the case and has not released it or requested a repair.
     pub fn waits_for_operator(&self) -> bool {
-        self.last_decision() == Some(StepKind::HandOver)
+        self.waits_since().is_some()
+    }
+
+    /// Returns since when an operator holds the case without having released it or requested a repair.
+    pub fn waits_since(&self) -> Option<Timestamp> {
+        self.last_decision().filter(|step| step.what == StepKind::HandOver).map(|step| step.at)
     }
 
     /// Returns the newest step that gave the case to an operator, or that an operator decided.
-    fn last_decision(&self) -> Option<StepKind> {
+    fn last_decision(&self) -> Option<&Step> {
         let decides = |what| matches!(what, StepKind::HandOver | StepKind::Release | StepKind::RequestRepair);
-        let last = self.steps.iter().rev().find(|step| decides(step.what) && step.state != StepState::Failed);
-        last.map(|step| step.what)
+        self.steps.iter().rev().find(|step| decides(step.what) && step.state != StepState::Failed)
     }
 
     /// Returns the repair that an operator requested, until the case is handed over or released.
     pub fn requested_repair(&self) -> Option<(&OperatorRequest, &RequestedRepair)> {
-        let request = self.request.as_ref().filter(|_| self.last_decision() == Some(StepKind::RequestRepair))?;
+        self.last_decision().filter(|step| step.what == StepKind::RequestRepair)?;
+        let request = self.request.as_ref()?;
         Some((request, request.repair.as_ref()?))
     }
 
@@ -264,13 +269,13 @@ impl Case {
         self.request = Some(request.clone());
     }
 
-    /// Returns the steps that wait for an operator: proposed, and neither taken nor superseded by a request since.
+    /// Returns the steps of the current escalation level that wait for an operator: proposed, because the policy does not allow
+    /// the controller to take them, and neither taken nor superseded by a requested repair since.
     pub fn open_proposals(&self) -> impl Iterator<Item = &Step> {
-        let supersedes = |later: &Step, step: &Step| later.what == step.what || later.what == StepKind::RequestRepair;
-        let open = move |index: usize, step: &Step| {
-            step.state == StepState::Proposed && !self.steps[index + 1..].iter().any(|later| supersedes(later, step))
-        };
-        self.steps.iter().enumerate().filter(move |(index, step)| open(*index, step)).map(|(_, step)| step)
+        let asked = self.steps.iter().rposition(|step| step.what == StepKind::RequestRepair);
+        let since = asked.map_or(0, |index| index + 1);
+        let is_newest = |step: &&Step| self.step(step.what).is_some_and(|newest| newest.op == step.op);
+        self.steps[since..].iter().filter(|step| step.state == StepState::Proposed).filter(is_newest)
     }
 
     /// Returns whether an operator released the case and it has not escalated since.

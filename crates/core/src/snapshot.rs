@@ -68,6 +68,10 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
+    pub fn name(&self) -> NodeName {
+        self.node.name.clone()
+    }
+
     /// Returns the operator's hold that is in force at this moment. An expired hold stays recorded and has no effect.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))

@@ -34,6 +34,11 @@ impl Context {
         Self { out, config_path: named, store, config: OnceCell::new(), loaded: OnceCell::new() }
     }
 
+    /// Returns the store named on the command line.
+    pub(crate) const fn store_url(&self) -> Option<&StoreUrl> {
+        self.store.as_ref()
+    }
+
     pub(crate) fn config_source(&self) -> Result<ConfigSource> {
         Ok(ConfigSource::find(self.config_path.as_deref(), |name| std::env::var(name).ok())?)
     }
@@ -92,10 +97,10 @@ impl Context {
         Ok(Share::open(&self.config()?.data)?)
     }
 
-    /// Returns the current time for display. For a simulated cluster that is the time of the last snapshot.
+    /// Returns the current time for display. For a simulated cluster that is the time of the last cycle.
     pub(crate) fn now(&self, last: Option<&(Timestamp, ObservedCluster)>) -> Timestamp {
         match last {
-            Some((at, cluster)) if cluster.backend == SIM_BACKEND => *at,
+            Some((at, cluster)) if cluster.backend == SIM_BACKEND => cluster.last_cycle(*at),
             _ => SystemClock.now(),
         }
     }

@@ -19,7 +19,7 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::{
     cli::{Cli, Command},
     context::Context,
-    exit::Exit,
+    exit::{Exit, NagiosExit},
     failure::{Failure, Result},
     output::Output,
 };
@@ -31,31 +31,47 @@ fn main() -> ExitCode {
         Err(error) => {
             // There is no other channel on which to report that printing failed.
             let _printed = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+            return match error.use_stderr() {
+                true if names_status() => NagiosExit::Unknown.into(),
+                true => Exit::Usage.into(),
+                false => Exit::Ok.into(),
+            };
         }
     };
+    let is_status = matches!(cli.command, Command::Status(_));
     match run(cli) {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit,
         Err(failure) => {
             print_failure(&failure);
-            failure.exit().into()
+            if is_status { NagiosExit::Unknown.into() } else { failure.exit().into() }
         }
     }
+}
+
+/// Returns whether an invalid command line is one of `doctor status`. A monitoring system that runs it must not take a
+/// mistyped option for a critical state.
+fn names_status() -> bool {
+    let parsed = command_line().ignore_errors(true).try_get_matches();
+    parsed.is_ok_and(|matches| matches.subcommand_name() == Some("status"))
 }
 
 /// Returns the command line, with the exit codes appended to its long help.
 pub(crate) fn command_line() -> clap::Command {
     let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
-    Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
+    let nagios = NagiosExit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
+    let status = format!("Exit codes, as of a Nagios plugin:\n{nagios}");
+    Cli::command()
+        .after_long_help(format!("Exit codes:\n{codes}\n\nThose of `doctor status` differ: see its --help."))
+        .mut_subcommand("status", |command| command.after_long_help(status))
 }
 
-fn run(cli: Cli) -> Result<Exit> {
+fn run(cli: Cli) -> Result<ExitCode> {
     let context = Context::new(Output::new(cli.json), cli.config, cli.store);
-    match cli.command {
+    let exit = match cli.command {
         Command::Serve(args) => commands::serve::run(&context, &args),
         Command::Run(args) => commands::run::run(&context, &args),
         Command::Plan(args) => commands::plan::run(&context, &args),
-        Command::Status(args) => commands::status::run(&context, &args),
+        Command::Status(args) => return commands::status::run(&context, &args).map(ExitCode::from),
         Command::Nodes(args) => commands::nodes::run(&context, &args),
         Command::Why(args) => commands::why::run(&context, &args),
         Command::History(args) => commands::history::run(&context, &args),
@@ -87,7 +103,8 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
-    }
+    };
+    exit.map(ExitCode::from)
 }
 
 /// Prints the failure with its causes on standard error, then the hint.

@@ -25,7 +25,7 @@ use doctor_store::{
 };
 
 use crate::{
-    job_failures, mark_recovery,
+    job_failures, mark_recovery, recent_runs,
     settings::Settings,
     snapshot::{ClusterStateRow, ObservedCluster, active_runs, mark_unknown_jobs, node_record},
     snapshot_feed::ObservedSnapshot,
@@ -43,6 +43,7 @@ pub fn facts(
     cluster: ObservedCluster,
     now: Timestamp,
 ) -> Result<Facts, StoreError> {
+    let cycle_at = observed_at.map(|observed_at| cluster.last_cycle(observed_at));
     let inputs = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterStateRow::into_seen_node).collect();
     let (mut snapshot, stored_only) = assemble(store, inputs, nodes, &BTreeMap::new(), now)?;
@@ -59,7 +60,7 @@ pub fn facts(
         snapshot.nodes = stored_only;
         Vec::new()
     };
-    Ok(Facts { now, observed_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
+    Ok(Facts { now, observed_at, cycle_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
@@ -68,7 +69,7 @@ pub fn facts(
 /// # Errors
 /// If the store fails.
 pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<Facts, StoreError> {
-    let ObservedSnapshot { mut snapshot, changed_in_store, .. } = observed;
+    let ObservedSnapshot { mut snapshot, observed_at, changed_in_store, .. } = observed;
     refresh_from_store(store, &mut snapshot, &changed_in_store)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
     let is_listed = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
@@ -76,8 +77,8 @@ pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<
     let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
     let gone = gone.into_iter();
     let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));
-    let (now, observed_at) = (snapshot.at, Some(snapshot.at));
-    Ok(Facts { now, observed_at, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
+    let (now, cycle_at) = (snapshot.at, Some(snapshot.at));
+    Ok(Facts { now, observed_at, cycle_at, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Updates a snapshot from the store.
@@ -168,13 +169,14 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError>
         last_cycle,
         leader: store.leader()?,
         rejected: store.counters()?.documents_rejected,
+        rejected_at: store.last_rejection()?,
         spent_today: store.node_time_since(midnight)?,
         ..StoredStatus::default()
     })
 }
 
-/// As [`ledger`], with what the newest results say about the tests that occupy nodes: their durations, and nodes
-/// without the software that they need.
+/// As [`ledger`], with what the newest results say about the tests that occupy nodes (their durations, nodes without the
+/// software that they need), how the latest runs ended, and what operators have acknowledged.
 ///
 /// # Errors
 /// If the store fails.
@@ -189,6 +191,9 @@ pub fn status_ledger(store: &Store, facts: &Facts) -> Result<StoredStatus, Store
     Ok(StoredStatus {
         durations: store.mean_durations(&tests(true))?,
         missing_software: missing.collect(),
+        recent_runs: recent_runs::ended(store)?,
+        acknowledged: store.mutes()?.into_iter().map(|(case, mute)| (case, mute.by)).collect(),
+        alerts_lost: store.alerts_given_up_since(facts.now.minus(Span::days(1)))?,
         ..ledger(store, facts.now)?
     })
 }

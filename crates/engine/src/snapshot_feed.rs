@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use doctor_core::{ids::NodeName, snapshot::Snapshot};
+use doctor_core::{ids::NodeName, snapshot::Snapshot, time::Timestamp};
 
 use crate::settings::Settings;
 
@@ -16,6 +16,8 @@ use crate::settings::Settings;
 #[derive(Debug, Clone)]
 pub struct ObservedSnapshot {
     pub snapshot: Snapshot,
+    /// When the cluster last answered; before `snapshot.at` while it does not.
+    pub observed_at: Option<Timestamp>,
     /// Nodes that the cycle's actions have changed in the store.
     pub changed_in_store: Vec<NodeName>,
     /// The settings of that cycle.
@@ -49,8 +51,15 @@ impl SnapshotFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(&self, snapshot: &Snapshot, changed_in_store: Vec<NodeName>, settings: &Settings) {
-        let observed = ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
+    pub(crate) fn publish(
+        &self,
+        snapshot: &Snapshot,
+        observed_at: Option<Timestamp>,
+        changed_in_store: Vec<NodeName>,
+        settings: &Settings,
+    ) {
+        let (snapshot, settings) = (snapshot.clone(), settings.clone());
+        let observed = ObservedSnapshot { snapshot, observed_at, changed_in_store, settings };
         self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 

@@ -58,6 +58,7 @@ pub mod outbox;
 mod publish;
 #[cfg(test)]
 mod query_plan_tests;
+mod rejections;
 mod result_writer;
 mod retention;
 mod runs;

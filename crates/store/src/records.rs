@@ -11,7 +11,7 @@ use doctor_core::{
     lifecycle::NodeState,
     measured_count::MeasuredCount,
     node::{Hardware, Hold},
-    plan::{Action, SkipReason},
+    plan::{Action, Conclusion, SkipReason},
     reason::{ReasonCode, WithReason},
     run::{Outcome, Run, RunEnd},
     snapshot::{Backoff, Cancelling, TestRecord},
@@ -297,6 +297,18 @@ pub struct EndedWithoutResult {
     pub ended: Timestamp,
     pub end: RunEnd,
     pub output: LastOutput,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunEndRow {
+    pub run: RunId,
+    pub nodes: Vec<NodeName>,
+    pub at: Timestamp,
+    /// `None`: with a result.
+    pub end: Option<Conclusion>,
+    /// Why it has no result, in words; only for the latest runs.
+    pub text: Option<String>,
 }
 
 /// Selects history rows, newest first.

@@ -38,17 +38,6 @@ function renderSummary({ status, findings, map }) {
   const healthyPercent = total ? (100 * counts.pass) / total : null;
   const nodesByReason = new Map();
   for (const { reason, node } of findings.items) nodesByReason.set(reason, (nodesByReason.get(reason) ?? new Set()).add(node));
-  const alerts = [
-    ...status.problems,
-    status.breaker.state !== "closed" &&
-      !status.problems.some((problem) => /breaker/i.test(problem)) &&
-      `The circuit breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out of service"}`,
-    ...status.pauses.map(
-      (pause) => `Validation ${pause.pool ? `of pool ${pause.pool}` : "of all pools"} is paused by ${pause.by}: ${pause.why}`,
-    ),
-    status.silent.incident &&
-      `${status.silent.silent.length} of ${plural(status.silent.agents, "agent")} stopped reporting: check the network first`,
-  ].filter(Boolean);
   const healthBar = el(
     "div",
     {
@@ -89,8 +78,14 @@ function renderSummary({ status, findings, map }) {
           .slice(0, 8)
           .map(([reason, nodes]) => link(["cases"], `${codeLabel(reason)} on ${plural(nodes.size, "node")}`)),
       ),
-    ...alerts.map((text) => el("p", { class: "alert", role: "alert" }, el("span", { "aria-hidden": "true" }, "⚠ "), inlineCode(text))),
-    ...status.notes.map((text) => el("p", { class: "facts" }, inlineCode(text))),
+    ...status.attention.map((item) =>
+      el(
+        "p",
+        item.urgency === "notice" ? { class: "facts" } : { class: "alert", role: "alert" },
+        item.urgency === "notice" ? "" : el("span", { "aria-hidden": "true" }, "⚠ "),
+        inlineCode(item.next ? `${item.text}; \`${item.next}\`` : item.text),
+      ),
+    ),
   ];
 }
 

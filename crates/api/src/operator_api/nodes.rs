@@ -263,7 +263,7 @@ fn why_schema() -> Value {
     }));
     let hold = object(json!({ "by": text(), "why": text(), "since": timestamp(), "until": or_null(timestamp()) }));
     let test_line = object(json!({
-        "test": text(), "status": test_status(), "cutoff": duration(), "last": or_null(last), "due": due,
+        "test": text(), "suite": or_null(text()), "status": test_status(), "cutoff": duration(), "last": or_null(last), "due": due,
     }));
     let audit = object(json!({
         "at": timestamp(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),

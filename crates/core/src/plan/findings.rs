@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Fewer silent agents than this are never an incident, however small the cluster.
-const MIN_SILENT_AGENTS: u32 = 3;
+pub const MIN_SILENT_AGENTS: u32 = 3;
 
 pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
     let silent = silent_nodes(builder);

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub use breaker_allowance::{BreakerAllowance, breaker_allowance};
 pub(crate) use due::{due_at, is_run_by_agent};
-pub use findings::unhealthy_mark;
+pub use findings::{MIN_SILENT_AGENTS, unhealthy_mark};
 pub use multi_node::MAX_TEST_NODES;
 pub(crate) use repair_request::waiting as repair_waiting;
 pub use repair_request::{RepairBlock, can_repair, repair_block};

@@ -51,6 +51,10 @@ impl Blocker {
             }
         }
     }
+
+    pub(super) fn into_what(self) -> String {
+        self.what
+    }
 }
 
 /// Returns the state of the node and its cause.

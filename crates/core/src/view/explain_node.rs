@@ -32,6 +32,7 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
     let (record, listed) = facts.node(name)?;
     let tests = facts.due_of(record).map(|(test, known, due)| TestLine {
         test: test.id.clone(),
+        suite: test.suite.clone(),
         status: TestStatus::of(known, test, facts.now),
         cutoff: test.cutoff,
         last: stored.latest.get(&test.id).cloned(),
@@ -75,10 +76,15 @@ fn is_unanswered(run: &RunWithoutResult, latest: &BTreeMap<TestId, LatestResult>
     !run.tests.iter().all(answered)
 }
 
+/// Returns in words what keeps the node from passing its requalification.
+pub(super) fn blocked_by(facts: &Facts, record: &NodeRecord) -> Option<String> {
+    requalification_blocker(facts, record).map(advice::Blocker::into_what)
+}
+
 /// Returns what keeps the node from passing its requalification.
 fn requalification_blocker(facts: &Facts, record: &NodeRecord) -> Option<advice::Blocker> {
     let case = facts.snapshot.cases.iter().find(|case| Some(case.id) == record.case)?;
     let silent_after = facts.snapshot.policy.agents.silent_after;
-    let agent_reports = record.has_live_agent(facts.observed_at.unwrap_or(facts.now), silent_after);
+    let agent_reports = record.has_live_agent(facts.cycle_at.unwrap_or(facts.now), silent_after);
     plan::blocked(&facts.snapshot, record, case).map(|blocked| advice::Blocker::new(record, &blocked, agent_reports))
 }

@@ -93,6 +93,8 @@ pub struct FindingView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestLine {
     pub test: TestId,
+    /// The suite under which it is counted.
+    pub suite: Option<TestId>,
     pub status: TestStatus,
     pub cutoff: Span,
     pub last: Option<LatestResult>,

@@ -33,6 +33,7 @@ mod slurm_hooks;
 mod slurm_several;
 mod ssh_flows;
 mod ssh_several;
+mod status_table;
 mod this_machine;
 mod traces;
 mod units;

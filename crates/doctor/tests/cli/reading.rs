@@ -57,18 +57,27 @@ fn selectors_select_and_an_unmatched_one_is_an_error() {
         .stderr_contains("no node `node999`")
         .stderr_contains("node[001-024]");
     workdir.expect(2, &with_store(&["nodes", "pool=none"])).stderr_contains("pool=none");
+    // A state that no node is in is a good question; a command has nothing to do then.
+    workdir.expect(0, &with_store(&["nodes", "state=requalifying"])).stdout_contains("No node matches.");
+    workdir
+        .expect(2, &with_store(&["hold", "state=requalifying", "--why", "x", "--yes"]))
+        .stderr_contains("no node matches state=requalifying: there is nothing to do");
+    workdir.expect(2, &with_store(&["nodes", "state=tired"])).stderr_contains("requalifying");
     workdir.expect(2, &with_store(&["nodes", "rack=3"])).stderr_contains("pool=NAME");
     workdir.expect(2, &with_store(&["nodes", "node[3-1]"])).stderr_contains("smaller number first");
 }
 
 #[test]
 fn status_shows_that_there_is_no_leader_and_the_coverage() {
-    let output = demo().expect(1, &with_store(&["status"]));
+    let output = demo().doctor(&with_store(&["status"]));
+    assert!(output.code < 3, "the cluster was observed: {}", output.out);
     output
         .stdout_contains("24 nodes")
-        .stdout_contains("no controller leads; start `doctor serve`")
-        .stdout_contains("NEVER TESTED")
-        .stdout_contains("storage");
+        .stdout_contains("no controller leads: the last one stopped after its cycle of")
+        .stdout_contains("-> doctor serve")
+        .stdout_contains("SUITE");
+    let tests = demo().doctor(&with_store(&["status", "--tests"]));
+    tests.stdout_contains("NEVER TESTED").stdout_contains("storage");
     let json = demo().json(&with_store(&["status"]));
     assert_eq!(json["nodes"]["total"], 24);
     assert_eq!(json["coverage"].as_array().unwrap().len(), 3);
@@ -183,6 +192,7 @@ fn explain_knows_nvidia_error_numbers() {
 #[test]
 fn read_commands_do_not_create_a_missing_store() {
     let workdir = Workdir::new();
+    // Both tables of exit codes have 3 for a store that cannot be reached.
     for command in ["nodes", "status", "cases", "audit", "history"] {
         workdir
             .expect(3, &[command, "--store", "typo.db"])

@@ -242,7 +242,8 @@ impl StoreWrite {
     }
 }
 
-/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result.
+/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result. A state that no node is
+/// in is an empty result: the question was a good one.
 ///
 /// # Errors
 /// With the first selector that matches nothing, and some of the known names.
@@ -265,6 +266,7 @@ pub fn select_nodes(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeNam
                     return Err(unknown(name.to_string()));
                 }
             }
+            Selector::State(_) => {}
             other if facts.select(std::slice::from_ref(other)).is_empty() => return Err(unknown(other.to_string())),
             _ => {}
         }

@@ -44,6 +44,10 @@ impl<'a> SelectedNodes<'a> {
             ));
         }
         let nodes = select_nodes(facts, selectors)?;
+        if nodes.is_empty() {
+            let named: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+            return Err(CommandError::Usage(format!("no node matches {}: there is nothing to do", named.join(" "))));
+        }
         Ok(Self { facts, nodes: nodes.iter().filter_map(|name| facts.node(name)).collect() })
     }
 

@@ -10,7 +10,8 @@
 //! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
-//! show nodes | why NODE | history | outputs | cases | reasons | breaker | audit | counters
+//! show nodes | why NODE | history | outputs | latest NODE | cases | reasons | breaker | audit | counters | attention
+//! stop                                  stops the controller in an orderly way; `run` starts it again
 //! ```
 
 use std::{collections::BTreeMap, fmt::Write as _};
@@ -27,7 +28,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_engine::cycle_report::CycleReport;
-use doctor_store::records::HistoryFilter;
+use doctor_store::{StoreUrl, records::HistoryFilter};
 
 use super::{
     decisions::describe,
@@ -53,7 +54,15 @@ pub enum ScenarioError {
 ///
 /// # Errors With the invalid line and what is accepted there.
 pub fn play(script: &str) -> Result<String, ScenarioError> {
-    let mut stage = ScenarioRunner::default();
+    play_into(script, None)
+}
+
+/// As [`play`], and keeps the store, for commands that read it.
+///
+/// # Errors
+/// As [`play`], and if the store cannot be opened.
+pub fn play_into(script: &str, store: Option<StoreUrl>) -> Result<String, ScenarioError> {
+    let mut stage = ScenarioRunner { store, ..ScenarioRunner::default() };
     for (number, line) in script.lines().enumerate() {
         let text = line.trim();
         let _ = match text {
@@ -70,6 +79,9 @@ pub fn play(script: &str) -> Result<String, ScenarioError> {
         })?;
     }
     stage.close();
+    if let Some(session) = &mut stage.session {
+        session.save_state()?;
+    }
     Ok(stage.out)
 }
 
@@ -94,6 +106,8 @@ struct ScenarioRunner {
     world: Option<WorldConfig>,
     policy: Vec<String>,
     session: Option<Session>,
+    /// `None`: the store is in memory.
+    store: Option<StoreUrl>,
     names: BTreeMap<String, String>,
     counts: BTreeMap<char, u32>,
     problems: Vec<String>,
@@ -108,6 +122,7 @@ impl ScenarioRunner {
             "run" => self.run(&args[1..]),
             "show" => self.show(&args[1..]),
             "fresh" => self.fresh(),
+            "stop" => Ok(self.session()?.stop()?),
             "restart" => {
                 let empty = args.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
@@ -190,6 +205,7 @@ impl ScenarioRunner {
             let mut config = SessionConfig::new(world);
             config.policy = merged(&self.policy)?;
             config.every = Span::minutes(1);
+            config.store.clone_from(&self.store);
             self.session = Some(Session::new(config)?);
         }
         self.session.as_mut().ok_or_else(|| CommandFailure::Invalid("there is no session".to_owned()))
@@ -367,10 +383,14 @@ impl ScenarioRunner {
 
     fn show(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
         let session = self.session()?;
+        let attention = if args == ["attention"] { session.status()?.attention } else { Vec::new() };
         let start = session.backend().world().config().start;
         let store = session.store();
         let mut lines = Vec::new();
         match args {
+            ["attention"] => {
+                lines.extend(attention.iter().map(|item| format!("{} {}: {}", item.urgency, item.kind, item.text)));
+            }
             ["nodes"] => {
                 let mut nodes = store.load_nodes()?;
                 let mut well = 0;
@@ -451,7 +471,9 @@ impl ScenarioRunner {
                 ));
             }
             _ => {
-                return invalid("accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters");
+                return invalid(
+                    "accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters, attention",
+                );
             }
         }
         if lines.is_empty() {
@@ -550,7 +572,7 @@ pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
         ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
         _ => {
             return invalid(
-                "accepted: world, policy, fresh, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
+                "accepted: world, policy, fresh, run, stop, show, restart [empty], record, operators' commands (hold, unhold, release, \
                  quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
                  unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
                  our-marks-removed, foreign-reboot)",

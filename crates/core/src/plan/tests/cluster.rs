@@ -74,6 +74,7 @@ fn without_renewal() -> Policy {
 pub(super) fn test(id: &str) -> TestPolicy {
     TestPolicy {
         id: test_id(id),
+        suite: None,
         cutoff: 7.days(),
         limit: 20.minutes(),
         typical_duration: 10.minutes(),
