@@ -23,6 +23,7 @@ pub mod ids;
 pub mod job_failures;
 pub mod lifecycle;
 pub mod measured_count;
+pub mod near;
 pub mod node;
 pub mod node_status;
 pub mod observation;

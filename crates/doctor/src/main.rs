@@ -9,8 +9,11 @@ mod controller;
 mod deploy;
 mod exit;
 mod failure;
+mod help_examples;
+mod node_command_line;
 mod output;
 mod reference_pages;
+mod startup;
 
 use std::{io::Write, process::ExitCode};
 
@@ -46,7 +49,7 @@ fn main() -> ExitCode {
 /// Returns the command line, with the exit codes appended to its long help.
 pub(crate) fn command_line() -> clap::Command {
     let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
-    Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
+    help_examples::add(Cli::command()).after_long_help(format!("Exit codes:\n{codes}"))
 }
 
 fn run(cli: Cli) -> Result<Exit> {
@@ -85,15 +88,19 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Sim(args) => commands::sim::run(&context, &args),
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
+        Command::Version(args) => commands::version::run(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
     }
 }
 
-/// Prints the failure with its causes on standard error, then the hint.
+/// Prints each failure with its causes on standard error, followed by its hint.
 fn print_failure(failure: &Failure) {
-    let mut text = format!("doctor: {}\n", failure.chain());
-    if let Some(hint) = failure.hint() {
-        text.push_str(&format!("hint: {hint}\n"));
+    let mut text = String::new();
+    for failure in failure.parts() {
+        text.push_str(&format!("doctor: {}\n", failure.chain()));
+        if let Some(hint) = failure.hint() {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
     }
     // There is no other channel on which to report that printing failed.
     let _printed = std::io::stderr().write_all(text.as_bytes());

@@ -26,6 +26,9 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ObservedCluster {
     pub backend: String,
+    /// The version of the controller that observed it. `None`: that controller did not store it.
+    #[serde(default)]
+    pub program: Option<String>,
     pub caps: Capabilities,
     pub policy: Policy,
     pub tests: Vec<TestPolicy>,
@@ -53,6 +56,7 @@ pub struct ClusterStateRow {
 pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
     ObservedClusterRef {
         backend,
+        program: env!("CARGO_PKG_VERSION"),
         caps: snapshot.capabilities,
         policy: &snapshot.policy,
         tests: &snapshot.tests,
@@ -64,6 +68,7 @@ pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl
 #[derive(Serialize)]
 struct ObservedClusterRef<'a> {
     backend: &'a str,
+    program: &'static str,
     caps: Capabilities,
     policy: &'a Policy,
     tests: &'a [TestPolicy],
@@ -104,6 +109,7 @@ impl ObservedCluster {
     pub fn unobserved(settings: &Settings) -> Self {
         Self {
             backend: String::new(),
+            program: None,
             caps: Capabilities::NONE,
             policy: (*settings.policy).clone(),
             tests: settings.tests.to_vec(),

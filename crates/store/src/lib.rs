@@ -54,6 +54,7 @@ mod node_hours;
 mod nodes;
 mod operator_commands;
 pub mod outbox;
+mod probe;
 mod publish;
 #[cfg(test)]
 mod query_plan_tests;
@@ -84,6 +85,7 @@ pub use self::{
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
     operator_commands::OperatorCommands,
+    probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
 };
