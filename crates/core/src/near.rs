@@ -13,13 +13,16 @@ const NONE: &str = "none";
 /// The longest host list that is searched.
 const MAX_NAMES: usize = 10_000;
 
-/// Returns the names that a mistyped word may mean, the most similar first. Case does not count.
+/// Returns the names that a mistyped word may mean, in alphabetical order. Case does not count.
 pub fn near<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let word = word.to_lowercase();
     let mut found: Vec<(usize, &str)> =
         names.into_iter().filter_map(|name| Some((difference(&word, name)?, name))).collect();
     found.sort_unstable();
     found.dedup_by_key(|(_, name)| *name);
+    // What is less similar than the best is not what was meant.
+    let best = found.first().map(|(rank, _)| *rank);
+    found.retain(|(rank, _)| Some(*rank) == best);
     found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
@@ -118,6 +121,6 @@ mod tests {
     fn the_question_names_all_of_them() {
         assert_eq!(question(&["a"]).unwrap(), "did you mean a?");
         assert_eq!(question(&["a", "b", "c"]).unwrap(), "did you mean a, b or c?");
-        assert_eq!(question::<&str>(&[]), None);
+        assert_eq!(question(&[""; 0]), None);
     }
 }

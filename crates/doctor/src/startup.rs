@@ -113,9 +113,9 @@ fn address_in_use(failure: &Failure) -> Option<SocketAddr> {
 fn judge_store(config: &Config, source: &ConfigSource) -> Result<StoreProbe> {
     let url = &config.store;
     if let (ConfigSource::BuiltIn { .. }, StoreUrl::Sqlite(path)) = (source, url)
-        && path.parent().is_some_and(|folder| !folder.exists())
+        && path.parent().is_some_and(|folder| !folder.exists() && config.data.starts_with(folder))
     {
-        // The service creates the directories of the built-in configuration; see `judge_share`.
+        // The service creates the directory of the data, and with it that of the store; see `judge_share`.
         return Ok(StoreProbe::default());
     }
     Store::probe(url).map_err(|source| context::store_failure(url, source))
