@@ -36,6 +36,10 @@ impl BackendKind for Kubernetes {
         with_client::available()
     }
 
+    fn verify(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        with_client::verify(config)
+    }
+
     fn open(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         with_client::open(config)
     }
@@ -75,12 +79,16 @@ mod with_client {
                 "the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide"
             ),
         };
-        Inspection { items: findings, agents: Some(agents) }
+        Inspection { items: findings, agents: Some(agents), trial: None }
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
     pub(super) const fn available() -> Result<(), &'static str> {
         Ok(())
+    }
+
+    pub(super) fn verify(config: &KubernetesConfig) -> Result<(), BackendError> {
+        KubernetesBackend::verify(config)
     }
 
     pub(super) fn open(config: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
@@ -109,9 +117,17 @@ mod with_client {
         Err(ABSENT)
     }
 
-    pub(super) fn open(_: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
+    fn absent() -> BackendError {
         let operation = "open the Kubernetes backend";
-        Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NotAppliedPermanent })
+        BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NotAppliedPermanent }
+    }
+
+    pub(super) fn verify(_: &KubernetesConfig) -> Result<(), BackendError> {
+        Err(absent())
+    }
+
+    pub(super) fn open(_: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
+        Err(absent())
     }
 
     pub(super) fn inspect(_: &KubernetesConfig) -> Inspection {

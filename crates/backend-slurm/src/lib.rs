@@ -31,6 +31,7 @@ mod scontrol_text;
 mod states;
 mod status_writer;
 mod submit;
+mod verify;
 mod view;
 
 pub use cluster::SlurmBackend;

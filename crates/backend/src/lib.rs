@@ -18,6 +18,7 @@ pub mod program;
 pub mod registration;
 pub mod site_command;
 pub mod ssh;
+pub mod state_directory;
 pub mod token_review;
 
 use std::{

@@ -60,6 +60,13 @@ pub trait BackendKind {
         Ok(())
     }
 
+    /// Checks what [`Self::open`] would refuse, and that the programs and files which the backend needs on this machine exist.
+    /// Changes nothing, starts no job and does not depend on whether the cluster answers.
+    ///
+    /// # Errors
+    /// With what is missing and the setting that names it.
+    fn verify(config: &Self::Config, service: &ServiceSettings<'_>) -> Result<(), BackendError>;
+
     /// Opens the cluster.
     ///
     /// # Errors

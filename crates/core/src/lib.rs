@@ -24,6 +24,7 @@ pub mod job_failures;
 pub mod last_output;
 pub mod lifecycle;
 pub mod measured_count;
+pub mod near;
 pub mod node;
 pub mod node_status;
 pub mod observation;

@@ -84,6 +84,10 @@ macro_rules! backends {
                 match self { $(Self::$kind(_) => <$kind as BackendKind>::available()),+ }
             }
 
+            pub(crate) fn verify(&self, service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::verify(config, service)),+ }
+            }
+
             pub(crate) fn open(&self, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
                 match self { $(Self::$kind(config) => <$kind as BackendKind>::open(config, service)),+ }
             }

@@ -65,5 +65,6 @@ pub(crate) enum Command {
     Sim(commands::sim::Args),
     Completions(commands::shell::CompletionsArgs),
     Man(commands::shell::ManArgs),
+    Version(commands::version::Args),
     Docs(commands::docs::Args),
 }

@@ -29,4 +29,5 @@ pub(crate) mod shell;
 pub(crate) mod sim;
 pub(crate) mod status;
 pub(crate) mod token;
+pub(crate) mod version;
 pub(crate) mod why;

@@ -123,12 +123,18 @@ impl Context {
     }
 }
 
-/// Opens a store. Database errors do not name the database, so the URL is added to them; other errors name it already.
+/// Opens a store.
 pub(crate) fn open(url: &StoreUrl) -> Result<Store> {
-    Store::open(url).map_err(|source| match source {
-        StoreError::Sqlite { .. } | StoreError::Postgres { .. } => {
-            Failure::StoreOpen { store: url.to_string(), source }
-        }
+    Store::open(url).map_err(|source| store_failure(url, source))
+}
+
+/// Adds the URL to errors that do not name the database.
+pub(crate) fn store_failure(url: &StoreUrl, source: StoreError) -> Failure {
+    match source {
+        StoreError::Sqlite { .. }
+        | StoreError::Postgres { .. }
+        | StoreError::OldSchema { .. }
+        | StoreError::NewerSchema { .. } => Failure::StoreOpen { store: url.to_string(), source },
         other => Failure::Store(other),
-    })
+    }
 }

@@ -43,11 +43,11 @@ impl ClusterConnection {
         let config = &loaded.config;
         // A simulated cluster also provides its agents' reports and its operators' commands.
         if let BackendChoice::Sim(sim) = &config.backend {
-            let sim = sim.connect()?;
+            let sim = sim.connect().map_err(Failure::OpenCluster)?;
             return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
         }
         let OpenedCluster { backend, clock, token_reviewer: voucher } =
-            config.backend.open(&config.service(&config.state()))?;
+            config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
         let tokens = voucher.map(|(voucher, remember)| TokenReviewCache::new(voucher, remember));
         Ok(Self { backend, clock, sim: None, tokens })
     }

@@ -3,8 +3,8 @@
 use std::{error::Error, io, path::PathBuf};
 
 use doctor_api::{ListenError, operator_api::ApiServerError};
-use doctor_backend::BackendError;
-use doctor_core::toml_text::TomlError;
+use doctor_backend::{BackendError, Effect};
+use doctor_core::{near, toml_text::TomlError};
 use doctor_engine::{
     cycle::CycleError, operator_commands::CommandError, share::ShareError, support_bundle::BundleError,
 };
@@ -30,6 +30,11 @@ pub(crate) enum Failure {
     NoStore(String),
     #[error("the cluster query failed")]
     Backend(#[from] BackendError),
+    #[error("cannot {0}")]
+    OpenCluster(BackendError),
+    /// Why the service would not start.
+    #[error("{} problems", .0.len())]
+    Several(Vec<Failure>),
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(transparent)]
@@ -69,8 +74,20 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
+            Self::Several(failures) => {
+                let mut exits = failures.iter().map(Self::exit);
+                let first = exits.next().unwrap_or(Exit::ProblemsFound);
+                // An invalid setting has to be changed, whatever else is unreachable at the moment.
+                if exits.any(|exit| exit == Exit::Configuration) { Exit::Configuration } else { first }
+            }
+            Self::OpenCluster(error) if error.effect == Effect::NotAppliedPermanent => Exit::Configuration,
+            Self::AgentListener(ListenError::Store(error)) | Self::Web(ApiServerError::Store(error)) => {
+                store_exit(error)
+            }
+            Self::AgentListener(_) => Exit::Configuration,
+            Self::Web(error) if !matches!(error, ApiServerError::Start(_)) => Exit::Configuration,
             Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
             Self::Azure(error) if error.is_connectivity() => Exit::Unreachable,
             Self::Azure(_) => Exit::ProblemsFound,
@@ -80,8 +97,8 @@ impl Failure {
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
+            | Self::OpenCluster(_)
             | Self::Share(_)
-            | Self::AgentListener(_)
             | Self::SupportBundle(_)
             | Self::Web(_)
             | Self::File { .. }
@@ -98,7 +115,9 @@ impl Failure {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
             }
             Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
-            Self::Unknown { known, .. } => format!("known: {known}"),
+            Self::Unknown { name, known, .. } => {
+                near::question(&near::near_in_list(name, known)).unwrap_or_else(|| format!("known: {known}"))
+            }
             Self::NotConfirmed => "add --yes to confirm".to_owned(),
             Self::NumberNotConfirmed { nodes, .. } => {
                 format!("if all {nodes} nodes are meant, add `--yes --confirm-nodes {nodes}`")
@@ -117,12 +136,20 @@ impl Failure {
             Self::StoreOpen { source: StoreError::Postgres { .. }, .. } => {
                 "check that the database is running and that URL, user and password are correct".to_owned()
             }
-            Self::Backend(error) => match error.effect {
-                doctor_backend::Effect::NotAppliedPermanent => return None,
+            Self::Backend(error) | Self::OpenCluster(error) => match error.effect {
+                Effect::NotAppliedPermanent => return None,
                 _ => "retry; no node is classified while the cluster does not answer".to_owned(),
             },
             _ => return None,
         })
+    }
+
+    /// Returns the failures of which this one consists: itself, or several.
+    pub(crate) fn parts(&self) -> &[Self] {
+        match self {
+            Self::Several(failures) => failures,
+            one => std::slice::from_ref(one),
+        }
     }
 
     /// Returns the message followed by its chain of causes, separated by colons.
@@ -144,6 +171,7 @@ impl Failure {
 const fn store_exit(error: &StoreError) -> Exit {
     match error {
         StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
+        StoreError::NetworkFileSystem { .. } | StoreError::TlsNotSupported { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,

@@ -9,8 +9,11 @@ mod controller;
 mod deploy;
 mod exit;
 mod failure;
+mod help_examples;
+mod node_command_line;
 mod output;
 mod reference_pages;
+mod startup;
 
 use std::{io::Write, process::ExitCode};
 
@@ -60,9 +63,9 @@ pub(crate) fn command_line() -> clap::Command {
     let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
     let nagios = NagiosExit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
     let status = format!("Exit codes, as of a Nagios plugin:\n{nagios}");
-    Cli::command()
+    let status = |command: clap::Command| command.after_long_help(status);
+    help_examples::add(Cli::command().mut_subcommand("status", status))
         .after_long_help(format!("Exit codes:\n{codes}\n\nThose of `doctor status` differ: see its --help."))
-        .mut_subcommand("status", |command| command.after_long_help(status))
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
@@ -102,16 +105,20 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Sim(args) => commands::sim::run(&context, &args),
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
+        Command::Version(args) => commands::version::run(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
     };
     exit.map(ExitCode::from)
 }
 
-/// Prints the failure with its causes on standard error, then the hint.
+/// Prints each failure with its causes on standard error, followed by its hint.
 fn print_failure(failure: &Failure) {
-    let mut text = format!("doctor: {}\n", failure.chain());
-    if let Some(hint) = failure.hint() {
-        text.push_str(&format!("hint: {hint}\n"));
+    let mut text = String::new();
+    for failure in failure.parts() {
+        text.push_str(&format!("doctor: {}\n", failure.chain()));
+        if let Some(hint) = failure.hint() {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
     }
     // There is no other channel on which to report that printing failed.
     let _printed = std::io::stderr().write_all(text.as_bytes());

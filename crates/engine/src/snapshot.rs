@@ -29,6 +29,9 @@ pub struct ObservedCluster {
     /// When a controller last ran a cycle, whether the cluster answered or not. Absent: stored by a version without it.
     #[serde(default)]
     pub cycle_at: Option<Timestamp>,
+    /// The version of the controller that observed it. `None`: that controller did not store it.
+    #[serde(default)]
+    pub program: Option<String>,
     pub caps: Capabilities,
     pub policy: Policy,
     pub tests: Vec<TestPolicy>,
@@ -57,6 +60,7 @@ pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl
     ObservedClusterRef {
         backend,
         cycle_at: snapshot.at,
+        program: env!("CARGO_PKG_VERSION"),
         caps: snapshot.capabilities,
         policy: &snapshot.policy,
         tests: &snapshot.tests,
@@ -69,6 +73,7 @@ pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl
 struct ObservedClusterRef<'a> {
     backend: &'a str,
     cycle_at: Timestamp,
+    program: &'static str,
     caps: Capabilities,
     policy: &'a Policy,
     tests: &'a [TestPolicy],
@@ -115,6 +120,7 @@ impl ObservedCluster {
         Self {
             backend: String::new(),
             cycle_at: None,
+            program: None,
             caps: Capabilities::NONE,
             policy: (*settings.policy).clone(),
             tests: settings.tests.to_vec(),

@@ -1,5 +1,8 @@
 //! The command line of `doctor-node`.
 
+#[cfg(test)]
+mod command_line_file;
+
 use std::{
     ffi::OsString,
     io::IsTerminal as _,

@@ -55,6 +55,7 @@ mod node_hours;
 mod nodes;
 mod operator_commands;
 pub mod outbox;
+mod probe;
 mod publish;
 #[cfg(test)]
 mod query_plan_tests;
@@ -87,6 +88,7 @@ pub use self::{
     group_commit::GroupCommit,
     job_outputs::Earlier,
     operator_commands::OperatorCommands,
+    probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
 };

@@ -94,7 +94,7 @@ pub(super) const fn check(found: i64) -> Result<()> {
 }
 
 /// Returns `None` if the database has no schema yet.
-fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
+pub(super) fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
     let sql = "SELECT MAX(version) FROM schema_version";
     Ok(tx.first("reading the schema version", sql, &[], |row| row.opt_int(0))?.flatten())
 }

@@ -49,7 +49,7 @@ mod worker_pool;
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
@@ -132,18 +132,38 @@ pub struct ApiServer {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Refuses settings with which remote clients could read without a token, or tokens could be read on the way.
+fn check_access(
+    config: &WebConfig,
+    has_tokens: impl FnOnce() -> Result<bool, StoreError>,
+) -> Result<(), ApiServerError> {
+    let loopback = config.listen.ip().is_loopback();
+    if !loopback && config.proxy.is_none() && !has_tokens()? {
+        return Err(ApiServerError::Unauthenticated(config.listen));
+    }
+    if config.is_unencrypted() && !config.plain {
+        return Err(ApiServerError::Unencrypted(config.listen));
+    }
+    Ok(())
+}
+
 impl ApiServer {
+    /// Checks that the server could start: who may read, the certificate, and the address, which stays bound until the
+    /// returned listener is dropped. `has_tokens`: whether the store has a token.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn verify(config: &WebConfig, has_tokens: bool) -> Result<TcpListener, ApiServerError> {
+        check_access(config, || Ok(has_tokens))?;
+        config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
+        TcpListener::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })
+    }
+
     /// # Errors
     /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
     pub fn open(config: &WebConfig, deps: ApiDeps) -> Result<Self, ApiServerError> {
-        let loopback = config.listen.ip().is_loopback();
-        if !loopback && config.proxy.is_none() && deps.store.tokens()?.is_empty() {
-            return Err(ApiServerError::Unauthenticated(config.listen));
-        }
+        check_access(config, || Ok(!deps.store.tokens()?.is_empty()))?;
         if config.is_unencrypted() {
-            if !config.plain {
-                return Err(ApiServerError::Unencrypted(config.listen));
-            }
             tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }
         let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use doctor_core::toml_text::Limit;
+use doctor_core::{policy::Policy, toml_text::Limit};
 
-use super::{LocalBackend, LocalConfig};
+use super::{LocalBackend, LocalConfig, inspect::try_node};
 use crate::{
     BackendError,
-    registration::{BackendKind, OpenedCluster, ServiceSettings},
+    inspection::Inspection,
+    registration::{BackendKind, OpenedCluster, ServiceSettings, probe_cluster},
 };
 
 /// This machine as a one-node cluster.
@@ -40,7 +41,17 @@ impl BackendKind for Local {
         config.policy = service.policy.map(Path::to_owned);
     }
 
+    fn verify(config: &LocalConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        LocalBackend::verify(config)
+    }
+
     fn open(config: &LocalConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         Ok(OpenedCluster::new(LocalBackend::open(config.clone())?))
+    }
+
+    fn inspect(config: &LocalConfig, service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
+        let mut inspection = Inspection::from(vec![probe_cluster(|| Self::open(config, service))]);
+        inspection.trial = Some(try_node(config));
+        inspection
     }
 }

@@ -4,6 +4,7 @@
 mod config;
 #[doc(hidden)]
 pub mod fuzz_targets;
+mod inspect;
 mod kind;
 mod load;
 
@@ -33,13 +34,23 @@ use doctor_host::{
 
 use super::{
     Backend, BackendError, Effect, JobOutput, JobRequest, MAX_REMAINING_OUTPUT, NodeOp, ObservedNode, PolledJob,
-    program,
+    program, state_directory,
 };
 use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;
 
 pub use config::LocalConfig;
 pub use kind::Local;
+
+const OPEN: &str = "open the local backend";
+
+fn check_load_limit(config: &LocalConfig) -> Result<(), BackendError> {
+    if config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0 {
+        return Ok(());
+    }
+    let text = format!("`max_load_per_core` is {}, expected a number above 0, such as 0.7", config.max_load_per_core);
+    Err(refused(OPEN, text))
+}
 
 #[derive(Debug)]
 pub struct LocalBackend {
@@ -54,13 +65,19 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
+    /// Checks what [`Self::open`] would refuse, and that there is a program to run. Changes nothing.
+    ///
+    /// # Errors
+    /// With the setting that is wrong.
+    pub fn verify(config: &LocalConfig) -> Result<(), BackendError> {
+        check_load_limit(config)?;
+        state_directory::check_usable(&config.state).map_err(|text| refused(OPEN, text))?;
+        program::find_executable(config.doctor_node.as_deref()).map(drop).map_err(|text| refused(OPEN, text))
+    }
+
     pub fn open(config: LocalConfig) -> Result<Self, BackendError> {
-        if !(config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0) {
-            let text =
-                format!("`max_load_per_core` is {}, expected a number above 0, such as 0.7", config.max_load_per_core);
-            return Err(refused("open the local backend", text));
-        }
-        let failed = |error| try_again("open the local backend", &error);
+        check_load_limit(&config)?;
+        let failed = |error| try_again(OPEN, &error);
         // A job runs in another working directory, so its paths must be absolute.
         let config = LocalConfig {
             state: absolute(&config.state).map_err(failed)?,

@@ -28,6 +28,7 @@ use crate::{
     controller::{ClusterConnection, Controller, ProcessMode},
     exit::Exit,
     failure::{Failure, Result},
+    startup,
 };
 
 /// Run the controller until it receives SIGTERM or SIGINT.
@@ -53,8 +54,13 @@ const IDLE_BEFORE_TRIM: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     doctor_engine::heap::limit_heap();
+    let mut startup = startup::judge(context)?;
+    startup.refuse()?;
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
+    for remark in &startup.remarks {
+        tracing::warn!("{remark}");
+    }
     let store = context.open_or_create_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;

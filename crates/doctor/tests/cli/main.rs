@@ -24,6 +24,7 @@ mod out_of_the_box;
 mod reading;
 #[cfg(feature = "kubernetes-bed")]
 mod real_kubelet;
+mod refused_settings;
 mod rejudging;
 mod reports;
 mod settings;

@@ -26,7 +26,7 @@ pub(super) use self::{
     checkpoint::Checkpointer,
     postgres::SendOrder,
     row::{ColumnType, Row, SqlValue, vals},
-    sqlite::open_read_only,
+    sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
 use self::{postgres::PgSession, sqlite::SqliteFile};
@@ -69,6 +69,11 @@ pub(super) enum Access {
     ApplyResults,
     /// Excludes all other writers.
     WriteExclusive,
+}
+
+/// Checks the URL of a PostgreSQL database without connecting.
+pub(super) fn check_postgres_url(text: &str, redacted: &str) -> Result<()> {
+    postgres::config(text, redacted).map(drop)
 }
 
 impl Db {

@@ -28,6 +28,8 @@ const READER_CACHE: i32 = 4096;
 /// Prepared statements cached; the store has fewer.
 const STATEMENTS: usize = 192;
 
+const WRITABLE: &str = "it must be writable, and so must its directory";
+
 /// A path checked to be fit for a live database.
 #[derive(Debug)]
 pub(crate) struct SqliteFile {
@@ -39,16 +41,7 @@ pub(crate) struct SqliteFile {
 impl SqliteFile {
     /// Rejects a network file system, and an existing file that is not a sound database. Writes nothing.
     pub(super) fn check(path: &Path) -> Result<Self> {
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        if !folder.is_dir() {
-            return Err(cannot_open(path, format!("there is no directory {}: create it first", folder.display())));
-        }
-        if let Some(kind) = network_file_system(folder)? {
-            return Err(StoreError::NetworkFileSystem { path: path.to_owned(), kind });
-        }
+        check_folder(path)?;
         if has_content(path)? {
             refuse_damaged(path)?;
         }
@@ -71,9 +64,8 @@ impl SqliteFile {
 
     pub(super) fn connect(&self) -> Result<Connection> {
         create_private(&self.path)?;
-        let connection = Connection::open(&self.path).map_err(|error| {
-            cannot_open(&self.path, format!("{error}; it must be writable, and so must its directory"))
-        })?;
+        let connection =
+            Connection::open(&self.path).map_err(|error| cannot_open(&self.path, format!("{error}; {WRITABLE}")))?;
         if connection.is_readonly("main").map_err(sqlite_error("setting up"))? {
             return Err(cannot_open(&self.path, "it is read-only: give this user write access".to_owned()));
         }
@@ -102,6 +94,81 @@ impl SqliteFile {
     }
 }
 
+/// Returns the directory of this file, which must exist on a local file system.
+fn check_folder(path: &Path) -> Result<&Path> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        return Err(cannot_open(path, format!("there is no directory {}: create it first", folder.display())));
+    }
+    match network_file_system(folder)? {
+        Some(kind) => Err(StoreError::NetworkFileSystem { path: path.to_owned(), kind }),
+        None => Ok(folder),
+    }
+}
+
+/// Opens a database to read it, and leaves no file behind. Without a write-ahead log no process has it open: it is read
+/// without locks, because SQLite would otherwise create the log and its index. `None`: it does not exist or is empty.
+///
+/// # Errors
+/// If opening it for writing would refuse it, unless that is for a lack of rights.
+pub(crate) fn probe_sqlite(path: &Path) -> Result<Option<Connection>> {
+    check_folder(path)?;
+    if !has_content(path)? {
+        return Ok(None);
+    }
+    if Path::new(&log_of(path)).exists() {
+        refuse_damaged(path)?;
+        return open_read_only(path).map(Some);
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    let connection = Connection::open_with_flags(immutable_uri(path), flags);
+    let connection = connection.map_err(|error| cannot_open(path, error.to_string()))?;
+    let checked: rusqlite::Result<String> = connection.query_row(quick_check(path)?, (), |row| row.get(0));
+    if !checked.is_ok_and(|output| output == "ok") {
+        // Another process may have written meanwhile, so the check that takes locks decides.
+        refuse_damaged(path)?;
+        return open_read_only(path).map(Some);
+    }
+    Ok(Some(connection))
+}
+
+/// Checks that this user may write the file, if it exists, and its directory. Changes nothing.
+///
+/// # Errors
+/// Those of opening it for writing.
+pub(crate) fn check_sqlite_writable(path: &Path) -> Result<()> {
+    let unwritable = |error: std::io::Error| cannot_open(path, format!("{error}; {WRITABLE}"));
+    if has_content(path)? {
+        File::options().write(true).open(path).map_err(unwritable)?;
+    }
+    let access = rustix::fs::access(check_folder(path)?, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+    access.map_err(|error| unwritable(error.into()))
+}
+
+/// Returns the URI by which SQLite reads a file without locks.
+fn immutable_uri(path: &Path) -> String {
+    use std::{fmt::Write as _, os::unix::ffi::OsStrExt as _};
+    let mut uri = "file:".to_owned();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => uri.push(char::from(*byte)),
+            other => {
+                let _infallible = write!(uri, "%{other:02X}");
+            }
+        }
+    }
+    uri + "?immutable=1"
+}
+
+/// Returns the statement that checks a database of this size, whose result is `ok`.
+fn quick_check(path: &Path) -> Result<&'static str> {
+    let bytes = std::fs::metadata(path).map_err(|error| cannot_open(path, error.to_string()))?.len();
+    Ok(if bytes <= CHECKED_WHOLE_BYTES { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" })
+}
+
 /// Returns the path of this database's write-ahead log.
 fn log_of(path: &Path) -> OsString {
     let mut log: OsString = path.as_os_str().to_owned();
@@ -115,7 +182,7 @@ fn create_private(path: &Path) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match File::options().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(cannot_open(path, format!("{error}; it must be writable, and so must its directory")))
+            Err(cannot_open(path, format!("{error}; {WRITABLE}")))
         }
         _ => Ok(()),
     }
@@ -239,10 +306,7 @@ fn refuse_damaged(path: &Path) -> Result<()> {
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
     let connection = open_read_only(path)?;
-    let check_fully =
-        file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
-    let check = if check_fully { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
-    let checked: rusqlite::Result<String> = connection.query_row(check, (), |row| row.get(0));
+    let checked: rusqlite::Result<String> = connection.query_row(quick_check(path)?, (), |row| row.get(0));
     match checked {
         Ok(output) if output == "ok" => Ok(()),
         Ok(output) => Err(damaged(output)),
