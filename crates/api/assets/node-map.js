@@ -58,26 +58,42 @@ export class NodeMap {
   }
 
   // groups: [{ name, nodes: [numbers] }]; styles: [{ colour, shape }]; by node number, `styleIndex`: the index of its style, and
-  // `matches`: 1 if it matches the filter.
+  // `matches`: 1 if it matches the filter. Nodes that do not match are hidden, and the others take their place.
   show(data) {
     this.#data = data;
     [this.#layoutWidth, this.#pixels] = [0, null];
     this.#layout();
   }
 
-  // Changes the styles of the same nodes in the same layout. `redrawLabels`: the theme has changed too.
+  // Changes the styles of the same nodes. `redrawLabels`: the theme has changed too.
   recolour(styles, styleIndex, matches, redrawLabels = false) {
     if (!this.#data) return;
+    const sameNodes = this.#data.matches.every((match, node) => match === matches[node]);
     Object.assign(this.#data, { styles, styleIndex, matches });
-    if (redrawLabels) this.#redraw();
+    if (!sameNodes || !this.#layoutWidth) this.#layout();
+    else if (redrawLabels) this.#redraw();
     else this.#drawChangedCells();
+  }
+
+  // The groups without hidden nodes.
+  #visibleGroups() {
+    const { groups, matches } = this.#data;
+    if (matches.every(Boolean)) return groups;
+    const visible = groups.map(({ name, nodes }) => ({ name, nodes: nodes.filter((node) => matches[node]) }));
+    return visible.filter(({ nodes }) => nodes.length);
   }
 
   #layout() {
     const width = this.element.clientWidth;
-    if (!width || !this.#data) return;
+    if (!width || !this.#data) {
+      // Not on the page: lay out when it is.
+      this.#layoutWidth = 0;
+      return;
+    }
     this.#layoutWidth = width;
-    const { groups, count } = this.#data;
+    this.#select(-1);
+    const groups = this.#visibleGroups();
+    const count = groups.reduce((sum, { nodes }) => sum + nodes.length, 0);
     const height = Math.max(320, innerHeight * 0.62);
     const fullWidth = groups.length <= MAX_FULL_WIDTH_GROUPS;
     const area = width * height * (fullWidth ? 0.94 : 0.6);
@@ -87,7 +103,7 @@ export class NodeMap {
     const { label, gap } = this.#spacing;
     let [x, y, tallest] = [0, 0, 0];
     this.#blocks = [];
-    this.#positions = new Array(count);
+    this.#positions = new Array(this.#data.count);
     for (const { name, nodes } of groups) {
       const columns = fullWidth ? maxColumns : Math.min(maxColumns, Math.max(6, Math.ceil(Math.sqrt(nodes.length) * 1.3)));
       const rows = Math.ceil(nodes.length / columns);
@@ -101,8 +117,10 @@ export class NodeMap {
     }
     const bottom = y + tallest;
     const scale = devicePixelRatio || 1;
-    this.#canvas.width = Math.round(width * scale);
-    this.#canvas.height = Math.round(bottom * scale);
+    // Setting a size, even the same, allocates the canvas anew.
+    const [pixelWidth, pixelHeight] = [Math.round(width * scale), Math.round(bottom * scale)];
+    if (this.#canvas.width !== pixelWidth) this.#canvas.width = pixelWidth;
+    if (this.#canvas.height !== pixelHeight) this.#canvas.height = pixelHeight;
     this.#canvas.style.width = `${width}px`;
     this.#canvas.style.height = `${bottom}px`;
     this.#redraw();
@@ -123,13 +141,12 @@ export class NodeMap {
   // Draws the cells whose style has changed.
   #drawChangedCells() {
     if (!this.#pixels) return;
-    const { styles, styleIndex, matches } = this.#data;
+    const { styles, styleIndex } = this.#data;
     const { surface: background } = themeColours();
     const scale = devicePixelRatio || 1;
     const key = JSON.stringify([background, scale, this.#pitch, styles.map(({ colour, shape }) => [colour, shape])]);
     if (key !== this.#spriteKey) {
-      // Nodes that do not match the filter stay in place, drawn faintly.
-      this.#sprites = styles.flatMap((style) => [0.13, 1].map((alpha) => this.#renderSprite(style, alpha, background, scale)));
+      this.#sprites = styles.map((style) => this.#renderSprite(style, background, scale));
       this.#spriteKey = key;
       this.#drawnStyles.fill(NOT_DRAWN);
     }
@@ -139,7 +156,7 @@ export class NodeMap {
     for (const { nodes, columns, x, y } of this.#blocks) {
       for (let index = 0; index < nodes.length; index += 1) {
         const node = nodes[index];
-        const style = 2 * styleIndex[node] + matches[node];
+        const style = styleIndex[node];
         if (this.#drawnStyles[node] === style) continue;
         this.#drawnStyles[node] = style;
         const { side, cell } = this.#sprites[style];
@@ -178,12 +195,11 @@ export class NodeMap {
   }
 
   // Returns the pixels of a cell of this style, with its spacing.
-  #renderSprite({ colour, shape }, alpha, background, scale) {
+  #renderSprite({ colour, shape }, background, scale) {
     const side = Math.max(1, Math.floor(this.#pitch * scale));
     const size = this.#pitch - (this.#pitch > 9 ? 2 : 1);
     const context = el("canvas", { width: side, height: side }).getContext("2d", { willReadFrequently: true });
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    context.globalAlpha = alpha;
     context.fillStyle = context.strokeStyle = colour;
     context.lineWidth = shape === "frame" ? 2.5 : 1;
     if (shape === "hollow" || shape === "half" || shape === "frame") {
@@ -224,7 +240,8 @@ export class NodeMap {
     this.#cursor.style.width = this.#cursor.style.height = `${this.#pitch + 2}px`;
     const lines = this.#describeNode(node);
     this.#tooltip.replaceChildren(...lines.map((line, index) => el(index ? "div" : "strong", {}, line)));
-    const right = x > this.element.clientWidth / 2;
+    // Reading the width of the element here would compute the page's layout for every movement of the pointer.
+    const right = x > this.#layoutWidth / 2;
     const left = right ? x - 8 : x + this.#pitch + 8;
     this.#tooltip.style.transform = `translate(${left}px, ${y + this.#pitch + 4}px) translateX(${right ? "-100%" : "0"})`;
     if (announce) this.#announcer.textContent = lines.join(", ");
@@ -240,7 +257,7 @@ export class NodeMap {
     else if (event.key === "Escape") this.#select(-1);
     else if (event.key === "Home") target = nodes[0];
     else if (event.key === "End") target = nodes.at(-1);
-    else if (step && current === null) target = nodes.find((node) => this.#data.matches[node]) ?? nodes[0];
+    else if (step && current === null) target = nodes[0];
     else if (step) target = event.key.endsWith("t") ? nodes[nodes.indexOf(current) + step] : this.#nodeAboveOrBelow(current, step);
     else return;
     event.preventDefault();

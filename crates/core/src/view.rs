@@ -40,7 +40,7 @@ pub use self::{
     explain_node::{StoredNodeData, why},
     findings::{FindingRow, findings},
     formatting::{format_hours, format_percent, format_time, plural},
-    map::{FleetMap, MapRow, fleet_map},
+    map::{FleetMap, MapFinding, MapRow, fleet_map},
     node_explanation::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
     nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
     period::{Period, RunFacts, TestResult},
@@ -70,6 +70,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub now: Timestamp,
+    /// The backend's name. `None`: no cycle has observed the cluster.
+    pub backend: Option<String>,
     /// When a cycle last observed the cluster. `None`: none has, and the occupancy of all nodes is unknown.
     pub observed_at: Option<Timestamp>,
     /// The cluster as it was then, combined with the present contents of the store.

@@ -189,7 +189,10 @@ impl Engine {
     fn publish_snapshot(&self, leads: bool) {
         let Some(feed) = &self.snapshot_feed else { return };
         match self.planner_state.snapshot().filter(|_| leads) {
-            Some(snapshot) => feed.publish(snapshot, self.planner_state.nodes_behind_store(), &self.deps.settings),
+            Some(snapshot) => {
+                let changed = self.planner_state.nodes_behind_store();
+                feed.publish(snapshot, self.deps.backend.name(), changed, &self.deps.settings);
+            }
             None => feed.publish_not_leading(),
         }
     }

@@ -16,6 +16,8 @@ use crate::settings::Settings;
 #[derive(Debug, Clone)]
 pub struct ObservedSnapshot {
     pub snapshot: Snapshot,
+    /// The backend's name.
+    pub backend: String,
     /// Nodes that the cycle's actions have changed in the store.
     pub changed_in_store: Vec<NodeName>,
     /// The settings of that cycle.
@@ -49,8 +51,15 @@ impl SnapshotFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(&self, snapshot: &Snapshot, changed_in_store: Vec<NodeName>, settings: &Settings) {
-        let observed = ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
+    pub(crate) fn publish(
+        &self,
+        snapshot: &Snapshot,
+        backend: &str,
+        changed_in_store: Vec<NodeName>,
+        settings: &Settings,
+    ) {
+        let (snapshot, backend, settings) = (snapshot.clone(), backend.to_owned(), settings.clone());
+        let observed = ObservedSnapshot { snapshot, backend, changed_in_store, settings };
         self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 

@@ -112,6 +112,7 @@ fn status_schema() -> Value {
     }));
     object(json!({
         "at": timestamp(),
+        "backend": or_null(text()),
         "mode": mode(),
         "leader": leader,
         "last_cycle": or_null(cycle),

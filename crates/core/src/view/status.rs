@@ -38,6 +38,8 @@ pub struct StoredStatus {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StatusView {
     pub at: Timestamp,
+    /// The backend's name; `sim` is a simulated cluster. `None`: no cycle has observed the cluster.
+    pub backend: Option<String>,
     pub mode: Mode,
     pub leader: LeaderView,
     pub last_cycle: Option<CycleView>,
@@ -142,6 +144,7 @@ pub fn status(facts: &Facts, stored: &StoredStatus) -> StatusView {
     let snapshot = &facts.snapshot;
     let mut view = StatusView {
         at: facts.now,
+        backend: facts.backend.clone(),
         mode: snapshot.policy.mode,
         leader: leader(facts, stored),
         last_cycle: stored.last_cycle.clone(),

@@ -91,13 +91,12 @@ export async function browser() {
   };
 }
 
-// Returns the serious and critical findings of the accessibility checker, for all rules or some. The debugger injects
-// the checker, so the page's content security policy does not apply to it.
-export async function serious(page, rules = null) {
+// Returns the findings of the accessibility checker, for all rules or some. The debugger injects the checker, so the
+// page's content security policy does not apply to it.
+export async function violations(page, rules = null) {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate((rules) => globalThis.axe.run(document, rules ? { runOnly: rules } : {}), rules);
-  const bad = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
-  return bad.map(
+  return violations.map(
     ({ id, nodes }) =>
       `${id}: ${nodes
         .slice(0, 3)
