@@ -3,6 +3,9 @@
 # once, and they are kept under DOCTOR_BED_CACHE; `doctor` must be built.
 #   browser.sh          the tests
 #   browser.sh shots    the tests, and new screenshots in docs/guide/images
+#   browser.sh questions [FOLDER]
+#               clicks and seconds until five questions are answered, with the pages of this program, or of a copy of
+#               crates/api/assets in FOLDER; SHOTS names a folder for screenshots
 #   browser.sh paint    how fast ten thousand nodes are painted and respond, as one line of JSON; ADDRESS names a controller that
 #                       has them, else DOCTOR simulates them
 #
@@ -47,9 +50,10 @@ here=crates/doctor/tests/browser
 case ${1:-tests} in
   tests) exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
   shots) SHOTS=docs/guide/images exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
+  questions) BEFORE=${2:+$(realpath "$2")} exec node "$here/questions.mjs" ;;
   paint) exec node "$here/paint.mjs" ;;
   *)
-    echo "unknown: $1; accepted: tests, shots, paint" >&2
+    echo "unknown: $1; accepted: tests, shots, questions, paint" >&2
     exit 2
     ;;
 esac

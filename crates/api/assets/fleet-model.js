@@ -1,7 +1,7 @@
 // The fleet as columns: reading, grouping, colour schemes and filters. A node is identified by its row number in the controller's response.
 
 import { RAMP_STEPS, STATUS_STYLES, rampColour, themeColours } from "./colours.js";
-import { clusterNow, codeLabel, formatDuration, formatMeasurement, severityText } from "./format.js";
+import { clusterNow, codeLabel, formatDuration, formatMeasurement, severityRank, severityText } from "./format.js";
 
 // By filter key: the name of the column, and of the list that its values are indices of.
 const COLUMNS = {

@@ -17,6 +17,7 @@ const COLOUR_MODES = [
   ["severity", "Worst finding"],
 ];
 const MAX_REASONS = 8;
+const MAX_TESTS = 4;
 // Nodes that a command may name; the controller accepts no more.
 const MAX_SELECTED = 256;
 
@@ -37,6 +38,33 @@ function healthBar(counts) {
     ...["pass", "fail", "unknown"]
       .filter((code) => counts[code])
       .map((code) => el("span", { class: code, style: { "flex-grow": String(counts[code]) } })),
+  );
+}
+
+// Which tests do not cover every node within their period, lowest coverage first, and why.
+function validationLine(rows) {
+  const gaps = (row) => [
+    [row.stale, "stale"],
+    [row.never_tested, "never tested"],
+    [row.inconclusive, "inconclusive"],
+  ];
+  const below = rows.filter((row) => gaps(row).some(([count]) => count > 0)).sort((a, b) => a.percent - b.percent);
+  const test = (row) => {
+    const why = gaps(row).filter(([count]) => count > 0);
+    return el(
+      "span",
+      {},
+      el("a", { href: href(["tests", row.test]) }, `${row.test} ${formatPercent(row.percent)}`),
+      el("span", { class: "dim" }, ` (${why.map(([count, name]) => `${formatCount(count)} ${name}`).join(", ")})`),
+    );
+  };
+  if (!rows.length) return null;
+  return el(
+    "p",
+    { class: "facts validation" },
+    el("strong", {}, "Validated in time:"),
+    ...(below.length ? below.slice(0, MAX_TESTS).map(test) : [el("span", {}, "every node, by every test")]),
+    below.length > MAX_TESTS && el("a", { href: href(["coverage"]) }, `and ${plural(below.length - MAX_TESTS, "more test")}`),
   );
 }
 
@@ -74,6 +102,7 @@ function renderSummary({ status, map }, view) {
           .map(({ name, nodes }) => view.filterLink(`${codeLabel(name)} on ${plural(nodes.size, "node")}`, "reason", name)),
         reasons.length > MAX_REASONS && el("a", { href: href(["cases"]) }, `and ${reasons.length - MAX_REASONS} more reasons`),
       ),
+    total > 0 && validationLine(status.coverage),
     ...status.notes.map((text) => el("p", { class: "facts" }, inlineCode(text))),
   ];
 }

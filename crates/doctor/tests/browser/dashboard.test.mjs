@@ -579,10 +579,11 @@ test("markup in names, reasons, evidence and logs stays text", async () => {
       const url = route.request().url();
       if (/\/(map|events|whoami)\b/.test(url)) return route.fallback();
       const response = await route.fetch();
-      return route.fulfill({ response, json: spoil(await response.json(), "") });
+      const body = await response.json();
+      return route.fulfill({ response, json: spoil(url.endsWith("/status") ? { ...body, attention: wanted() } : body, "") });
     });
   for (const [name, path, , what] of pages.filter(
-    ([name]) => !["fleet", "fleet-table", "coverage", "test", "budget"].includes(name),
+    ([name]) => !["coverage", "test", "budget"].includes(name),
   )) {
     await seen(path, what, { before: before_ }, async (page) => {
       assert.ok((await page.locator("main").textContent()).includes("<img src=x"), `${name} shows none of it`);
@@ -630,13 +631,19 @@ test("a severity has its meaning as a tooltip, and the line below a table explai
 
 test("screenshots for the guide are taken on request", { skip: !process.env.SHOTS }, async () => {
   mkdirSync(process.env.SHOTS, { recursive: true });
-  for (const [name, path, , what] of pages.filter(([name]) => name !== "fleet-table")) {
-    await seen(path, what, { viewport: { width: 1120, height: 700 } }, (page) =>
-      page.screenshot({ path: `${process.env.SHOTS}/${name}.png` }),
-    );
-  }
-  const phone = { viewport: { width: 390, height: 700 }, colorScheme: "dark" };
-  await seen("?colour=age", "canvas", phone, (page) => page.screenshot({ path: `${process.env.SHOTS}/phone.png` }));
+  const viewport = { width: 1280, height: 800 };
+  const shoot = (name, path, what, options = {}) =>
+    seen(path, what, { viewport, ...options }, async (page) => {
+      // Cases are shown after the nodes, and the banner after the first status.
+      if (what === "canvas") await page.getByRole("region", { name: "Open cases" }).locator("li, .good").first().waitFor(WAIT);
+      await page.locator("header").getByText("DEMO").waitFor(WAIT);
+      await page.screenshot({ path: `${process.env.SHOTS}/${name}.png` });
+    });
+  for (const [name, path, , what] of pages) await shoot(name, path, what);
+  const [reason] = (await doctor.get("map")).reasons;
+  await shoot("fleet-filtered", `?filter=${encodeURIComponent(`reason=${reason}`)}`, "canvas");
+  await shoot("dark", "", "canvas", { colorScheme: "dark" });
+  await shoot("phone", "?colour=age", "canvas", { viewport: { width: 390, height: 700 }, colorScheme: "dark" });
 });
 
 // Must be last: once a token exists, every request needs one.
@@ -653,6 +660,7 @@ test("an operator signs in, sees the plan, confirms it with a reason, and a view
   // Behind the dialog: no message of the API, and a way back to the dialog.
   assert.equal(await text(page.locator("main")), "Signed out This controller shows its cluster to users with a token. Sign in");
   assert.equal(await page.locator(".live").textContent(), "");
+  if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/sign-in.png` });
   await page.keyboard.press("Escape");
   await page.locator("main").getByRole("button", { name: "Sign in" }).click();
   await page.locator("dialog", { hasText: "Sign in" }).waitFor(WAIT);
