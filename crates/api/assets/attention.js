@@ -50,8 +50,15 @@ function attentionItem({ urgency, nodes, since, text, next, case: caseId }) {
   return el(
     "li",
     { class: `item ${urgency}` },
-    el("div", { class: "item-head" }, badge(urgency), el("span", { class: "dim" }, timeElement(since)), caseId && link(["cases", caseId], "Case")),
-    el("div", {}, ...textWithNodes(text, nodes)),
+    el(
+      "div",
+      {},
+      badge(urgency),
+      " ",
+      ...textWithNodes(text, nodes),
+      since && el("span", { class: "dim" }, " · ", timeElement(since)),
+      caseId && [el("span", { class: "dim" }, " · "), link(["cases", caseId], "Case")],
+    ),
     next && el("div", { class: "next" }, el("span", { class: "dim" }, "Next "), command(next)),
   );
 }
@@ -75,7 +82,14 @@ const isFinished = (step) => step.state === "done" || step.state === "failed";
 function stepsTaken(steps) {
   const taken = steps.filter(isFinished).slice(-MAX_STEPS);
   if (!taken.length) return "no step yet";
-  return taken.flatMap((step, index) => [index ? ", " : "", `${codeLabel(step.what).toLowerCase()} ${step.state} `, timeElement(step.at)]);
+  return taken.flatMap((step, index) => [
+    index ? ", " : "",
+    codeLabel(step.what).toLowerCase(),
+    step.state === "failed" ? " failed" : "",
+    " (",
+    timeElement(step.at),
+    ")",
+  ]);
 }
 
 // What is next: the command that waits for an operator, or the step that the controller takes.

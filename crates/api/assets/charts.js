@@ -26,15 +26,15 @@ export function niceScale(low, high, { steps = 3, integer = false } = {}) {
   return { ticks, digits, at: (value) => (value - first * step) / range };
 }
 
-// A plot with the numbers of its y axis, and labels below. `ticks`: [position from the bottom, text].
-function chart({ label, name = "", title, ticks, grid = true }, below, ...content) {
+// A plot with the numbers of its y axis, and labels below. `ticks`: [position from the bottom, text]; `title`: what the y axis counts.
+function chart({ label, name = "", title, note, ticks }, below, ...content) {
   const line = ([at]) => svg("line", { class: "grid", x1: 0, x2: "100%", y1: percent(1 - at), y2: percent(1 - at) });
   return el(
     "figure",
     { class: `chart ${name}` },
-    title && el("div", { class: "y-title" }, title),
+    title && el("div", { class: "y-title" }, el("span", {}, title), note && el("span", {}, note)),
     el("div", { class: "y-axis", "aria-hidden": "true" }, ...ticks.map(([at, text]) => el("span", { style: { bottom: percent(at) } }, text))),
-    svg("svg", { class: `plot ${name}`, role: "img", "aria-label": label }, ...(grid ? ticks.map(line) : []), ...content),
+    svg("svg", { class: `plot ${name}`, role: "img", "aria-label": label }, ...ticks.map(line), ...content),
     below && el("figcaption", { class: "axis-labels" }, ...below),
   );
 }
@@ -66,9 +66,9 @@ export function histogram({ min, max, median, p5, p95, bars, nodes }, unit, node
   const line = (value, name) => svg("line", { class: name, x1: percent(x(value)), x2: percent(x(value)), y1: 0, y2: "100%" });
   const nodeText = hasNodeValue ? `, this node ${format(nodeValue)}` : "";
   const label = `${nodes} nodes from ${format(min)} to ${format(max)}, median ${format(median)}${nodeText}`;
-  const below = [el("span", {}, format(low)), el("span", {}, `median ${format(median)}`), el("span", {}, format(high))];
+  const below = [el("span", {}, format(low)), el("span", {}, format(high))];
   return chart(
-    { label, title: "nodes", ticks: scale.ticks.map((tick) => [scale.at(tick), String(tick)]) },
+    { label, title: "nodes", note: `median ${format(median)}`, ticks: scale.ticks.map((tick) => [scale.at(tick), String(tick)]) },
     below,
     svg("rect", { class: "band", x: percent(x(p5)), y: 0, width: percent(Math.max(0.002, x(p95) - x(p5))), height: "100%" }),
     ...bars.map(column),
@@ -97,11 +97,7 @@ export function historyChart(values, unit, peers = null) {
     );
   const last = values.at(-1);
   const peersText = peers ? `; 90 % of the fleet: ${format(peers.p5)} to ${format(peers.p95)}` : "";
-  const below = [
-    el("span", {}, formatTimestamp(values[0].at).slice(0, 10)),
-    el("span", {}, `now ${format(last.value)}`),
-    el("span", {}, formatTimestamp(last.at).slice(0, 10)),
-  ];
+  const below = [values[0], last].map(({ at }) => el("span", {}, formatTimestamp(at).slice(0, 10)));
   return chart(
     { label: `${values.length} results, the last ${format(last.value)}${peersText}`, title: unitName(unit), ticks: valueTicks(scale, unit) },
     below,

@@ -82,8 +82,8 @@ export function formatMeasurement(value, unit = "count", digits = 4) {
   const [divisor, prefix] = SI_PREFIXES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
   return `${Number((value / divisor).toPrecision(digits))} ${prefix}${PREFIXED_UNITS[unit]}`;
 }
-// The unit of an axis whose numbers have none, such as "count"; otherwise the numbers name it.
-export const unitName = (unit) => (PLAIN_UNITS[unit] === "" ? unit : "");
+// The unit without a prefix, as the title of an axis.
+export const unitName = (unit) => PREFIXED_UNITS[unit] ?? (PLAIN_UNITS[unit]?.trim() || unit);
 
 export const formatPercent = (value) => (value === null || value === undefined ? "–" : `${Number(value.toFixed(1))} %`);
 // Without toLocaleString, whose first call takes a tenth of a second.

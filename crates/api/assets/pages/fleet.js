@@ -187,7 +187,7 @@ export function render(page) {
   replaceContent(page.main, summaryContainer, overview);
 
   const addControls = (tests) => {
-    const search = searchField(page, "filter", "Filter", "name, gpu*, health:fail, reason:…, pool=…", () => view.render());
+    const search = searchField(page, "filter", "Filter", "name, health:fail, reason:…", () => view.render());
     const input = search.querySelector("input");
     view.onFilter = (text) => (input.value = text);
     input.addEventListener("keydown", (event) => {

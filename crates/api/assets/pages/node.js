@@ -140,7 +140,7 @@ function renderMeasurements(page, rows) {
             return el(
               "div",
               { class: "measurement" },
-              el("h4", {}, measurement.name, el("span", { class: "dim" }, ` ${formatMeasurement(last, measurement.unit)}`)),
+              el("h3", {}, measurement.name, el("span", { class: "dim" }, ` ${formatMeasurement(last, measurement.unit)}`)),
               el(
                 "div",
                 { class: "two-columns" },

@@ -115,9 +115,7 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
         let kinds: BTreeSet<(&str, &str)> =
             record.findings.iter().map(|open| (open.finding.reason.as_str(), open.finding.check.as_str())).collect();
         findings.extend(
-            kinds
-                .into_iter()
-                .map(|(reason, check)| MapFinding(row, reasons.index_of(reason), checks.index_of(check))),
+            kinds.into_iter().map(|(reason, check)| MapFinding(row, reasons.index_of(reason), checks.index_of(check))),
         );
         nodes.push(MapRow {
             node: name.clone(),

@@ -181,7 +181,8 @@ fn the_map_agrees_with_the_list_for_each_node() {
     let findings = bed.get("/findings?limit=500").json();
     let field = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
     let listed = findings["items"].as_array().unwrap().iter();
-    let listed: BTreeSet<_> = listed.map(|row| (field(row, "node"), field(row, "reason"), field(row, "check"))).collect();
+    let listed: BTreeSet<_> =
+        listed.map(|row| (field(row, "node"), field(row, "reason"), field(row, "check"))).collect();
     assert_eq!(on_map.collect::<BTreeSet<_>>(), listed);
     assert!(!listed.is_empty(), "a fault was injected");
 }
