@@ -17,14 +17,19 @@ const NOT_DRAWN = 255;
 
 export class NodeMap {
   #canvas = el("canvas", { "aria-hidden": "true" });
+  #clip = el("div", { class: "map-clip" }, this.#canvas);
   #cursor = el("div", { class: "cursor", hidden: true });
   #tooltip = el("div", { class: "tip", hidden: true });
   #announcer = el("div", { class: "visually-hidden", "aria-live": "polite" });
   #blocks = [];
-  #positions = [];
+  // By node number: the index of its block, and its place there.
+  #blockOf = new Uint32Array(0);
+  #placeOf = new Uint32Array(0);
   #pitch = 12;
   #spacing = WIDE_SPACING;
   #layoutWidth = 0;
+  // Of the visible part, in pixels of the canvas.
+  #height = 0;
   #pixels = null;
   #drawnStyles = null;
   #sprites = [];
@@ -41,7 +46,7 @@ export class NodeMap {
     this.element = el(
       "div",
       { class: "map", tabindex: "0", role: "application", "aria-label": label, "data-key": "map" },
-      this.#canvas,
+      this.#clip,
       this.#cursor,
       this.#tooltip,
       this.#announcer,
@@ -100,16 +105,21 @@ export class NodeMap {
     this.#pitch = Math.round(Math.min(34, Math.max(7, Math.sqrt(area / Math.max(1, count)))));
     const maxColumns = Math.max(1, Math.floor(width / this.#pitch));
     this.#spacing = groups.length > NARROW_SPACING_ABOVE ? NARROW_SPACING : WIDE_SPACING;
-    const { label, gap } = this.#spacing;
+    const { label, gap, font } = this.#spacing;
+    // A block is as wide as its label, up to six columns.
+    const minColumns = (name) => Math.min(6, Math.ceil((this.#label(name, 99).length * font * 0.6) / this.#pitch));
     let [x, y, tallest] = [0, 0, 0];
     this.#blocks = [];
-    this.#positions = new Array(this.#data.count);
+    [this.#blockOf, this.#placeOf] = [new Uint32Array(this.#data.count), new Uint32Array(this.#data.count)];
     for (const { name, nodes } of groups) {
-      const columns = fullWidth ? maxColumns : Math.min(maxColumns, Math.max(6, Math.ceil(Math.sqrt(nodes.length) * 1.3)));
+      const columns = fullWidth ? maxColumns : Math.min(maxColumns, Math.max(minColumns(name), Math.ceil(Math.sqrt(nodes.length) * 1.3)));
       const rows = Math.ceil(nodes.length / columns);
       if (x > 0 && x + columns * this.#pitch > width) [x, y, tallest] = [0, y + tallest + gap, 0];
       const block = { name, nodes, columns, rows, x, y: y + label };
-      nodes.forEach((node, index) => (this.#positions[node] = { block, index }));
+      for (let index = 0; index < nodes.length; index += 1) {
+        this.#blockOf[nodes[index]] = this.#blocks.length;
+        this.#placeOf[nodes[index]] = index;
+      }
       this.#blocks.push(block);
       tallest = Math.max(tallest, label + rows * this.#pitch);
       x += columns * this.#pitch + gap;
@@ -117,23 +127,22 @@ export class NodeMap {
     }
     const bottom = y + tallest;
     const scale = devicePixelRatio || 1;
-    // Setting a size, even the same, allocates the canvas anew.
+    // Setting a size, even the same, allocates the canvas anew. A filter therefore leaves it as large as it was, and hides the lower part.
     const [pixelWidth, pixelHeight] = [Math.round(width * scale), Math.round(bottom * scale)];
     if (this.#canvas.width !== pixelWidth) this.#canvas.width = pixelWidth;
-    if (this.#canvas.height !== pixelHeight) this.#canvas.height = pixelHeight;
+    if (this.#canvas.height < pixelHeight) this.#canvas.height = pixelHeight;
     this.#canvas.style.width = `${width}px`;
-    this.#canvas.style.height = `${bottom}px`;
+    this.#canvas.style.height = `${this.#canvas.height / scale}px`;
+    this.#clip.style.height = `${bottom}px`;
+    [this.#height, this.#pixels] = [pixelHeight, null];
     this.#redraw();
   }
 
-  // Clears the canvas, and draws the labels and all cells.
+  // Draws the labels and all cells.
   #redraw() {
     if (!this.#layoutWidth) return;
-    const context = this.#canvas.getContext("2d", { willReadFrequently: true });
-    const scale = devicePixelRatio || 1;
-    context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.#drawLabels(context, themeColours().text);
-    this.#pixels = context.getImageData(0, 0, this.#canvas.width, Math.max(1, this.#canvas.height));
+    // Reading what is on the canvas instead would take longer than drawing it.
+    this.#pixels = new ImageData(this.#canvas.width, Math.max(1, this.#height));
     this.#drawnStyles = new Uint8Array(this.#data.count).fill(NOT_DRAWN);
     this.#drawChangedCells();
   }
@@ -142,7 +151,7 @@ export class NodeMap {
   #drawChangedCells() {
     if (!this.#pixels) return;
     const { styles, styleIndex } = this.#data;
-    const { surface: background } = themeColours();
+    const { surface: background, text } = themeColours();
     const scale = devicePixelRatio || 1;
     const key = JSON.stringify([background, scale, this.#pitch, styles.map(({ colour, shape }) => [colour, shape])]);
     if (key !== this.#spriteKey) {
@@ -152,7 +161,7 @@ export class NodeMap {
     }
     const { width, height } = this.#pixels;
     const pixels = new Uint32Array(this.#pixels.data.buffer);
-    let [top, bottom] = [height, 0];
+    let changed = false;
     for (const { nodes, columns, x, y } of this.#blocks) {
       for (let index = 0; index < nodes.length; index += 1) {
         const node = nodes[index];
@@ -165,23 +174,30 @@ export class NodeMap {
         const [cellWidth, cellHeight] = [Math.min(side, width - left), Math.min(side, height - cellTop)];
         for (let row = 0; row < cellHeight; row += 1)
           for (let column = 0; column < cellWidth; column += 1) pixels[(cellTop + row) * width + left + column] = cell[row * side + column];
-        top = Math.min(top, cellTop);
-        bottom = Math.max(bottom, cellTop + cellHeight);
+        changed = true;
       }
     }
-    if (bottom > top) this.#canvas.getContext("2d").putImageData(this.#pixels, 0, 0, 0, top, width, bottom - top);
+    if (changed) {
+      const context = this.#canvas.getContext("2d", { willReadFrequently: true });
+      context.putImageData(this.#pixels, 0, 0);
+      context.setTransform(scale, 0, 0, scale, 0, 0);
+      this.#drawLabels(context, text);
+    }
     // For tests that wait until the nodes are drawn.
     this.element.dataset.cells = String(this.#blocks.reduce((sum, block) => sum + block.nodes.length, 0));
   }
 
+  #label(name, count) {
+    return this.#spacing === WIDE_SPACING ? `${name} · ${formatCount(count)}` : name;
+  }
+
   #drawLabels(context, textColour) {
     const { label, font } = this.#spacing;
-    context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
     context.fillStyle = textColour;
     context.font = `${font}px system-ui, sans-serif`;
     context.textBaseline = "middle";
     for (const { name, nodes, x, y, columns } of this.#blocks) {
-      const text = this.#spacing === WIDE_SPACING ? `${name} · ${formatCount(nodes.length)}` : name;
+      const text = this.#label(name, nodes.length);
       const blockWidth = columns * this.#pitch;
       // fillText with a maximum width is slower, and most names fit.
       if (text.length * font * 0.6 > blockWidth) context.fillText(text, x, y - label / 2, blockWidth);
@@ -190,7 +206,7 @@ export class NodeMap {
   }
 
   #cellOrigin(node) {
-    const { block, index } = this.#positions[node];
+    const [block, index] = [this.#blocks[this.#blockOf[node]], this.#placeOf[node]];
     return [block.x + (index % block.columns) * this.#pitch, block.y + Math.floor(index / block.columns) * this.#pitch];
   }
 
@@ -269,7 +285,7 @@ export class NodeMap {
   // Returns the next node above or below, also in another block.
   #nodeAboveOrBelow(node, step) {
     const [x, y] = this.#cellOrigin(node);
-    const bottom = this.#canvas.clientHeight;
+    const bottom = this.#clip.clientHeight;
     for (let top = y + step * this.#pitch; top >= 0 && top < bottom; top += (step * this.#pitch) / 2) {
       const found = this.#nodeAt(x + this.#pitch / 2, top + this.#pitch / 2);
       if (found >= 0 && found !== node) return found;
