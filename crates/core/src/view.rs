@@ -42,7 +42,7 @@ pub use self::{
     explain_node::{StoredNodeData, why},
     findings::{FindingRow, findings},
     formatting::{format_hours, format_percent, format_time, plural, short_duration},
-    map::{FleetMap, MapRow, fleet_map},
+    map::{FleetMap, MapFinding, MapRow, fleet_map},
     node_explanation::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
     nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
     period::{Period, RunFacts, TestResult},
@@ -71,6 +71,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub now: Timestamp,
+    /// The backend's name. `None`: no cycle has observed the cluster.
+    pub backend: Option<String>,
     /// When the cluster last answered a cycle. `None`: it never has, and the occupancy of all nodes is unknown.
     pub observed_at: Option<Timestamp>,
     /// When a controller last ran a cycle, whether the cluster answered or not. Never before `observed_at`.

@@ -44,6 +44,7 @@ pub fn facts(
     now: Timestamp,
 ) -> Result<Facts, StoreError> {
     let cycle_at = observed_at.map(|observed_at| cluster.last_cycle(observed_at));
+    let backend = Some(cluster.backend).filter(|name| !name.is_empty());
     let inputs = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterStateRow::into_seen_node).collect();
     let (mut snapshot, stored_only) = assemble(store, inputs, nodes, &BTreeMap::new(), now)?;
@@ -60,7 +61,7 @@ pub fn facts(
         snapshot.nodes = stored_only;
         Vec::new()
     };
-    Ok(Facts { now, observed_at, cycle_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
+    Ok(Facts { now, backend, observed_at, cycle_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
@@ -69,7 +70,7 @@ pub fn facts(
 /// # Errors
 /// If the store fails.
 pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<Facts, StoreError> {
-    let ObservedSnapshot { mut snapshot, observed_at, changed_in_store, .. } = observed;
+    let ObservedSnapshot { mut snapshot, backend, observed_at, changed_in_store, .. } = observed;
     refresh_from_store(store, &mut snapshot, &changed_in_store)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
     let is_listed = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
@@ -78,7 +79,8 @@ pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<
     let gone = gone.into_iter();
     let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));
     let (now, cycle_at) = (snapshot.at, Some(snapshot.at));
-    Ok(Facts { now, observed_at, cycle_at, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
+    let (gone, skip_reasons) = (gone.collect(), skip_reasons(store)?);
+    Ok(Facts { now, backend: Some(backend), observed_at, cycle_at, gone, skip_reasons, snapshot })
 }
 
 /// Updates a snapshot from the store.

@@ -45,7 +45,7 @@ use crate::{
     publish::Publisher,
     settings::Settings,
     share::Share,
-    snapshot_feed::SnapshotFeed,
+    snapshot_feed::{ObservedSnapshot, SnapshotFeed},
     spans::{in_span, record_failure, span},
     status_sync::{StatusSync, SyncDeps},
     support_bundle,
@@ -193,12 +193,13 @@ impl Engine {
     fn publish_snapshot(&self, leads: bool) {
         let Some(feed) = &self.snapshot_feed else { return };
         match self.planner_state.snapshot().filter(|_| leads) {
-            Some(snapshot) => feed.publish(
-                snapshot,
-                self.planner_state.observed_at(),
-                self.planner_state.nodes_behind_store(),
-                &self.deps.settings,
-            ),
+            Some(snapshot) => feed.publish(ObservedSnapshot {
+                snapshot: snapshot.clone(),
+                backend: self.deps.backend.name().to_owned(),
+                observed_at: self.planner_state.observed_at(),
+                changed_in_store: self.planner_state.nodes_behind_store(),
+                settings: self.deps.settings.clone(),
+            }),
             None => feed.publish_not_leading(),
         }
     }

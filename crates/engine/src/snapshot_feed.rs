@@ -18,6 +18,8 @@ pub struct ObservedSnapshot {
     pub snapshot: Snapshot,
     /// When the cluster last answered; before `snapshot.at` while it does not.
     pub observed_at: Option<Timestamp>,
+    /// The backend's name.
+    pub backend: String,
     /// Nodes that the cycle's actions have changed in the store.
     pub changed_in_store: Vec<NodeName>,
     /// The settings of that cycle.
@@ -51,15 +53,7 @@ impl SnapshotFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(
-        &self,
-        snapshot: &Snapshot,
-        observed_at: Option<Timestamp>,
-        changed_in_store: Vec<NodeName>,
-        settings: &Settings,
-    ) {
-        let (snapshot, settings) = (snapshot.clone(), settings.clone());
-        let observed = ObservedSnapshot { snapshot, observed_at, changed_in_store, settings };
+    pub(crate) fn publish(&self, observed: ObservedSnapshot) {
         self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 

@@ -131,6 +131,7 @@ fn status_schema() -> Value {
         "at": timestamp(),
         "state": overall_state(),
         "attention": list(attention_item()),
+        "backend": or_null(text()),
         "mode": mode(),
         "leader": leader,
         "last_cycle": or_null(cycle),

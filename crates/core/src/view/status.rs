@@ -26,6 +26,8 @@ pub struct StatusView {
     pub state: OverallState,
     /// What needs an operator, most urgent first. Empty: nothing.
     pub attention: Vec<AttentionItem>,
+    /// The backend's name; `sim` is a simulated cluster. `None`: no cycle has observed the cluster.
+    pub backend: Option<String>,
     pub mode: Mode,
     pub leader: LeaderView,
     pub last_cycle: Option<CycleView>,
@@ -98,6 +100,7 @@ pub fn status(facts: &Facts, stored: &StoredStatus) -> StatusView {
         at: facts.now,
         state: OverallState::of(facts, &attention),
         attention,
+        backend: facts.backend.clone(),
         mode: snapshot.policy.mode,
         leader,
         last_cycle: stored.last_cycle.clone(),

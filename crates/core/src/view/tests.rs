@@ -55,6 +55,7 @@ fn tests() -> Vec<TestPolicy> {
 pub(super) fn cluster() -> Facts {
     Facts {
         now: NOW,
+        backend: Some("slurm".to_owned()),
         observed_at: Some(NOW),
         cycle_at: Some(NOW),
         snapshot: Snapshot {
@@ -512,6 +513,25 @@ fn every_view_is_json() {
     assert_eq!(json["test_lines"][1]["due"]["is"], "now");
     assert!(serde_json::to_string(&status(&facts, &StoredStatus::default())).is_ok());
     assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());
+}
+
+#[test]
+fn the_map_lists_each_reason_and_check_of_a_node_once() {
+    let facts = cluster()
+        .with("a")
+        .with("b")
+        .change(|record| {
+            // Two disks of one node are slow: one entry.
+            record.findings.push(finding("storage", Severity::Monitor, 1, 2));
+            record.findings.push(finding("storage", Severity::Reset, 1, 2));
+            record.findings.push(finding("dl", Severity::Reset, 1, 2));
+        })
+        .with("c")
+        .change(|record| record.findings.push(finding("storage", Severity::Monitor, 1, 2)));
+    let map = fleet_map(&facts, None);
+    assert_eq!(map.reasons, ["slow"]);
+    assert_eq!(map.checks, ["dl", "storage"]);
+    assert_eq!(map.findings, [MapFinding(1, 0, 0), MapFinding(1, 0, 1), MapFinding(2, 0, 1)]);
 }
 
 /// Counts how often a key appears below the top level.

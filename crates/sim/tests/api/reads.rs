@@ -173,6 +173,23 @@ fn the_map_agrees_with_the_list_for_each_node() {
     let failing = bed.get("/nodes?health=fail&limit=500").json()["items"].as_array().unwrap().len();
     let fail = map["health"].as_array().unwrap().iter().position(|word| word == "fail").unwrap() as u64;
     assert_eq!(failing, rows.iter().filter(|row| row[4] == fail).count());
+    let text = |list: &Value, index: &Value| list[index.as_u64().unwrap() as usize].as_str().unwrap().to_owned();
+    let on_map = map["findings"].as_array().unwrap().iter().map(|entry| {
+        let node = rows[entry[0].as_u64().unwrap() as usize][0].as_str().unwrap().to_owned();
+        (node, text(&map["reasons"], &entry[1]), text(&map["checks"], &entry[2]))
+    });
+    let findings = bed.get("/findings?limit=500").json();
+    let field = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+    let listed = findings["items"].as_array().unwrap().iter();
+    let listed: BTreeSet<_> =
+        listed.map(|row| (field(row, "node"), field(row, "reason"), field(row, "check"))).collect();
+    assert_eq!(on_map.collect::<BTreeSet<_>>(), listed);
+    assert!(!listed.is_empty(), "a fault was injected");
+}
+
+#[test]
+fn the_status_names_the_backend_so_that_a_simulated_cluster_is_recognisable() {
+    assert_eq!(shared().get("/status").json()["backend"], "sim");
 }
 
 #[test]
