@@ -64,6 +64,7 @@ fn with_case(mut facts: Facts, node: &str, steps: Vec<Step>) -> Facts {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     });
     facts.with(node).change(|record| {
         record.state = NodeState::Quarantined;
