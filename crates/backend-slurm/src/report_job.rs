@@ -19,7 +19,7 @@ use super::{
     maintenance_reservation, marks,
     node_ops::{op_name, permanent_error, responds, retryable_error},
     programs::Access,
-    states::{Base, Phase},
+    states::Phase,
     submit::{FOLDER, OUTPUT},
 };
 
@@ -70,11 +70,9 @@ impl SlurmBackend {
         let Some(now) = nodes.first() else {
             return Err(permanent_error(REPORT, format!("Slurm has no node {node}")));
         };
-        if !responds(now) || now.state.base() == Some(Base::Down) {
-            return Err(permanent_error(
-                REPORT,
-                format!("Slurm starts nothing on {node}: it is down or does not respond"),
-            ));
+        // One that we set down responds.
+        if !responds(now) {
+            return Err(permanent_error(REPORT, format!("Slurm starts nothing on {node}: it does not respond")));
         }
         let ours = self.reservations(REPORT)?;
         let is_ours = |one: &_| maintenance_reservation::reservation_kind(one).exists() && one.holds(node);

@@ -164,6 +164,18 @@ mod tests {
     }
 
     #[test]
+    fn a_store_of_the_first_release_is_migrated() {
+        let database = database(None);
+        database.execute_batch("CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)").unwrap();
+        database.execute_batch(&for_database(MIGRATIONS[0], true)).unwrap();
+        database.execute("INSERT INTO schema_version (version) VALUES (?1)", [FIRST]).unwrap();
+        let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
+        migrate(&mut tx).unwrap();
+        assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION));
+        tx.all("test", "SELECT run, node, at, ending, text FROM job_output", &[], |_| Ok(())).unwrap();
+    }
+
+    #[test]
     fn a_store_of_a_development_version_is_rejected_with_instructions() {
         for found in [1, 10] {
             let database = database(Some(found));
