@@ -32,10 +32,6 @@ impl BackendKind for Kubernetes {
         config.template.as_deref().into_iter().collect()
     }
 
-    fn available() -> Result<(), &'static str> {
-        with_client::available()
-    }
-
     fn verify(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
         with_client::verify(config)
     }
@@ -82,11 +78,6 @@ mod with_client {
         Inspection { items: findings, agents: Some(agents), trial: None }
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
-    pub(super) const fn available() -> Result<(), &'static str> {
-        Ok(())
-    }
-
     pub(super) fn verify(config: &KubernetesConfig) -> Result<(), BackendError> {
         KubernetesBackend::verify(config)
     }
@@ -112,10 +103,6 @@ mod with_client {
     const REMEDY: &str = "build it with `make build`, or with `cargo build --release --features kubernetes`";
     const ABSENT: &str = "this program was built without the Kubernetes client: build it with `make build`, or with \
                           `cargo build --release --features kubernetes`";
-
-    pub(super) const fn available() -> Result<(), &'static str> {
-        Err(ABSENT)
-    }
 
     fn absent() -> BackendError {
         let operation = "open the Kubernetes backend";

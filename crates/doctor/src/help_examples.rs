@@ -6,7 +6,7 @@ use clap::Command;
 /// Commands, with the names of their parents, and their examples.
 const EXAMPLES: [(&str, &[&str]); 12] = [
     ("status", &["doctor status", "doctor status --json"]),
-    ("nodes", &["doctor nodes", "doctor nodes state=suspect", "doctor nodes 'node[001-008]'"]),
+    ("nodes", &["doctor nodes", "doctor nodes pool=gpu", "doctor nodes 'node[001-008]'"]),
     ("why", &["doctor why node001", "doctor why node001 --audit 20"]),
     ("history", &["doctor history node001 --since 7d", "doctor history --limit 20 --json"]),
     ("cases", &["doctor cases", "doctor cases --json"]),
