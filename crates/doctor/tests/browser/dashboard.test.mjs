@@ -268,8 +268,8 @@ test("the first screen lists what needs an operator, most urgent first, with lin
   for (const colorScheme of ["light", "dark"]) {
     await seen("", "canvas", { before: before_, colorScheme }, async (page) => {
       const list = page.getByRole("region", { name: "Needs an operator" });
-      await list.getByRole("listitem").nth(5).waitFor(WAIT);
-      assert.equal(await list.getByRole("listitem").count(), 6);
+      await list.getByRole("listitem").nth(4).waitFor(WAIT);
+      assert.equal(await list.getByRole("listitem").count(), 5);
       const first = list.getByRole("listitem").first();
       assert.match(await text(first), new RegExp(`Critical .*${broken.node} waits for an operator: reset proposed · .* ago · Case`));
       assert.equal(await first.locator("code").textContent(), `doctor repair ${broken.node} --step reset`);
@@ -278,7 +278,7 @@ test("the first screen lists what needs an operator, most urgent first, with lin
       // Nodes that the text does not name follow it.
       assert.match(await text(list.getByRole("listitem").nth(1)), /below its target · node001, node002/);
       assert.deepEqual(await violations(page), [], colorScheme);
-      await list.getByRole("link", { name: "and 3 more" }).click();
+      await list.getByRole("link", { name: "and 4 more" }).click();
       await page.getByRole("heading", { level: 1, name: "Attention" }).waitFor(WAIT);
       await page.locator("tbody tr").nth(8).waitFor(WAIT);
       assert.match(await text(page.locator("tbody tr").first()), /Critical/);
