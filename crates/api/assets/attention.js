@@ -5,7 +5,7 @@ import { el, inlineCode, link, nodeLink } from "./dom.js";
 import { codeLabel, formatCount, plural, severityRank, timeElement } from "./format.js";
 
 // The lists are beside the map: the rest is on their pages.
-const MAX_ITEMS = 6;
+const MAX_ITEMS = 5;
 const MAX_NODES = 6;
 const MAX_STEPS = 3;
 

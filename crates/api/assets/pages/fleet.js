@@ -259,6 +259,8 @@ export function render(page) {
       const changed = JSON.stringify(attention) !== JSON.stringify(attentionOf(data.status));
       attention = attentionOf(data.status);
       if (!cases || changed) replaceContent(attentionContainer, attentionList(attention));
+      // Without the controller's list, an empty one would be a promise.
+      attentionContainer.hidden = !data.status.attention && attention.length === 0;
       if (!cases) {
         addControls(data.tests);
         showCases();
