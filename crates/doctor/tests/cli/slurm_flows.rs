@@ -408,7 +408,7 @@ fn a_repair_reboots_once(generation: Generation) {
     assert_eq!(words_of(slurm, "node1"), "doctor: operator reboot requested by ann: hangs in NCCL");
     service.until("what it waits for", || workdir.doctor(&["why", "node1"]).out.contains("waits for this: user work"));
     workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
-    slurm.run("scancel", &[&user.to_string()]).unwrap();
+    slurm.run("scancel", &[user.to_string().as_str()]).unwrap();
     service.until("the pause to be what it waits for", || {
         slurm.job_state(user).is_ok_and(|state| state != "RUNNING")
             && workdir.doctor(&["why", "node1"]).out.contains("everything is paused by")

@@ -17,7 +17,7 @@ use std::{
 
 use doctor_checks::document::Document;
 use doctor_core::{
-    case::{Case, CaseState, RepairStep},
+    case::{Case, CaseState},
     ids::{CaseId, HardwareId, RunId},
     node::Hardware,
     time::{Span, Timestamp},
