@@ -7,8 +7,8 @@ use doctor_core::{policy::Policy, toml_text::Limit};
 use super::{LocalBackend, LocalConfig, inspect::try_node};
 use crate::{
     BackendError,
-    inspection::Inspection,
-    registration::{BackendKind, OpenedCluster, ServiceSettings, probe_cluster},
+    inspection::{Inspection, InspectionItem},
+    registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 
 /// This machine as a one-node cluster.
@@ -49,9 +49,14 @@ impl BackendKind for Local {
         Ok(OpenedCluster::new(LocalBackend::open(config.clone())?))
     }
 
-    fn inspect(config: &LocalConfig, service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
-        let mut inspection = Inspection::from(vec![probe_cluster(|| Self::open(config, service))]);
-        inspection.trial = Some(try_node(config));
-        inspection
+    /// Does not open the backend, which would create its directories.
+    fn inspect(config: &LocalConfig, _service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
+        let cluster = match LocalBackend::verify(config) {
+            Ok(()) => {
+                InspectionItem::good("cluster", format!("local: this machine is the node {}", config.node_name()))
+            }
+            Err(error) => InspectionItem::bad("cluster", error.to_string(), "check the section [backend]"),
+        };
+        Inspection { items: vec![cluster], agents: None, trial: Some(try_node(config)) }
     }
 }

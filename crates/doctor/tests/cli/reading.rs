@@ -174,7 +174,7 @@ fn mistyped_names_get_suggestions() {
         (&["explain", "quarantned"], "did you mean quarantined"),
         (&["why", "node01", "--store", "demo/doctor.db"], "did you mean node001"),
         (&["why", "nod003", "--store", "demo/doctor.db"], "did you mean node003"),
-        (&["history", "node0O2", "--store", "demo/doctor.db"], "did you mean node002"),
+        (&["history", "node0x2", "--store", "demo/doctor.db"], "did you mean node002"),
         (&["test", "node001", "--test", "storge", "--why", "x", "--store", "demo/doctor.db"], "did you mean storage?"),
         (&["quarantne", "node001"], "'quarantine'"),
         (&["config", "chekc"], "'check'"),
