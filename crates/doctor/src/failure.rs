@@ -14,6 +14,7 @@ use doctor_store::{LeaseError, StoreError};
 
 use crate::{
     config::ConfigError,
+    connection::{ContextsError, ServerError},
     deploy::{DeployError, SettingError},
     exit::Exit,
 };
@@ -56,6 +57,10 @@ pub(crate) enum Failure {
     Usage(String),
     #[error("nothing was changed")]
     NotConfirmed,
+    #[error(transparent)]
+    Contexts(#[from] ContextsError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
     #[error("{0}")]
     Unreachable(String),
     /// A component failed; the text names it and the cause.
@@ -66,12 +71,14 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) const fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
+            Self::Contexts(ContextsError::Unknown { .. } | ContextsError::Contradiction(_)) => Exit::Usage,
+            Self::Config(_) | Self::Contexts(_) | Self::Cluster { .. } => Exit::Configuration,
             Self::Azure(error) if error.is_connectivity() => Exit::Unreachable,
             Self::Azure(_) => Exit::ProblemsFound,
             Self::Store(error) | Self::StoreOpen { source: error, .. } => store_exit(error),
             Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
             Self::Other(_) => Exit::ProblemsFound,
+            Self::Server(error) => error.exit(),
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
@@ -103,17 +110,27 @@ impl Failure {
                 "free disk space for the store; no data was lost".to_owned()
             }
             Self::Store(error) | Self::StoreOpen { source: error, .. } if is_read_only(error) => {
-                "give this user write permission for the store file and its directory".to_owned()
+                "give this user permission for the store file, for the files FILE-wal and FILE-shm beside it and, where a \
+                 command changes something, for their directory"
+                    .to_owned()
             }
             Self::StoreOpen { source: StoreError::Postgres { .. }, .. } => {
                 "check that the database is running and that URL, user and password are correct".to_owned()
             }
+            Self::Server(error) => return error.hint(),
+            Self::Contexts(ContextsError::Unknown { known, .. }) => format!("known: {known}"),
             Self::Backend(error) => match error.effect {
                 doctor_backend::Effect::NotAppliedPermanent => return None,
                 _ => "retry; no node is classified while the cluster does not answer".to_owned(),
             },
             _ => return None,
         })
+    }
+
+    /// Returns what the program prints on standard error: the message with its causes, then the hint.
+    pub(crate) fn report(&self) -> String {
+        let hint = self.hint().map_or_else(String::new, |hint| format!("hint: {hint}\n"));
+        format!("doctor: {}\n{hint}", self.chain())
     }
 
     /// Returns the message followed by its chain of causes, separated by colons.
@@ -134,7 +151,10 @@ impl Failure {
 
 const fn store_exit(error: &StoreError) -> Exit {
     match error {
-        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
+        StoreError::Damaged { .. }
+        | StoreError::NewerSchema { .. }
+        | StoreError::OldSchema { .. }
+        | StoreError::NotMigrated { .. } => Exit::Damaged,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,

@@ -4,6 +4,7 @@ mod backends;
 mod cli;
 mod commands;
 mod config;
+mod connection;
 mod context;
 mod controller;
 mod deploy;
@@ -11,33 +12,35 @@ mod exit;
 mod failure;
 mod output;
 mod reference_pages;
+mod remote;
 
 use std::{io::Write, process::ExitCode};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::{
     cli::{Cli, Command},
     context::Context,
     exit::Exit,
-    failure::{Failure, Result},
+    failure::Result,
     output::Output,
 };
 
 fn main() -> ExitCode {
-    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
+    let parsed = command_line().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // There is no other channel on which to report that printing failed.
             let _printed = error.print();
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
         }
     };
-    match run(cli) {
-        Ok(exit) => exit.into(),
+    match run(cli, &matches) {
+        Ok(exit) => exit,
         Err(failure) => {
-            print_failure(&failure);
+            // There is no other channel on which to report that printing failed.
+            let _printed = std::io::stderr().write_all(failure.report().as_bytes());
             failure.exit().into()
         }
     }
@@ -49,9 +52,13 @@ pub(crate) fn command_line() -> clap::Command {
     Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
 }
 
-fn run(cli: Cli) -> Result<Exit> {
-    let context = Context::new(Output::new(cli.json), cli.config, cli.store);
-    match cli.command {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<ExitCode> {
+    let mut context = Context::new(Output::new(cli.json), cli.config, cli.store);
+    // What is left runs in this process; a change is sent to the controller if the context has a connection to one.
+    if let Some(exit) = remote::run(&mut context, &cli.connection, &cli.command, matches)? {
+        return Ok(exit);
+    }
+    let exit = match cli.command {
         Command::Serve(args) => commands::serve::run(&context, &args),
         Command::Run(args) => commands::run::run(&context, &args),
         Command::Plan(args) => commands::plan::run(&context, &args),
@@ -85,16 +92,8 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Sim(args) => commands::sim::run(&context, &args),
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
+        Command::Context(args) => commands::server_contexts::run(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
-    }
-}
-
-/// Prints the failure with its causes on standard error, then the hint.
-fn print_failure(failure: &Failure) {
-    let mut text = format!("doctor: {}\n", failure.chain());
-    if let Some(hint) = failure.hint() {
-        text.push_str(&format!("hint: {hint}\n"));
-    }
-    // There is no other channel on which to report that printing failed.
-    let _printed = std::io::stderr().write_all(text.as_bytes());
+    };
+    exit.map(ExitCode::from)
 }

@@ -28,6 +28,8 @@ pub(super) enum ApiError {
     UnknownName { what: &'static str, name: String, known: String },
     #[error("{0}")]
     BadCommand(String),
+    #[error("the controller (doctor {}) does not run this command for a client: {why}", env!("CARGO_PKG_VERSION"))]
+    CommandLine { why: String },
     #[error("sign in required: send Authorization: Bearer TOKEN")]
     SignInRequired,
     #[error("the token is unknown, expired or revoked")]
@@ -96,6 +98,7 @@ impl ApiError {
             Self::BadBody { .. } => "bad-body",
             Self::UnknownName { .. } => "unknown",
             Self::BadCommand(_) => "bad-order",
+            Self::CommandLine { .. } => "command-line",
             Self::SignInRequired => "no-token",
             Self::BadToken => "bad-token",
             Self::UntrustedProxy(_) => "not-a-proxy",
@@ -136,9 +139,11 @@ impl ApiError {
         match self {
             Self::NotFound | Self::UnknownName { .. } => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::UnknownParameter { .. } | Self::BadParameter { .. } | Self::BadBody { .. } | Self::BadCommand(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::UnknownParameter { .. }
+            | Self::BadParameter { .. }
+            | Self::BadBody { .. }
+            | Self::BadCommand(_)
+            | Self::CommandLine { .. } => StatusCode::BAD_REQUEST,
             Self::SignInRequired | Self::BadToken => StatusCode::UNAUTHORIZED,
             Self::UntrustedProxy(_)
             | Self::AmbiguousUser

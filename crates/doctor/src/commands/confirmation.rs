@@ -1,5 +1,7 @@
 //! Confirmation of changes: who makes them, why, and the prompt before they are made.
 
+mod api_action;
+
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     sync::Arc,
@@ -16,6 +18,8 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
 };
+
+pub(crate) use self::api_action::ApiAction;
 
 /// How often a command with `--yes` is planned if the controller changes its nodes meanwhile.
 const MAX_PLANS: u32 = 10;
@@ -56,17 +60,31 @@ impl ChangeArgs {
         named.unwrap_or_else(|| "unknown user".to_owned())
     }
 
+    /// Whether the operator is named on the command line.
+    const fn names_operator(&self) -> bool {
+        self.by.is_some()
+    }
+
+    /// Whether the change is confirmed without a prompt.
+    const fn is_confirmed(&self) -> bool {
+        self.yes
+    }
+
     /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
-    /// current time.
+    /// current time. With a connection to a controller, the controller does the same by `action`.
     ///
     /// With `--yes` no plan is reviewed, so a command whose plan is outdated when it is stored is planned again.
     pub(crate) fn submit_command(
         &self,
         context: &Context,
         why: &str,
+        action: &ApiAction,
         order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
-        let store = context.store()?;
+        if let Some(server) = context.server() {
+            return action.submit(context, server, self, why);
+        }
+        let store = context.store_for_changes()?;
         for _ in 1..MAX_PLANS {
             match self.plan_and_store(context, &store, why, &order) {
                 Err(Failure::Store(StoreError::StateChanged { .. })) if self.yes => {}

@@ -54,7 +54,7 @@ fn every_path_returns_its_described_schema() {
         let path = filled(bed, path.strip_prefix("/api/v1").unwrap());
         let response = bed.get(&path);
         assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
-        let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
+        let Some(schema) = get["responses"]["200"]["content"]["application/json"].get("schema") else { continue };
         let found = violations(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {

@@ -87,6 +87,18 @@ impl Db {
         }
     }
 
+    /// Opens an existing database for reading. Every write fails.
+    pub(super) fn open_to_read(url: &StoreUrl) -> Result<Self> {
+        match url {
+            StoreUrl::Sqlite(path) => {
+                let file = SqliteFile::check_for_reading(path)?;
+                let writer = file.connect_reader()?;
+                Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
+            }
+            StoreUrl::Postgres(_) => Self::open(url),
+        }
+    }
+
     pub(super) fn in_memory() -> Result<Self> {
         let writer = sqlite::in_memory()?;
         Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: None })

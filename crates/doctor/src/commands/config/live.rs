@@ -30,7 +30,7 @@ pub(super) fn inspect(context: &Context, loaded: &LoadedConfig) -> Result<Vec<In
 /// Opens the store as the service would, without creating it.
 fn check_store(context: &Context, loaded: &LoadedConfig) -> Result<(Option<Store>, Vec<InspectionItem>)> {
     let url = &loaded.config.store;
-    Ok(match context.store() {
+    Ok(match context.store_for_changes() {
         Ok(store) => {
             let good = InspectionItem::good("store", format!("{url} answers, and its schema is current"));
             (Some(store), vec![good])
