@@ -87,7 +87,9 @@ impl GivenOptions {
         let Self { server, context, store } = self;
         let controller = server.max(context);
         if controller == Given::CommandLine && store == Given::CommandLine {
-            return Decision::Contradiction("--store and --config are for this machine: leave out --server or --context");
+            return Decision::Contradiction(
+                "--store and --config are for this machine: leave out --server or --context",
+            );
         }
         if server == Given::CommandLine && context == Given::CommandLine {
             return Decision::Contradiction("--server and --context both name a controller: leave out one");

@@ -1,6 +1,10 @@
 //! The context of a command: the output, and lazily opened configuration, store and facts.
 
-use std::{cell::OnceCell, path::PathBuf};
+use std::{
+    cell::OnceCell,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{hostlist::Selector, ids::NodeName, time::Timestamp, view::Facts};
@@ -168,9 +172,21 @@ impl Context {
     }
 }
 
+/// How long a reader waits for a controller that is creating the store.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(10);
+const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Opens a store for reading.
 pub(crate) fn open_to_read(url: &StoreUrl) -> Result<Store> {
-    opened(url, Store::open_to_read(url))
+    let began = Instant::now();
+    loop {
+        match Store::open_to_read(url) {
+            Err(StoreError::NoSchema) if began.elapsed() < CREATION_TIMEOUT => {
+                std::thread::sleep(CREATION_POLL_INTERVAL);
+            }
+            result => return opened(url, result),
+        }
+    }
 }
 
 /// Opens a store for changes.

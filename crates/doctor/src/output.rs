@@ -47,12 +47,7 @@ impl Output {
     }
 
     /// Returns an output that is kept in memory, for a client of the API.
-    pub(crate) const fn captured(
-        json: bool,
-        colour: bool,
-        width: Option<u16>,
-        captured: Arc<CapturedOutput>,
-    ) -> Self {
+    pub(crate) const fn captured(json: bool, colour: bool, width: Option<u16>, captured: Arc<CapturedOutput>) -> Self {
         Self { json, colour, width, captured: Some(captured) }
     }
 

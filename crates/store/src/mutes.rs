@@ -65,7 +65,8 @@ impl OperatorCommands<'_, '_> {
     /// Suppresses notifications of a case of this node.
     pub fn mute(&mut self, case: CaseId, node: &NodeName, mute: &Mute) -> Result<()> {
         let body = json::write(mute)?;
-        let sql = "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
+        let sql =
+            "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
         self.tx.execute("muting a case", sql, vals![case, &body])?;
         let node = self.tx.node_id(node, mute.at)?;
         let what = if mute.until.is_some() { "snooze" } else { "acknowledge" };

@@ -106,17 +106,18 @@ fn unknown_case(id: CaseId) -> ApiError {
 
 fn bundle(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let id: CaseId = context.params.path_segment("case")?;
-    let from_node = Err("not requested (`doctor bundle --from-node` on the controller's machine)".to_owned());
+    let from_node = Err("not requested (`doctor bundle --from-node`)".to_owned());
     // Without the shared directory the archive lacks logs but is still useful.
     let share = context.state.share.as_ref().filter(|share| share.check().is_ok());
-    let bytes = support_bundle::archive(&context.store, share, id, &from_node, Vec::new()).map_err(|error| match error {
-        BundleError::NoCase(case) => unknown_case(case),
-        BundleError::Store(error) => error.into(),
-        error => {
-            tracing::warn!(%error, case = %id, "API: cannot pack a support bundle");
-            ApiError::StoreUnavailable
-        }
-    })?;
+    let bytes =
+        support_bundle::archive(&context.store, share, id, &from_node, Vec::new()).map_err(|error| match error {
+            BundleError::NoCase(case) => unknown_case(case),
+            BundleError::Store(error) => error.into(),
+            error => {
+                tracing::warn!(%error, case = %id, "API: cannot pack a support bundle");
+                ApiError::StoreUnavailable
+            }
+        })?;
     Ok(RawBody { bytes, content_type: GZIP, file_name: Some(format!("case-{id}.tar.gz")) })
 }
 

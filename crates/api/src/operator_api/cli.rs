@@ -2,7 +2,7 @@
 //!
 //! The request is what a person typed after `doctor`, and the response is what the program would print here, with its
 //! exit code: `doctor --server URL` shows the same as `doctor` beside the store. This crate does not know the commands. The
-//! program passes a [`CliHandler`], which accepts only commands that read, and limits what they read. Commands that
+//! program passes a [`CliHandler`](super::cli_handler::CliHandler), which accepts only commands that read, and limits what they read. Commands that
 //! change something are [`actions`](super::actions).
 //!
 //! The text of nodes in the output is redacted, as everywhere in the API.
@@ -15,13 +15,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use doctor_engine::redact::{redact, redact_json};
-use doctor_store::{Store, access::Role};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::{
     auth::check_cross_site,
+    cli_handler::{CliCall, CliError, CliOutput},
     error::ApiError,
     limits::REQUEST_TIMEOUT,
     response_cache::CachePolicy,
@@ -42,40 +42,6 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ARGS: usize = 256;
 /// The widest terminal for which a page is wrapped.
 const MAX_WIDTH: u16 = 1000;
-
-/// Runs a command for a client. The program supplies it: the commands are not part of this crate.
-pub type CliHandler = Arc<dyn Fn(&CliCall) -> Result<CliOutput, CliError> + Send + Sync>;
-
-/// A command line of a client.
-#[derive(Debug)]
-pub struct CliCall {
-    /// The arguments after `doctor`, without global options.
-    pub args: Vec<String>,
-    pub json: bool,
-    pub colour: bool,
-    /// The columns of the client's terminal. `None`: lines are not wrapped.
-    pub width: Option<u16>,
-    /// The role of the client.
-    pub role: Role,
-    /// The controller's store, with the deadline of the request.
-    pub store: Store,
-}
-
-/// What the command printed, and its exit code.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CliOutput {
-    pub stdout: String,
-    pub stderr: String,
-    pub exit: u8,
-}
-
-/// Why a command was not run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CliError {
-    /// The command or one of its arguments is not accepted from a client.
-    NotAccepted(String),
-    RoleRequired(Role),
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,12 +97,7 @@ pub(super) async fn handle(state: Arc<ApiState>, peer: IpAddr, headers: HeaderMa
     }
 }
 
-async fn run(
-    state: &Arc<ApiState>,
-    peer: IpAddr,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<SharedResponse, ApiError> {
+async fn run(state: &Arc<ApiState>, peer: IpAddr, headers: &HeaderMap, body: Body) -> Result<SharedResponse, ApiError> {
     let caller = state.auth.authenticate(peer, headers).await?;
     check_cross_site(headers)?;
     let handler = state.cli.clone().ok_or(ApiError::NotFound)?;

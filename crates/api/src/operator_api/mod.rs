@@ -19,6 +19,7 @@ mod auth;
 mod budget;
 mod cases;
 mod cli;
+mod cli_handler;
 mod config;
 mod confirmations;
 mod endpoint;
@@ -97,7 +98,7 @@ use super::{
 pub use self::{
     action_request::ActionKind,
     auth::Proxy,
-    cli::{CliCall, CliError, CliHandler, CliOutput},
+    cli_handler::{CliCall, CliError, CliHandler, CliOutput},
     config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
     state::ApiDeps,

@@ -15,9 +15,9 @@ use doctor_engine::{
 use doctor_store::{Store, StoreError};
 
 use super::{
-    audit_throttle::AuditThrottle, auth::Authenticator, cli::CliHandler, config::WebConfig, confirmations::Confirmations,
-    events::EventBroker, fleet_view::FleetView, measurement_cache::MeasurementCache, response_cache::ResponseCache,
-    worker_pool::WorkerPools,
+    audit_throttle::AuditThrottle, auth::Authenticator, cli_handler::CliHandler, config::WebConfig,
+    confirmations::Confirmations, events::EventBroker, fleet_view::FleetView, measurement_cache::MeasurementCache,
+    response_cache::ResponseCache, worker_pool::WorkerPools,
 };
 
 /// Dependencies of the API.

@@ -13,7 +13,9 @@ use doctor_api::operator_api::{CliCall, CliError, CliHandler, CliOutput};
 use doctor_core::hostlist::{self, HostlistError};
 use doctor_store::{StoreUrl, access::Role};
 
-use super::{agent, alert, audit, breaker, cases, config, explain, history, log, nodes, plan, report, status, token, why};
+use super::{
+    agent, alert, audit, breaker, cases, config, explain, history, log, nodes, plan, report, status, token, why,
+};
 use crate::{
     config::ConfigSource,
     context::Context,
@@ -171,9 +173,7 @@ fn check_node_lists(args: &[String]) -> std::result::Result<(), String> {
         match hostlist::parse_up_to(arg, remaining) {
             Ok(names) => remaining -= names.len(),
             Err(HostlistError::TooMany(_)) => {
-                return Err(format!(
-                    "more than {MAX_NODE_NAMES} names: use pool=NAME, state=STATE or a name with `*`"
-                ));
+                return Err(format!("more than {MAX_NODE_NAMES} names: use pool=NAME, state=STATE or a name with `*`"));
             }
             // Not a list of nodes, or one that the command rejects in its own words.
             Err(_) => {}
@@ -284,7 +284,8 @@ mod tests {
 
     /// Words of the whole command line and hostile ones, by number.
     fn word(number: u64) -> String {
-        let mut words: Vec<String> = vec!["--".into(), "-".into(), "=".into(), "\0".into(), "n[1-3]".into(), "1".into()];
+        let mut words: Vec<String> =
+            vec!["--".into(), "-".into(), "=".into(), "\0".into(), "n[1-3]".into(), "1".into()];
         for command in crate::command_line().get_subcommands() {
             words.push(command.get_name().to_owned());
             words.extend(command.get_subcommands().map(|nested| nested.get_name().to_owned()));
@@ -310,7 +311,8 @@ mod tests {
                 assert!(command.rows() <= MAX_ROWS, "{args:?}");
                 let global = args.iter().take_while(|arg| *arg != "--").find(|arg| {
                     let name = arg.trim_start_matches("--").split('=').next().unwrap_or_default();
-                    matches!(name, "config" | "store" | "out" | "with" | "policy" | "follow" | "server") && arg.starts_with("--")
+                    matches!(name, "config" | "store" | "out" | "with" | "policy" | "follow" | "server")
+                        && arg.starts_with("--")
                 });
                 assert_eq!(global, None, "{args:?}");
             }

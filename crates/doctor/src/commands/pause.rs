@@ -38,8 +38,7 @@ pub(crate) struct ResumeArgs {
 
 pub(crate) fn pause(context: &Context, args: &PauseArgs) -> Result<Exit> {
     let order = OperatorCommand::Pause { pool: args.pool.clone(), length: args.length };
-    let action =
-        ApiAction::new(ActionKind::Pause).text("pool", args.pool.as_ref()).text("for", args.length.as_ref());
+    let action = ApiAction::new(ActionKind::Pause).text("pool", args.pool.as_ref()).text("for", args.length.as_ref());
     args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 

@@ -85,8 +85,7 @@ fn observe(context: &Context) -> Result<Snapshot> {
 /// with the history of others.
 fn check_same_cluster(recorded: &ObservedCluster, backend: &str, observed: &Snapshot) -> Result<()> {
     let is_recorded = |node: &NodeRecord| recorded.nodes.iter().any(|row| row.node == node.node.name);
-    let shares_nodes =
-        recorded.nodes.is_empty() || observed.nodes.is_empty() || observed.nodes.iter().any(is_recorded);
+    let shares_nodes = recorded.nodes.is_empty() || observed.nodes.is_empty() || observed.nodes.iter().any(is_recorded);
     if recorded.backend == backend && shares_nodes {
         return Ok(());
     }
@@ -115,7 +114,9 @@ fn last_observation(context: &Context) -> Result<Snapshot> {
              (`doctor serve`, `doctor run`) first"
         )));
     };
-    context.out.note(&format!("planned from the cluster as the controller observed it {}", ago(facts.now, observed_at)));
+    context
+        .out
+        .note(&format!("planned from the cluster as the controller observed it {}", ago(facts.now, observed_at)));
     Ok(facts.snapshot)
 }
 

@@ -63,7 +63,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             let views = names.map(|name| view(&file, &path, name)).collect::<Result<Vec<ContextView>>>()?;
             context.out.show(&views, |page| {
                 if views.is_empty() {
-                    page.line(format!("No contexts: {} names none. `doctor context --help` shows an example.", path.display()));
+                    page.line(format!(
+                        "No contexts: {} names none. `doctor context --help` shows an example.",
+                        path.display()
+                    ));
                     return;
                 }
                 let mut table = Table::new(["", "NAME", "SERVER"]);

@@ -128,9 +128,8 @@ fn read(path: &Path) -> Result<Option<String>, ContextsError> {
 fn with_current(text: &str, name: Option<&str>) -> String {
     let line = name.map(|name| format!("current = {}\n", toml::Value::String(name.to_owned())));
     let tables = text.split_inclusive('\n').take_while(|line| !line.trim_start().starts_with('[')).count();
-    let is_current = |line: &str| {
-        line.trim_start().strip_prefix("current").is_some_and(|rest| rest.trim_start().starts_with('='))
-    };
+    let is_current =
+        |line: &str| line.trim_start().strip_prefix("current").is_some_and(|rest| rest.trim_start().starts_with('='));
     let kept = text.split_inclusive('\n').enumerate().filter(|(index, line)| *index >= tables || !is_current(line));
     let rest: String = kept.map(|(_, line)| line).collect();
     line.unwrap_or_default() + &rest

@@ -284,7 +284,9 @@ mod tests {
     fn an_address_has_a_scheme_and_a_host() {
         assert_eq!(host_of("https://doctor:7480"), Some((true, "doctor")));
         assert_eq!(host_of("http://[::1]:7480/prefix"), Some((false, "::1")));
-        for bad in ["", "doctor:7480", "ftp://x", "https://", "https://a b", "https://ann@host", "https://x?y", "http://[::1"] {
+        for bad in
+            ["", "doctor:7480", "ftp://x", "https://", "https://a b", "https://ann@host", "https://x?y", "http://[::1"]
+        {
             assert_eq!(host_of(bad), None, "{bad}");
             assert!(matches!(Server::open(&settings(bad, None)), Err(ServerError::BadUrl(_))), "{bad}");
         }

@@ -26,9 +26,9 @@ fn stripped(args: impl Iterator<Item = String>, options: &[(&str, bool)]) -> Vec
             Some((_, false)) => {}
             // `--follow` has the short name `-f`.
             None if arg == "-f" && options.contains(&("follow", false)) => {}
-            None if options.iter().any(|(option, _)| {
-                name.strip_prefix(option).is_some_and(|rest| rest.starts_with('='))
-            }) => {}
+            None if options
+                .iter()
+                .any(|(option, _)| name.strip_prefix(option).is_some_and(|rest| rest.starts_with('='))) => {}
             None => kept.push(arg),
         }
     }

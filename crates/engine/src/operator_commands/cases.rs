@@ -10,11 +10,7 @@ use doctor_core::{
 use super::{CommandError, Precondition, PreparedCommand, StoreWrite};
 
 /// Prepares to silence the notifications of open cases until then, or until they close.
-pub(super) fn mute(
-    facts: &Facts,
-    ids: &[CaseId],
-    until: Option<Timestamp>,
-) -> Result<PreparedCommand, CommandError> {
+pub(super) fn mute(facts: &Facts, ids: &[CaseId], until: Option<Timestamp>) -> Result<PreparedCommand, CommandError> {
     let mut cases: Vec<&Case> = ids.iter().map(|id| open_case(facts, *id)).collect::<Result<_, _>>()?;
     cases.sort_by_key(|case| case.id);
     cases.dedup_by_key(|case| case.id);

@@ -46,12 +46,12 @@ impl SqliteFile {
         Ok(file)
     }
 
-    /// As [`Self::check`], for a process that only reads: a missing or empty file is an error, and so is a file that this
-    /// user cannot read without writing beside it.
+    /// As [`Self::check`], for a process that only reads: an empty file is an error, and so is a file that this user cannot
+    /// read without writing beside it.
     pub(super) fn check_for_reading(path: &Path) -> Result<Self> {
         let file = Self::on_local_disk(path)?;
         if !has_content(path)? {
-            return Err(cannot_open(path, "there is no database in it".to_owned()));
+            return Err(StoreError::NoSchema);
         }
         check_header(path)?;
         readable_without_writing(path)?;

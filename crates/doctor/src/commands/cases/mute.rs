@@ -55,8 +55,7 @@ pub(super) fn run(context: &Context, what: &MuteCommand) -> Result<Exit> {
             args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
         }
         MuteCommand::Snooze(args) => {
-            let action =
-                ApiAction::new(ActionKind::Snooze).list("cases", &args.cases).text("until", Some(&args.until));
+            let action = ApiAction::new(ActionKind::Snooze).list("cases", &args.cases).text("until", Some(&args.until));
             args.change_args.submit_command(context, &args.why, &action, |now| {
                 let until = operator_commands::parse_deadline(&args.until, now)?;
                 Ok(OperatorCommand::Snooze { cases: args.cases.clone(), until })

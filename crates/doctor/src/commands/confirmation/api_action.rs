@@ -52,7 +52,12 @@ impl ApiAction {
         self
     }
 
-    fn request(&self, server: &Server, why: &str, confirm: Option<&str>) -> std::result::Result<ActionReply, ServerError> {
+    fn request(
+        &self,
+        server: &Server,
+        why: &str,
+        confirm: Option<&str>,
+    ) -> std::result::Result<ActionReply, ServerError> {
         let mut body = self.fields.clone();
         body.insert("why".to_owned(), why.into());
         body.extend(confirm.map(|confirm| ("confirm".to_owned(), confirm.into())));
