@@ -15,19 +15,18 @@ pub(crate) use self::{
 
 /// The options that name a controller.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Global options")]
 pub(crate) struct ConnectionArgs {
     /// Ask the controller with this API instead of reading the store: https://HOST:PORT.
-    #[arg(long, global = true, value_name = "URL", env = "DOCTOR_SERVER")]
+    #[arg(long, global = true, value_name = "URL", env = "DOCTOR_SERVER", help_heading = "Global options")]
     server: Option<String>,
     /// File with the token for the controller's API, as `doctor token create` printed it.
-    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_TOKEN_FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_TOKEN_FILE", help_heading = "Global options")]
     token_file: Option<PathBuf>,
     /// Certificates in PEM that the controller's certificate is verified with, instead of the system's.
-    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CA_FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CA_FILE", help_heading = "Global options")]
     ca_file: Option<PathBuf>,
     /// Context to use: a controller by its name in ~/.config/cluster-doctor/contexts.toml. `doctor context` lists them.
-    #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_CONTEXT")]
+    #[arg(long, global = true, value_name = "NAME", env = "DOCTOR_CONTEXT", help_heading = "Global options")]
     context: Option<String>,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! The text of nodes in the output is redacted, as everywhere in the API.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, to_bytes},
@@ -140,9 +140,12 @@ fn parse(bytes: &[u8]) -> Result<CliRequest, ApiError> {
 
 /// Removes what looks like a secret. Output without one is unchanged to the byte.
 fn redacted(output: CliOutput, json: bool) -> CliOutput {
-    let text = |text: String| match redact(&text) {
-        std::borrow::Cow::Owned(redacted) => redacted,
-        std::borrow::Cow::Borrowed(_) => text,
+    let text = |text: String| {
+        let changed = match redact(&text) {
+            Cow::Owned(redacted) => Some(redacted),
+            Cow::Borrowed(_) => None,
+        };
+        changed.unwrap_or(text)
     };
     let stdout = match json.then(|| serde_json::from_str::<Value>(&output.stdout)) {
         Some(Ok(value)) => {

@@ -1,6 +1,5 @@
 //! `doctor plan`: shows what the next cycle would do and why, and why it would skip the other nodes. It has no effects.
 
-use doctor_backend::Backend as _;
 use doctor_core::{
     hostlist::{self, Selector},
     ids::{IdSource, NodeName},

@@ -37,7 +37,6 @@ pub(crate) struct ServerSettings {
 }
 
 /// A controller's API.
-#[derive(Debug)]
 pub(crate) struct Server {
     url: String,
     authorization: Option<String>,
@@ -145,6 +144,13 @@ impl ServerError {
             }
             _ => return None,
         })
+    }
+}
+
+impl std::fmt::Debug for Server {
+    /// Without the token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("url", &self.url).finish_non_exhaustive()
     }
 }
 

@@ -70,6 +70,22 @@ fn every_path_returns_its_described_schema() {
 }
 
 #[test]
+fn the_bundle_of_a_case_is_an_archive_to_save() {
+    let bed = shared();
+    let case = sample(bed, "case");
+    let response = bed.get(&format!("/cases/{case}/bundle"));
+    assert_eq!((response.status, &response.body[..2]), (200, &[0x1f, 0x8b][..]));
+    assert_eq!(response.headers["content-type"], "application/gzip");
+    assert_eq!(response.headers["content-disposition"], format!("attachment; filename=\"case-{case}.tar.gz\""));
+    let unknown = bed.get("/cases/999999/bundle");
+    assert_eq!((unknown.status, unknown.code().as_str()), (404, "unknown"));
+    // The session of this test has no command line.
+    let json = [("content-type", "application/json")];
+    let none = bed.send("POST", "/cli", &json, br#"{"args": ["status"]}"#);
+    assert_eq!((none.status, none.code().as_str()), (404, "no-such-place"));
+}
+
+#[test]
 fn unknown_paths_and_parameters_are_rejected_with_an_error_text() {
     let bed = shared();
     for (path, status, code) in [
