@@ -69,7 +69,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Contexts(ContextsError::Unknown { .. } | ContextsError::Contradiction(_)) => Exit::Usage,
             Self::Config(_) | Self::Contexts(_) | Self::Cluster { .. } => Exit::Configuration,
