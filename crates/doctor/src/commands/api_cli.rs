@@ -286,8 +286,8 @@ mod tests {
         assert!(long.chars().count() <= MAX_ERROR_CHARS, "{}", long.len());
     }
 
-    /// Words of the whole command line and hostile ones, by number.
-    fn word(number: u64) -> String {
+    /// Words of the whole command line, and hostile ones.
+    fn words() -> Vec<String> {
         let mut words: Vec<String> =
             vec!["--".into(), "-".into(), "=".into(), "\0".into(), "n[1-3]".into(), "1".into()];
         for command in crate::command_line().get_subcommands() {
@@ -295,8 +295,7 @@ mod tests {
             words.extend(command.get_subcommands().map(|nested| nested.get_name().to_owned()));
             words.extend(command.get_arguments().filter_map(|arg| Some(format!("--{}", arg.get_long()?))));
         }
-        let count = u64::try_from(words.len()).unwrap();
-        words.swap_remove(usize::try_from(number % count).unwrap())
+        words
     }
 
     #[test]
@@ -307,9 +306,13 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             state >> 33
         };
-        let mut accepted = 0;
+        let (words, mut accepted) = (words(), 0);
+        let count = u64::try_from(words.len()).unwrap();
         for _ in 0..4000 {
-            let args: Vec<String> = (0..=next() % 4).map(|_| word(next())).collect();
+            let mut word = || words[usize::try_from(next() % count).unwrap()].clone();
+            let args: Vec<String> = (0..4).map(|_| word()).collect();
+            let length = 1 + args[0].len() % 4;
+            let args = args[..length].to_vec();
             if let Ok(command) = parse(&args) {
                 accepted += 1;
                 assert!(command.rows() <= MAX_ROWS, "{args:?}");

@@ -28,7 +28,8 @@ struct Demo {
 impl Demo {
     fn start() -> Self {
         let workdir = Workdir::new();
-        let words = "demo --nodes 24 --days 3 --seed 7 --dir demo --serve --listen 127.0.0.1:0 --speed 1 --json";
+        // A month in which a case is open at the end.
+        let words = "demo --nodes 24 --days 3 --seed 2 --dir demo --serve --listen 127.0.0.1:0 --speed 1 --json";
         let args: Vec<&str> = words.split(' ').collect();
         let mut child = workdir.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let out = child.stdout.take().unwrap();
