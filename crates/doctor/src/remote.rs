@@ -7,7 +7,6 @@ use std::{collections::BTreeMap, path::Path, process::ExitCode, thread, time::Du
 
 use clap::ArgMatches;
 use doctor_api::operator_api::CliOutput;
-use doctor_core::ids::RunId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -105,7 +104,7 @@ pub(crate) fn run(
             context.connect(server);
             return Ok(None);
         }
-        Handling::Log(args) if args.follow => follow(context, &server, args.query.run)?,
+        Handling::Log(args) if args.follow => follow(context, &server, &args.query)?,
         Handling::Report(args) => match args.file(&context.out)? {
             Some(path) => save_report(context, &server, path)?,
             None => show(context, &server)?,
@@ -207,10 +206,12 @@ enum RunProgress {
 #[derive(Debug, Deserialize)]
 struct RunReply {
     state: RunProgress,
+    nodes: Vec<String>,
+    tests: Vec<String>,
 }
 
 /// Follows the output of a run until it ends.
-fn follow(context: &Context, server: &Server, run: RunId) -> Result<u8> {
+fn follow(context: &Context, server: &Server, query: &log::Query) -> Result<u8> {
     let args = command_line::without(&[("follow", false)]);
     if context.out.is_json() {
         return show_args(context, server, &args);
@@ -218,8 +219,8 @@ fn follow(context: &Context, server: &Server, run: RunId) -> Result<u8> {
     let mut printed: BTreeMap<(String, Option<String>), usize> = BTreeMap::new();
     loop {
         // Before the log, so that everything written before the end is printed.
-        let progress = serde_json::from_slice::<RunReply>(&server.get(&format!("/runs/{run}"))?);
-        let progress = progress.map_or(RunProgress::Ended, |reply| reply.state);
+        let reply: RunReply = server.get_json(&format!("/runs/{}", query.run))?;
+        let has_several = reply.tests.len() * query.node.as_ref().map_or(reply.nodes.len(), |_| 1) > 1;
         let output = request(server, &json!({ "args": args, "json": true }))?;
         let Ok(parts) = serde_json::from_str::<Vec<LogPart>>(&output.stdout) else {
             // An error, which the controller has put into words.
@@ -229,13 +230,13 @@ fn follow(context: &Context, server: &Server, run: RunId) -> Result<u8> {
         for part in &parts {
             let seen = printed.entry((part.node.clone(), part.path.clone())).or_default();
             let new = part.text.get(*seen..).unwrap_or_default();
-            if parts.len() > 1 && *seen == 0 && !new.is_empty() {
+            if has_several && *seen == 0 && !new.is_empty() {
                 context.out.print(&format!("== {}\n", part.path.as_ref().unwrap_or(&part.node)))?;
             }
             context.out.print(new)?;
             *seen += new.len();
         }
-        match (progress, parts.is_empty()) {
+        match (reply.state, parts.is_empty()) {
             (RunProgress::Ended, false) => return Ok(output.exit),
             // The controller says in words that there is no log.
             (RunProgress::Ended, true) => return show_args(context, server, &args),

@@ -39,7 +39,7 @@ pub(crate) struct Query {
     pub run: RunId,
     /// Only this node, for a run over several nodes.
     #[arg(long, value_name = "NODE")]
-    node: Option<NodeName>,
+    pub node: Option<NodeName>,
 }
 
 /// The interval at which a growing log is read.

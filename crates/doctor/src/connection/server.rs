@@ -174,6 +174,10 @@ impl Server {
         self.request(path, None, false)
     }
 
+    pub(crate) fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ServerError> {
+        self.parsed(&self.get(path)?)
+    }
+
     /// Sends a request that changes nothing.
     pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, ServerError> {
         self.parsed(&self.request(path, Some(body), false)?)

@@ -41,8 +41,17 @@ const IDLE: usize = 6;
 
 /// Connections for writers and readers, to either database.
 pub(super) enum Db {
-    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
-    Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
+    /// The readers are dropped first: only the last connection to close empties the log, and a reader cannot.
+    Sqlite {
+        readers: Mutex<Vec<rusqlite::Connection>>,
+        writer: Mutex<rusqlite::Connection>,
+        file: Option<SqliteFile>,
+    },
+    Postgres {
+        writers: Mutex<Vec<PgSession>>,
+        readers: Mutex<Vec<PgSession>>,
+        config: Box<Config>,
+    },
 }
 
 /// The body of a transaction. It returns its result through a captured variable, so that the runner is compiled once
