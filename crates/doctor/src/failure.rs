@@ -14,6 +14,7 @@ use doctor_store::{LeaseError, StoreError};
 
 use crate::{
     config::ConfigError,
+    connection::{ContextsError, ServerError},
     deploy::{DeployError, SettingError},
     exit::Exit,
 };
@@ -66,6 +67,10 @@ pub(crate) enum Failure {
     NumberNotConfirmed { limit: String, nodes: usize },
     #[error("refused: {why}")]
     Refused { why: String, instead: String },
+    #[error(transparent)]
+    Contexts(#[from] ContextsError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
     #[error("{0}")]
     Unreachable(String),
     /// A component failed; the text names it and the cause.
@@ -76,6 +81,7 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
+            Self::Contexts(ContextsError::Unknown { .. } | ContextsError::Contradiction(_)) => Exit::Usage,
             Self::Several(failures) => {
                 let mut exits = failures.iter().map(Self::exit);
                 let first = exits.next().unwrap_or(Exit::ProblemsFound);
@@ -88,12 +94,13 @@ impl Failure {
             }
             Self::AgentListener(_) => Exit::Configuration,
             Self::Web(error) if !matches!(error, ApiServerError::Start(_)) => Exit::Configuration,
-            Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
+            Self::Config(_) | Self::Contexts(_) | Self::Cluster { .. } => Exit::Configuration,
             Self::Azure(error) if error.is_connectivity() => Exit::Unreachable,
             Self::Azure(_) => Exit::ProblemsFound,
             Self::Store(error) | Self::StoreOpen { source: error, .. } => store_exit(error),
             Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
             Self::Other(_) | Self::Refused { .. } => Exit::ProblemsFound,
+            Self::Server(error) => error.exit(),
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
@@ -131,11 +138,15 @@ impl Failure {
                 "free disk space for the store; no data was lost".to_owned()
             }
             Self::Store(error) | Self::StoreOpen { source: error, .. } if is_read_only(error) => {
-                "give this user write permission for the store file and its directory".to_owned()
+                "give this user permission for the store file, for the files FILE-wal and FILE-shm beside it and, where a \
+                 command changes something, for their directory"
+                    .to_owned()
             }
             Self::StoreOpen { source: StoreError::Postgres { .. }, .. } => {
                 "check that the database is running and that URL, user and password are correct".to_owned()
             }
+            Self::Server(error) => return error.hint(),
+            Self::Contexts(ContextsError::Unknown { known, .. }) => format!("known: {known}"),
             Self::Backend(error) | Self::OpenCluster(error) => match error.effect {
                 Effect::NotAppliedPermanent => return None,
                 _ => "retry; no node is classified while the cluster does not answer".to_owned(),
@@ -150,6 +161,15 @@ impl Failure {
             Self::Several(failures) => failures,
             one => std::slice::from_ref(one),
         }
+    }
+
+    /// Returns what the program prints on standard error: each message with its causes, followed by its hint.
+    pub(crate) fn report(&self) -> String {
+        let line = |failure: &Self| {
+            let hint = failure.hint().map_or_else(String::new, |hint| format!("hint: {hint}\n"));
+            format!("doctor: {}\n{hint}", failure.chain())
+        };
+        self.parts().iter().map(line).collect()
     }
 
     /// Returns the message followed by its chain of causes, separated by colons.
@@ -170,7 +190,10 @@ impl Failure {
 
 const fn store_exit(error: &StoreError) -> Exit {
     match error {
-        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
+        StoreError::Damaged { .. }
+        | StoreError::NewerSchema { .. }
+        | StoreError::OldSchema { .. }
+        | StoreError::NotMigrated { .. } => Exit::Damaged,
         StoreError::NetworkFileSystem { .. } | StoreError::TlsNotSupported { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,

@@ -4,6 +4,7 @@ mod backends;
 mod cli;
 mod commands;
 mod config;
+mod connection;
 mod context;
 mod controller;
 mod deploy;
@@ -13,24 +14,25 @@ mod help_examples;
 mod node_command_line;
 mod output;
 mod reference_pages;
+mod remote;
 mod startup;
 
 use std::{io::Write, process::ExitCode};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::{
     cli::{Cli, Command},
     context::Context,
     exit::{Exit, NagiosExit},
-    failure::{Failure, Result},
+    failure::Result,
     output::Output,
 };
 
 fn main() -> ExitCode {
-    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
+    let parsed = command_line().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // There is no other channel on which to report that printing failed.
             let _printed = error.print();
@@ -42,10 +44,11 @@ fn main() -> ExitCode {
         }
     };
     let is_status = matches!(cli.command, Command::Status(_));
-    match run(cli) {
+    match run(cli, &matches) {
         Ok(exit) => exit,
         Err(failure) => {
-            print_failure(&failure);
+            // There is no other channel on which to report that printing failed.
+            let _printed = std::io::stderr().write_all(failure.report().as_bytes());
             if is_status { NagiosExit::Unknown.into() } else { failure.exit().into() }
         }
     }
@@ -68,8 +71,12 @@ pub(crate) fn command_line() -> clap::Command {
         .after_long_help(format!("Exit codes:\n{codes}\n\nThose of `doctor status` differ: see its --help."))
 }
 
-fn run(cli: Cli) -> Result<ExitCode> {
-    let context = Context::new(Output::new(cli.json), cli.config, cli.store);
+fn run(cli: Cli, matches: &ArgMatches) -> Result<ExitCode> {
+    let mut context = Context::new(Output::new(cli.json), cli.config, cli.store);
+    // What is left runs in this process; a change is sent to the controller if the context has a connection to one.
+    if let Some(exit) = remote::run(&mut context, &cli.connection, &cli.command, matches)? {
+        return Ok(exit);
+    }
     let exit = match cli.command {
         Command::Serve(args) => commands::serve::run(&context, &args),
         Command::Run(args) => commands::run::run(&context, &args),
@@ -106,20 +113,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
         Command::Version(args) => commands::version::run(&context, &args),
+        Command::Context(args) => commands::server_contexts::run(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
     };
     exit.map(ExitCode::from)
-}
-
-/// Prints each failure with its causes on standard error, followed by its hint.
-fn print_failure(failure: &Failure) {
-    let mut text = String::new();
-    for failure in failure.parts() {
-        text.push_str(&format!("doctor: {}\n", failure.chain()));
-        if let Some(hint) = failure.hint() {
-            text.push_str(&format!("hint: {hint}\n"));
-        }
-    }
-    // There is no other channel on which to report that printing failed.
-    let _printed = std::io::stderr().write_all(text.as_bytes());
 }

@@ -82,6 +82,27 @@ pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Fails unless the database has the current schema: a process that only reads does not migrate.
+pub(super) fn check_current(tx: &mut Tx<'_>) -> Result<()> {
+    let operation = "reading the schema version";
+    let exists = match tx.is_sqlite() {
+        true => "SELECT 1 FROM sqlite_schema WHERE name = 'schema_version'",
+        false => "SELECT 1 WHERE to_regclass('schema_version') IS NOT NULL",
+    };
+    let found = match tx.first(operation, exists, &[], |_| Ok(()))? {
+        Some(()) => version(tx)?,
+        None => None,
+    };
+    match found {
+        None => Err(StoreError::NoSchema),
+        Some(found) if found == LATEST_VERSION => Ok(()),
+        Some(found) => {
+            check(found)?;
+            Err(StoreError::NotMigrated { found, needed: LATEST_VERSION })
+        }
+    }
+}
+
 /// Fails on a schema that this program can neither read nor migrate.
 pub(super) const fn check(found: i64) -> Result<()> {
     if found < FIRST {
@@ -197,6 +218,19 @@ mod tests {
         let database = database(Some(LATEST_VERSION + 1));
         let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
         assert!(matches!(error, StoreError::NewerSchema { known: LATEST_VERSION, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_reader_accepts_the_current_schema_only_and_changes_nothing() {
+        let check = |database: &rusqlite::Connection| {
+            check_current(&mut Tx::new(Conn::Sqlite(database), std::sync::Arc::default()))
+        };
+        let current = database(None);
+        assert!(matches!(check(&current), Err(StoreError::NoSchema)), "an empty database");
+        migrate(&mut Tx::new(Conn::Sqlite(&current), std::sync::Arc::default())).unwrap();
+        check(&current).unwrap();
+        assert!(matches!(check(&database(Some(LATEST_VERSION + 1))), Err(StoreError::NewerSchema { .. })));
+        assert!(matches!(check(&database(Some(FIRST - 1))), Err(StoreError::OldSchema { .. })));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use doctor_core::{
     case::Repair,
     hostlist::{HostlistError, Selector},
-    ids::{PoolName, TestId},
+    ids::{CaseId, PoolName, TestId},
     reason::UnknownCode,
     time::{Span, Timestamp},
 };
@@ -14,7 +14,7 @@ use super::error::ApiError;
 
 /// An action of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ActionKind {
+pub enum ActionKind {
     Test,
     Hold,
     Release,
@@ -23,10 +23,12 @@ pub(super) enum ActionKind {
     Pause,
     Resume,
     CloseBreaker,
+    Acknowledge,
+    Snooze,
 }
 
 impl ActionKind {
-    pub(super) const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Test,
         Self::Hold,
         Self::Release,
@@ -35,10 +37,12 @@ impl ActionKind {
         Self::Pause,
         Self::Resume,
         Self::CloseBreaker,
+        Self::Acknowledge,
+        Self::Snooze,
     ];
 
     /// Its name in the path.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Test => "test",
             Self::Hold => "hold",
@@ -48,6 +52,8 @@ impl ActionKind {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::CloseBreaker => "close-breaker",
+            Self::Acknowledge => "acknowledge",
+            Self::Snooze => "snooze",
         }
     }
 
@@ -62,6 +68,8 @@ impl ActionKind {
             Self::Pause => "api-pause",
             Self::Resume => "api-resume",
             Self::CloseBreaker => "api-close-breaker",
+            Self::Acknowledge => "api-acknowledge",
+            Self::Snooze => "api-snooze",
         }
     }
 
@@ -75,6 +83,8 @@ impl ActionKind {
             Self::Pause => "Pause validation",
             Self::Resume => "Resume validation",
             Self::CloseBreaker => "Close the circuit breaker: nodes may be taken out again",
+            Self::Acknowledge => "Acknowledge cases: no more notifications about them until they close",
+            Self::Snooze => "Snooze cases: no notifications about them for a while",
         }
     }
 
@@ -102,6 +112,8 @@ impl ActionKind {
             Self::Pause => &[("pool", false, FieldKind::Text), ("for", false, FieldKind::Text)],
             Self::Resume => &[("pool", false, FieldKind::Text)],
             Self::CloseBreaker => &[],
+            Self::Acknowledge => &[("cases", true, FieldKind::TextList)],
+            Self::Snooze => &[("cases", true, FieldKind::TextList), ("until", true, FieldKind::Text)],
         }
     }
 
@@ -139,8 +151,9 @@ impl FieldKind {
         let about = match name {
             "nodes" => "selectors: node[01-64], pool=NAME, state=STATE, or a name with `*`",
             "tests" => "tests or suites; default: all regular tests",
+            "cases" => "case ids, as `GET /cases` lists them",
             "multi_node" => "one run over all these nodes",
-            "until" => "a duration such as 4h, or a time; default: until released",
+            "until" => "a duration such as 4h, or a time; default of `hold`: until released",
             "for" => "a duration such as 4h; default: until resumed",
             "drain" => "evict user work, if the cluster supports it",
             "step" => "what is done to each node, once",
@@ -267,6 +280,11 @@ impl ActionRequest {
         Ok(selectors)
     }
 
+    fn cases(&self) -> Result<Vec<CaseId>, ApiError> {
+        let bad = |error: doctor_core::ids::InvalidName| ApiError::BadBody { why: format!("`cases`: {error}") };
+        self.text_list("cases")?.into_iter().map(|text| text.parse().map_err(bad)).collect()
+    }
+
     fn pool(&self) -> Result<Option<PoolName>, ApiError> {
         let pool = self.text("pool")?.map(str::parse).transpose();
         pool.map_err(|error: doctor_core::ids::InvalidName| ApiError::BadBody { why: format!("`pool`: {error}") })
@@ -292,6 +310,11 @@ impl ActionRequest {
             }
             ActionKind::Resume => OperatorCommand::Resume { pool: self.pool()? },
             ActionKind::CloseBreaker => OperatorCommand::CloseBreaker,
+            ActionKind::Acknowledge => OperatorCommand::Acknowledge { cases: self.cases()? },
+            ActionKind::Snooze => {
+                let until = self.text("until")?.unwrap_or_default();
+                OperatorCommand::Snooze { cases: self.cases()?, until: operator_commands::parse_deadline(until, now)? }
+            }
         })
     }
 

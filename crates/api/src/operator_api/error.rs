@@ -32,6 +32,8 @@ pub(super) enum ApiError {
     Refused { why: String, instead: String },
     #[error("{limit}: send their number as `confirm_nodes`")]
     NumberNotConfirmed { limit: String, nodes: usize },
+    #[error("the controller (doctor {}) does not run this command for a client: {why}", env!("CARGO_PKG_VERSION"))]
+    CommandLine { why: String },
     #[error("sign in required: send Authorization: Bearer TOKEN")]
     SignInRequired,
     #[error("the token is unknown, expired or revoked")]
@@ -102,6 +104,7 @@ impl ApiError {
             Self::BadCommand(_) => "bad-order",
             Self::Refused { .. } => "refused",
             Self::NumberNotConfirmed { .. } => "confirm-nodes",
+            Self::CommandLine { .. } => "command-line",
             Self::SignInRequired => "no-token",
             Self::BadToken => "bad-token",
             Self::UntrustedProxy(_) => "not-a-proxy",
@@ -142,9 +145,11 @@ impl ApiError {
         match self {
             Self::NotFound | Self::UnknownName { .. } => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::UnknownParameter { .. } | Self::BadParameter { .. } | Self::BadBody { .. } | Self::BadCommand(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::UnknownParameter { .. }
+            | Self::BadParameter { .. }
+            | Self::BadBody { .. }
+            | Self::BadCommand(_)
+            | Self::CommandLine { .. } => StatusCode::BAD_REQUEST,
             Self::SignInRequired | Self::BadToken => StatusCode::UNAUTHORIZED,
             Self::UntrustedProxy(_)
             | Self::AmbiguousUser

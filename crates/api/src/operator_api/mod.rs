@@ -6,7 +6,8 @@
 //! server, the description ([`openapi`](self::openapi())) and the tests use.
 //!
 //! Acting. Commands are those of the command line ([`doctor_engine::operator_commands`]), shown for confirmation before they are
-//! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`auth`]).
+//! carried out and written to the audit trail ([`actions`]). Reading commands of the command line run here too, for clients without
+//! access to the store ([`cli`]). Authentication and roles are in one place ([`auth`]).
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
 
@@ -17,6 +18,8 @@ mod audit_throttle;
 mod auth;
 mod budget;
 mod cases;
+mod cli;
+mod cli_handler;
 mod config;
 mod confirmations;
 mod endpoint;
@@ -76,7 +79,6 @@ use tokio::{
 use tracing::{Instrument, field::Empty};
 
 use self::{
-    action_request::ActionKind,
     auth::Caller,
     endpoint::{RequestContext, Route},
     error::ApiError,
@@ -94,7 +96,9 @@ use super::{
 };
 
 pub use self::{
+    action_request::ActionKind,
     auth::Proxy,
+    cli_handler::{CliCall, CliError, CliHandler, CliOutput},
     config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
     state::ApiDeps,
@@ -219,7 +223,7 @@ impl Drop for ApiServer {
 fn api_state(config: &WebConfig, deps: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
-    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name))?)
+    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name).chain([cli::NAME]))?)
 }
 
 fn peer(request: &Request) -> IpAddr {
@@ -243,6 +247,12 @@ fn router(state: &Arc<ApiState>) -> Router {
         };
         router = router.route(&format!("/api/v1/actions/{}", action.name()), post(handler));
     }
+    let cli_state = Arc::clone(state);
+    let run_cli = move |request: Request| {
+        let (state, from) = (Arc::clone(&cli_state), peer(&request));
+        let (parts, body) = request.into_parts();
+        cli::handle(state, from, parts.headers, body)
+    };
     let events_state = Arc::clone(state);
     let with = |state: &Arc<ApiState>, handler: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>| {
         let state = Arc::clone(state);
@@ -250,6 +260,7 @@ fn router(state: &Arc<ApiState>) -> Router {
     };
     router
         .route("/api/v1/events", get(move |request: Request| stream_events(Arc::clone(&events_state), request)))
+        .route("/api/v1/cli", post(run_cli))
         .route("/api/v1/whoami", with(state, whoami))
         .route("/api/v1/openapi.json", with(state, |_, _, request| respond(RawBody::json(&openapi())?, request)))
         .route(

@@ -6,7 +6,7 @@ use doctor_store::access::Role;
 
 use super::{
     action_request::ActionKind,
-    actions,
+    actions, cli,
     endpoint::Route,
     error::ApiError,
     events::Change,
@@ -37,6 +37,7 @@ pub fn openapi() -> Value {
     }
     paths.insert("/api/v1/whoami".to_owned(), json!({ "get": whoami() }));
     paths.insert("/api/v1/events".to_owned(), json!({ "get": events() }));
+    paths.insert("/api/v1/cli".to_owned(), json!({ "post": cli_operation() }));
     for action in ActionKind::ALL {
         paths.insert(format!("/api/v1/actions/{}", action.name()), json!({ "post": post_operation(action) }));
     }
@@ -145,6 +146,16 @@ fn post_operation(action: ActionKind) -> Value {
     })
 }
 
+fn cli_operation() -> Value {
+    json!({
+        "operationId": cli::NAME,
+        "summary": "Run a reading command of the command line",
+        "description": cli::DESCRIPTION,
+        "requestBody": { "required": true, "content": { "application/json": { "schema": cli::request_schema() } } },
+        "responses": responses("what the command printed, and its exit code", "application/json", &cli::response_schema()),
+    })
+}
+
 /// Returns the description as one HTML page without scripts or styles.
 pub(super) fn html_page() -> String {
     let mut html = format!(
@@ -162,6 +173,7 @@ pub(super) fn html_page() -> String {
         html.push_str(&format!("<h2>{title}</h2>"));
         if method == "post" {
             html.push_str(&format!("<p>{}</p>", with_code(ACTIONS_DESCRIPTION)));
+            html.push_str(&format!("<p><code>/api/v1/cli</code>: {}</p>", with_code(cli::DESCRIPTION)));
         }
         for (path, operation) in paths.iter().filter_map(|(path, operation)| Some((path, operation.get(method)?))) {
             html.push_str(&section(method, path, operation));
@@ -233,7 +245,7 @@ mod tests {
             for (method, operation) in operations.as_object().unwrap() {
                 let responses = &operation["responses"];
                 assert!(responses["503"]["headers"]["Retry-After"].is_object(), "{method} {path}");
-                assert_eq!(responses.get("409").is_some(), method == "post", "{method} {path}");
+                assert_eq!(responses.get("409").is_some(), path.contains("/actions/"), "{method} {path}");
             }
         }
     }

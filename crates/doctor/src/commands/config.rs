@@ -68,6 +68,18 @@ enum ConfigCommand {
     Show,
 }
 
+impl Args {
+    /// Whether this shows the configuration in force.
+    pub(crate) const fn shows(&self) -> bool {
+        matches!(self.command, ConfigCommand::Show)
+    }
+
+    /// Whether this needs no configuration.
+    pub(crate) const fn initialises(&self) -> bool {
+        matches!(self.command, ConfigCommand::Init { .. })
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         ConfigCommand::Init { dir, observe_first } => init(context, dir, *observe_first),
@@ -203,7 +215,7 @@ struct EffectiveConfig<'a> {
     policy: &'a Policy,
 }
 
-fn show(context: &Context) -> Result<Exit> {
+pub(super) fn show(context: &Context) -> Result<Exit> {
     let loaded = context.loaded()?;
     if context.out.is_json() {
         context.out.json(&EffectiveConfig { service: &loaded.config, policy: &loaded.settings.policy })?;

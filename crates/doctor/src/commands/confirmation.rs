@@ -1,5 +1,7 @@
 //! Confirmation of changes: who makes them, why, and the prompt before they are made.
 
+mod api_action;
+
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     sync::Arc,
@@ -7,7 +9,7 @@ use std::{
 
 use doctor_checks::Catalogue;
 use doctor_core::time::Timestamp;
-use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand, OverLimit, PreparedCommand};
+use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand, OverLimit};
 use doctor_store::{Store, StoreError};
 use serde::Serialize;
 
@@ -16,6 +18,8 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
 };
+
+pub(crate) use self::api_action::ApiAction;
 
 /// How often a command with `--yes` is planned if the controller changes its nodes meanwhile.
 const MAX_PLANS: u32 = 10;
@@ -64,9 +68,10 @@ impl NodeChangeArgs {
         &self,
         context: &Context,
         why: &str,
+        action: &ApiAction,
         order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
-        self.change_args.submit(context, why, self.confirm_nodes, &order)
+        self.change_args.submit(context, why, self.confirm_nodes, action, &order)
     }
 }
 
@@ -78,17 +83,28 @@ impl ChangeArgs {
         named.unwrap_or_else(|| "unknown user".to_owned())
     }
 
+    /// Whether the operator is named on the command line.
+    const fn names_operator(&self) -> bool {
+        self.by.is_some()
+    }
+
+    /// Whether the change is confirmed without a prompt.
+    const fn is_confirmed(&self) -> bool {
+        self.yes
+    }
+
     /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
-    /// current time.
+    /// current time. With a connection to a controller, the controller does the same by `action`.
     ///
     /// With `--yes` no plan is reviewed, so a command whose plan is outdated when it is stored is planned again.
     pub(crate) fn submit_command(
         &self,
         context: &Context,
         why: &str,
+        action: &ApiAction,
         order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
-        self.submit(context, why, None, &order)
+        self.submit(context, why, None, action, &order)
     }
 
     fn submit(
@@ -96,9 +112,13 @@ impl ChangeArgs {
         context: &Context,
         why: &str,
         number: Option<u64>,
+        action: &ApiAction,
         order: &dyn Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
-        let store = context.store()?;
+        if let Some(server) = context.server() {
+            return action.submit(context, server, self, (why, number));
+        }
+        let store = context.store_for_changes()?;
         for _ in 1..MAX_PLANS {
             match self.plan_and_store(context, &store, (why, number), order) {
                 Err(Failure::Store(StoreError::StateChanged { .. })) if self.yes => {}
@@ -124,7 +144,7 @@ impl ChangeArgs {
             false => Arc::new(Catalogue::new([])),
         };
         let prepared = order.prepare(&facts, &catalogue)?;
-        let over_limit = unconfirmed_limit(&prepared, number)?;
+        let over_limit = unconfirmed_limit(prepared.nodes.len(), prepared.over_limit.as_ref(), number)?;
         let change = Change {
             plan: prepared.plan.clone(),
             changes: prepared.changes.clone(),
@@ -134,7 +154,7 @@ impl ChangeArgs {
             done: prepared.done.clone(),
             next: prepared.next.clone(),
         };
-        self.confirm_within(&change, over_limit.as_ref())?;
+        self.confirm_within(&change, over_limit)?;
         prepared.execute(store, &CommandOrigin { by, why, at })?;
         self.report(context, &change)?;
         Ok(Exit::Ok)
@@ -213,9 +233,8 @@ impl ChangeArgs {
 }
 
 /// Returns the limit that this number does not confirm. A number that does not fit the command is an error.
-fn unconfirmed_limit(prepared: &PreparedCommand, number: Option<u64>) -> Result<Option<OverLimit>> {
-    let nodes = prepared.nodes.len();
-    let Some(number) = number else { return Ok(prepared.over_limit.clone()) };
+fn unconfirmed_limit(nodes: usize, limit: Option<&OverLimit>, number: Option<u64>) -> Result<Option<&OverLimit>> {
+    let Some(number) = number else { return Ok(limit) };
     if usize::try_from(number).is_ok_and(|number| number == nodes) {
         return Ok(None);
     }

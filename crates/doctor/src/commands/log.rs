@@ -2,7 +2,6 @@
 //! ended without a complete result, from the store.
 
 use std::{
-    fs::File,
     io::{Read, Seek, SeekFrom},
     path::PathBuf,
     time::Duration,
@@ -33,14 +32,21 @@ use crate::{
 /// Exit code 1 if there is no output.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run id, as `doctor history` prints it.
-    run: RunId,
+    #[command(flatten)]
+    pub query: Query,
     /// Follow the output until the run ends.
     #[arg(long, short)]
-    follow: bool,
+    pub follow: bool,
+}
+
+/// The run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Query {
+    /// Run id, as `doctor history` prints it.
+    pub run: RunId,
     /// Only this node, for a run over several nodes.
     #[arg(long, value_name = "NODE")]
-    node: Option<NodeName>,
+    pub node: Option<NodeName>,
 }
 
 /// The interval at which a growing log is read.
@@ -60,6 +66,9 @@ struct LogView {
 
 /// A log file and the number of bytes printed.
 struct LogTail {
+    share: Share,
+    /// Relative to the shared directory.
+    file: PathBuf,
     node: NodeName,
     path: PathBuf,
     printed: u64,
@@ -68,6 +77,11 @@ struct LogTail {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    show(context, &args.query, args.follow)
+}
+
+/// Prints the output of a run, and with `follow` also what is written until the run ends.
+pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit> {
     let store = context.store()?;
     let record = find(&store, args.run)?;
     let is_wanted = |node: &NodeName| args.node.as_ref().is_none_or(|only| only == node);
@@ -85,8 +99,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if let Ok(share) = &share {
         for node in record.run.nodes.iter().filter(|node| is_wanted(node)) {
             for test in record.run.tests.iter() {
-                let path = share.root().join(Share::log_path(test, node, record.run.planned));
-                logs.push(LogTail { node: node.clone(), path, printed: 0, end: String::new() });
+                let file = Share::log_path(test, node, record.run.planned);
+                let path = share.root().join(&file);
+                logs.push(LogTail { share: share.clone(), file, node: node.clone(), path, printed: 0, end: String::new() });
             }
         }
     }
@@ -100,7 +115,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         // Check for the end before reading, so that everything written before the end is printed.
         let ended = is_ended(&record);
         found |= print_new(context, &mut logs)?;
-        if ended || !args.follow {
+        if ended || !follow {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -196,11 +211,8 @@ impl LogTail {
         /// The maximum number of bytes read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
-        let mut file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+        // No link is followed: nodes write to the shared directory, and this may run for a client of the API.
+        let Some(mut file) = self.share.open_log(&self.file)? else { return Ok(None) };
         file.seek(SeekFrom::Start(self.printed)).map_err(failed)?;
         let mut bytes = Vec::new();
         file.take(MOST).read_to_end(&mut bytes).map_err(failed)?;

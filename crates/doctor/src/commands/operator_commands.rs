@@ -1,6 +1,7 @@
 //! Operator commands on nodes: test, hold, release, quarantine, repair. They are stored, and the controller's next cycles carry
 //! them out.
 
+use doctor_api::operator_api::ActionKind;
 use doctor_core::{case::Repair, hostlist::Selector, ids::TestId, time::Timestamp};
 use doctor_engine::{
     operator_commands::{self, OperatorCommand},
@@ -8,7 +9,7 @@ use doctor_engine::{
 };
 use doctor_store::Store;
 
-use super::confirmation::{ChangeArgs, NodeChangeArgs};
+use super::confirmation::{ApiAction, ChangeArgs, NodeChangeArgs};
 use crate::{
     context::Context,
     exit::Exit,
@@ -132,28 +133,41 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         };
         OperatorCommand::MultiNodeTest { nodes: args.multi_node.clone(), test }
     };
-    args.change_args.submit_command(context, &args.why, |_| Ok(order.clone()))
+    let action = ApiAction::new(ActionKind::Test);
+    let action = match &order {
+        OperatorCommand::MultiNodeTest { nodes, test } => {
+            action.list("nodes", nodes).list("tests", test).flag("multi_node", true)
+        }
+        _ => action.list("nodes", &args.names).list("tests", &args.test),
+    };
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 
 pub(crate) fn hold(context: &Context, args: &HoldArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |now| {
+    let action = ApiAction::new(ActionKind::Hold).list("nodes", &args.nodes).text("until", args.until.as_ref());
+    args.change_args.submit_command(context, &args.why, &action, |now| {
         let until = args.until.as_deref().map(|text| operator_commands::parse_deadline(text, now)).transpose()?;
         Ok(OperatorCommand::Hold { nodes: args.nodes.clone(), until })
     })
 }
 
 pub(crate) fn release(context: &Context, args: &ReleaseArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::Release { nodes: args.nodes.clone() }))
+    let action = ApiAction::new(ActionKind::Release).list("nodes", &args.nodes);
+    let order = OperatorCommand::Release { nodes: args.nodes.clone() };
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 
 pub(crate) fn quarantine(context: &Context, args: &QuarantineArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| {
+    let action = ApiAction::new(ActionKind::Quarantine).list("nodes", &args.nodes).flag("drain", args.drain);
+    args.change_args.submit_command(context, &args.why, &action, |_| {
         Ok(OperatorCommand::Quarantine { nodes: args.nodes.clone(), evict: args.drain })
     })
 }
 
 pub(crate) fn repair(context: &Context, args: &RepairArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| {
+    let action = ApiAction::new(ActionKind::Repair).list("nodes", &args.nodes).text("step", Some(args.step));
+    let action = action.flag("drain", args.drain);
+    args.change_args.submit_command(context, &args.why, &action, |_| {
         Ok(OperatorCommand::Repair { nodes: args.nodes.clone(), step: args.step, evict: args.drain })
     })
 }

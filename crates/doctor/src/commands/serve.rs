@@ -22,6 +22,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
+use super::api_cli;
 use crate::{
     config::{LoadedConfig, ReloadOutcome},
     context::Context,
@@ -66,7 +67,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let share = context.share()?;
     let world = ClusterConnection::open(&loaded)?;
     let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
-    let controller = Controller::new(&loaded, store, share, world, serving)?;
+    let cli = api_cli::handler(loaded.source.clone(), context.named_store().cloned());
+    let controller = Controller::new(&loaded, store, share, world, serving, Some(cli))?;
     tracing::info!(configuration = %loaded.source, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     if let Some(listener) = &controller.agent_listener {
         tracing::info!(at = %listener.address(), "agent endpoint listening");

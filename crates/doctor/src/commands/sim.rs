@@ -115,7 +115,7 @@ fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
     for path in scripts {
         let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
         let script = std::fs::read_to_string(path).map_err(failed)?;
-        let output = scenario::play_into(&script, context.store_url().cloned())
+        let output = scenario::play_into(&script, context.named_store().cloned())
             .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
         outputs.push(serde_json::json!({ "script": path, "output": output }));
         if !context.out.is_json() {

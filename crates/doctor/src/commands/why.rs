@@ -32,7 +32,7 @@ pub(crate) struct Args {
     node: NodeName,
     /// Number of lines of the audit trail.
     #[arg(long, value_name = "N", default_value_t = 8)]
-    audit: u32,
+    pub(super) audit: u32,
     /// One line for each test instead of each suite.
     #[arg(long)]
     tests: bool,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A child process that is killed when the test ends.
-struct KillOnDrop(Child);
+pub(crate) struct KillOnDrop(pub(crate) Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {

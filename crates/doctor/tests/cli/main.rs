@@ -21,11 +21,13 @@ mod kubernetes_flows;
 mod kubernetes_several;
 mod metrics;
 mod out_of_the_box;
+mod read_only;
 mod reading;
 #[cfg(feature = "kubernetes-bed")]
 mod real_kubelet;
 mod refused_settings;
 mod rejudging;
+mod remote;
 mod reports;
 mod settings;
 mod simulated;

@@ -4,14 +4,16 @@
 //! Preparing a command reads the facts and changes nothing; the prepared command is then executed or discarded.
 //! Executing it writes to the store, and the controller acts on it in its next cycles.
 
+mod cases;
 mod nodes;
 mod repair;
 
 use doctor_checks::Catalogue;
 use doctor_core::{
+    alert::Mute,
     case::Repair,
     hostlist::{self, Selector},
-    ids::{NodeName, PoolName, TestId},
+    ids::{CaseId, NodeName, PoolName, TestId},
     lifecycle::NodeState,
     node::Hold,
     plan::{self, BreakerAllowance},
@@ -64,6 +66,15 @@ pub enum OperatorCommand {
     },
     /// Allows nodes to be taken out again.
     CloseBreaker,
+    /// Sends no more notifications about cases until they close.
+    Acknowledge {
+        cases: Vec<CaseId>,
+    },
+    /// Sends no notifications about cases until then.
+    Snooze {
+        cases: Vec<CaseId>,
+        until: Timestamp,
+    },
 }
 
 /// A command that cannot be executed.
@@ -130,6 +141,7 @@ impl OverLimit {
 enum Precondition {
     Node { node: NodeName, life: NodeState, hold: Option<Hold> },
     Pause { pool: Option<PoolName>, pause: Option<Pause> },
+    OpenCase(CaseId),
 }
 
 impl Precondition {
@@ -144,6 +156,7 @@ impl Precondition {
                     commands.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
                 (current == *pause, format!("the pause {}", scope_text(pool.as_ref())))
             }
+            Self::OpenCase(case) => (commands.is_case_open(*case)?, format!("case {case}")),
         };
         if holds { Ok(()) } else { Err(StoreError::StateChanged { what }) }
     }
@@ -166,6 +179,7 @@ enum StoreWrite {
     Pause { pool: Option<PoolName>, until: Option<Timestamp> },
     Resume(Option<PoolName>),
     CloseBreaker,
+    Mute { case: CaseId, node: NodeName, until: Option<Timestamp> },
 }
 
 impl OperatorCommand {
@@ -189,6 +203,8 @@ impl OperatorCommand {
             Self::Pause { pool, length } => Ok(pause(facts, pool.as_ref(), *length)),
             Self::Resume { pool } => resume(facts, pool.as_ref()),
             Self::CloseBreaker => Ok(close_breaker(facts)),
+            Self::Acknowledge { cases } => cases::mute(facts, cases, None),
+            Self::Snooze { cases, until } => cases::mute(facts, cases, Some(*until)),
         }
     }
 }
@@ -238,6 +254,9 @@ impl StoreWrite {
             }
             Self::Resume(pool) => commands.resume(pool.as_ref(), by, why, *at),
             Self::CloseBreaker => commands.close_breaker(by, why, *at),
+            Self::Mute { case, node, until } => {
+                commands.mute(*case, node, &Mute { by: by.clone(), why: why.clone(), at: *at, until: *until })
+            }
         }
     }
 }

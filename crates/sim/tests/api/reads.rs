@@ -54,7 +54,7 @@ fn every_path_returns_its_described_schema() {
         let path = filled(bed, path.strip_prefix("/api/v1").unwrap());
         let response = bed.get(&path);
         assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
-        let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
+        let Some(schema) = get["responses"]["200"]["content"]["application/json"].get("schema") else { continue };
         let found = violations(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {
@@ -67,6 +67,22 @@ fn every_path_returns_its_described_schema() {
     }
     assert!(seen >= 20, "{seen}");
     assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there are findings");
+}
+
+#[test]
+fn the_bundle_of_a_case_is_an_archive_to_save() {
+    let bed = shared();
+    let case = sample(bed, "case");
+    let response = bed.get(&format!("/cases/{case}/bundle"));
+    assert_eq!((response.status, &response.body[..2]), (200, &[0x1f, 0x8b][..]));
+    assert_eq!(response.headers["content-type"], "application/gzip");
+    assert_eq!(response.headers["content-disposition"], format!("attachment; filename=\"case-{case}.tar.gz\""));
+    let unknown = bed.get("/cases/999999/bundle");
+    assert_eq!((unknown.status, unknown.code().as_str()), (404, "unknown"));
+    // The session of this test has no command line.
+    let json = [("content-type", "application/json")];
+    let none = bed.send("POST", "/cli", &json, br#"{"args": ["status"]}"#);
+    assert_eq!((none.status, none.code().as_str()), (404, "no-such-place"));
 }
 
 #[test]

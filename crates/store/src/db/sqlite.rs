@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, config::DbConfig};
+use rusqlite::{Connection, FileControl, OpenFlags, config::DbConfig};
 
 use super::{Access, Body, Conn, Tx, sqlite_error};
 use crate::{
@@ -41,10 +41,28 @@ pub(crate) struct SqliteFile {
 impl SqliteFile {
     /// Rejects a network file system, and an existing file that is not a sound database. Writes nothing.
     pub(super) fn check(path: &Path) -> Result<Self> {
-        check_folder(path)?;
+        let file = Self::on_local_disk(path)?;
         if has_content(path)? {
             refuse_damaged(path)?;
         }
+        Ok(file)
+    }
+
+    /// As [`Self::check`], for a process that only reads: an empty file is an error, and so is a file that this user cannot
+    /// read without writing beside it.
+    pub(super) fn check_for_reading(path: &Path) -> Result<Self> {
+        let file = Self::on_local_disk(path)?;
+        if !has_content(path)? {
+            return Err(StoreError::NoSchema);
+        }
+        check_header(path)?;
+        readable_without_writing(path)?;
+        refuse_damaged(path)?;
+        Ok(file)
+    }
+
+    fn on_local_disk(path: &Path) -> Result<Self> {
+        check_folder(path)?;
         Ok(Self { path: path.to_owned(), log: OnceLock::new() })
     }
 
@@ -70,6 +88,7 @@ impl SqliteFile {
             return Err(cannot_open(&self.path, "it is read-only: give this user write access".to_owned()));
         }
         prepare(&connection)?;
+        keep_log(&connection)?;
         // FULL, because results are durable when acknowledged. The log grows longer than usual between checkpoints,
         // because the same pages of `latest_result` are rewritten often. Under load most of a checkpoint runs beside
         // the writer (checkpoint.rs); this setting is where the writer does the rest. The page cache is small: SQLite
@@ -169,11 +188,47 @@ fn quick_check(path: &Path) -> Result<&'static str> {
     Ok(if bytes <= CHECKED_WHOLE_BYTES { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" })
 }
 
+/// Keeps the write-ahead log and its index when the last connection closes; the log is empty then. SQLite reads a
+/// database through them, and a user without write permission cannot create them.
+fn keep_log(connection: &Connection) -> Result<()> {
+    let mut keep = 1;
+    connection.file_control(Some("main"), FileControl::PersistWal(&mut keep)).map_err(sqlite_error("setting up"))
+}
+
 /// Returns the path of this database's write-ahead log.
 fn log_of(path: &Path) -> OsString {
-    let mut log: OsString = path.as_os_str().to_owned();
-    log.push("-wal");
-    log
+    beside(path, "-wal")
+}
+
+fn beside(path: &Path, suffix: &str) -> OsString {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(suffix);
+    name
+}
+
+/// Fails if this user may not read the log and its index, or would have to create them and may not. Without them a
+/// reader cannot know whether a controller writes at the same time: opening the file as immutable could return half a
+/// change.
+fn readable_without_writing(path: &Path) -> Result<()> {
+    let read = open_read_only(path)?.query_row("SELECT COUNT(*) FROM sqlite_schema", (), |_| Ok(()));
+    let Err(rusqlite::Error::SqliteFailure(error, _)) = read else { return Ok(()) };
+    if !matches!(error.code, rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly) {
+        // The check for damage reports it.
+        return Ok(());
+    }
+    let (log, index) = (log_of(path), beside(path, "-shm"));
+    let both_exist = Path::new(&log).exists() && Path::new(&index).exists();
+    let names = format!("{} and {}", Path::new(&log).display(), Path::new(&index).display());
+    Err(cannot_open(
+        path,
+        match both_exist {
+            true => format!("this user may not read {names}: give them the mode of the store"),
+            false => format!(
+                "this user may not create {names}, which are missing: start the controller, which keeps them, or run one \
+                 command as its user"
+            ),
+        },
+    ))
 }
 
 /// Creates the file readable by its owner only: the store holds the keys of active runs. SQLite gives its log the same
@@ -293,15 +348,22 @@ fn has_content(path: &Path) -> Result<bool> {
     }
 }
 
-/// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
-fn refuse_damaged(path: &Path) -> Result<()> {
+/// Opens the file, which must start as every SQLite database does.
+fn check_header(path: &Path) -> Result<File> {
     const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
     let mut head = [0; 16];
     let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
     if file.read_exact(&mut head).is_err() || head != *MAGIC {
-        return Err(damaged("it does not start with the SQLite header".to_owned()));
+        let why = "it does not start with the SQLite header".to_owned();
+        return Err(StoreError::Damaged { path: path.to_owned(), why });
     }
+    Ok(file)
+}
+
+/// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
+fn refuse_damaged(path: &Path) -> Result<()> {
+    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
+    let file = check_header(path)?;
     // The last writer's log is part of the database. Reading it needs its index, which a read-only open may not create;
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
