@@ -12,10 +12,9 @@ const MAX_STEPS = 3;
 // Most urgent first.
 export const URGENCIES = ["critical", "warning", "notice"];
 
-// What needs an operator: { urgency, nodes, since, text, next, case } each, most urgent first. A controller that sends no list has problems
-// only, as text.
-export const attentionOf = (status) =>
-  status.attention ?? status.problems.map((text) => ({ urgency: "warning", nodes: [], since: null, text, next: null, case: null }));
+// What needs an operator: { kind, urgency, nodes, since, text, next, case } each, most urgent first. A controller of another version may
+// send no list.
+export const attentionOf = (status) => status.attention ?? [];
 
 // A command, and a button that copies it.
 export function command(text) {
@@ -98,11 +97,16 @@ function nextStep({ steps, repair_step: repairStep, advice }, attention) {
   const last = steps.at(-1);
   if (last?.state === "proposed") return [`${codeLabel(last.what)}: `, inlineCode(last.text)];
   if (last?.state === "intended") return [`${codeLabel(last.what)} in progress, since `, timeElement(last.at)];
+  if (waitsForOperator({ steps })) return ["Waits for an operator: ", inlineCode(last.text)];
   if (advice) return `Advice: ${codeLabel(advice).toLowerCase()}`;
   return `The controller plans the next step; repair step: ${repairStep}`;
 }
 
-const waitsForOperator = (item) => item.steps.at(-1)?.state === "proposed";
+// The controller has proposed a step that it may not take, or has handed the case over and was not given it back.
+function waitsForOperator({ steps }) {
+  const last = steps.findLast((step) => ["hand-over", "release"].includes(step.what) && step.state !== "failed");
+  return steps.at(-1)?.state === "proposed" || last?.what === "hand-over";
+}
 
 function caseItem(item, attention) {
   const [first, ...others] = item.findings;
@@ -128,12 +132,17 @@ function caseItem(item, attention) {
   );
 }
 
+// Kinds of attention that are about cases, of which one may name several nodes.
+const CASE_KINDS = ["case-waiting", "proposal", "out-of-service"];
+
 // The open cases: those that wait for an operator first, then the most severe, then the oldest. `complete`: the list has all of them.
 export function caseList(cases, attention, complete) {
-  const byCase = new Map(attention.filter((item) => item.case).map((item) => [item.case, item]));
-  const rank = (item) => (byCase.has(item.id) || waitsForOperator(item) ? 10 : 0) + severityRank(item.severity);
+  const about = (item) =>
+    attention.find((wanted) => wanted.case === item.id) ??
+    attention.find((wanted) => CASE_KINDS.includes(wanted.kind) && wanted.nodes.includes(item.node));
+  const rank = (item) => (waitsForOperator(item) ? 10 : 0) + severityRank(item.severity);
   const sorted = [...cases].sort((a, b) => rank(b) - rank(a) || Date.parse(a.opened) - Date.parse(b.opened));
-  const items = sorted.slice(0, MAX_ITEMS).map((item) => caseItem(item, byCase.get(item.id)));
+  const items = sorted.slice(0, MAX_ITEMS).map((item) => caseItem(item, about(item)));
   const content = list("Open cases", { count: cases.length, items, more: ["cases"], emptyText: "No open cases." });
   return complete ? content : [...content, el("p", { class: "dim" }, `These are the newest ${formatCount(cases.length)}.`)];
 }

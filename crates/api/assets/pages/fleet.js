@@ -4,7 +4,7 @@ import { nodeActionButtons } from "../actions.js";
 import { attentionList, attentionOf, caseList } from "../attention.js";
 import { get } from "../api.js";
 import { LiveSection, errorView, searchField, selectField } from "../components.js";
-import { el, href, inlineCode, replaceContent } from "../dom.js";
+import { el, href, replaceContent } from "../dom.js";
 import { Fleet } from "../fleet-model.js";
 import { FleetView } from "../fleet-view.js";
 import { codeLabel, formatCount, formatPercent, plural, setClusterTime, timeElement } from "../format.js";
@@ -103,7 +103,6 @@ function renderSummary({ status, map }, view) {
         reasons.length > MAX_REASONS && el("a", { href: href(["cases"]) }, `and ${reasons.length - MAX_REASONS} more reasons`),
       ),
     total > 0 && validationLine(status.coverage),
-    ...status.notes.map((text) => el("p", { class: "facts" }, inlineCode(text))),
   ];
 }
 
@@ -260,7 +259,7 @@ export function render(page) {
       attention = attentionOf(data.status);
       if (!cases || changed) replaceContent(attentionContainer, attentionList(attention));
       // Without the controller's list, an empty one would be a promise.
-      attentionContainer.hidden = !data.status.attention && attention.length === 0;
+      attentionContainer.hidden = !data.status.attention;
       if (!cases) {
         addControls(data.tests);
         showCases();

@@ -139,7 +139,7 @@ test("every page shows that the cluster has not been observed yet", async () => 
   const map = await doctor.get("map");
   const empty = {
     map: { ...map, nodes: [], findings: [] },
-    status: { ...(await doctor.get("status")), attention: [], problems: [] },
+    status: { ...(await doctor.get("status")), attention: [] },
     "cases*": nothing,
     "audit*": nothing,
     "runs*": nothing,
