@@ -122,11 +122,8 @@ impl SharedResponse {
                     (BodyRest::Compressed { reader: Gunzip::new(bytes.clone()), length: *plain_length }, None)
                 }
             };
-            let stream = BodyStream {
-                rest,
-                until: Instant::now() + SEND_TIMEOUT,
-                _memory_permit: self.memory_permit.clone(),
-            };
+            let stream =
+                BodyStream { rest, until: Instant::now() + SEND_TIMEOUT, _memory_permit: self.memory_permit.clone() };
             let mut response = Response::new(Body::new(stream));
             let out = response.headers_mut();
             out.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
@@ -255,7 +252,8 @@ mod tests {
         }
         assert_eq!(received, text.as_bytes());
         assert!(matches!(next(&mut body), Poll::Ready(None)));
-        let late = BodyStream { rest: BodyRest::Ready(Bytes::from_static(b"z")), until: Instant::now(), _memory_permit: None };
+        let late =
+            BodyStream { rest: BodyRest::Ready(Bytes::from_static(b"z")), until: Instant::now(), _memory_permit: None };
         assert!(matches!(next(&mut Body::new(late)), Poll::Ready(Some(Err(_)))), "a slow client is disconnected");
     }
 }

@@ -32,7 +32,8 @@ fn add_to(command: Command, path: &[&str], text: &str) -> Command {
     match path.split_first() {
         Some((name, rest)) => command.mut_subcommand(*name, |child| add_to(child, rest, text)),
         None => {
-            let text = command.get_after_long_help().map_or_else(|| text.to_owned(), |after| format!("{text}\n\n{after}"));
+            let text =
+                command.get_after_long_help().map_or_else(|| text.to_owned(), |after| format!("{text}\n\n{after}"));
             command.after_long_help(text)
         }
     }

@@ -101,7 +101,14 @@ pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit
             for test in record.run.tests.iter() {
                 let file = Share::log_path(test, node, record.run.planned);
                 let path = share.root().join(&file);
-                logs.push(LogTail { share: share.clone(), file, node: node.clone(), path, printed: 0, end: String::new() });
+                logs.push(LogTail {
+                    share: share.clone(),
+                    file,
+                    node: node.clone(),
+                    path,
+                    printed: 0,
+                    end: String::new(),
+                });
             }
         }
     }
