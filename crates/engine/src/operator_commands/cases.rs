@@ -29,6 +29,7 @@ pub(super) fn mute(facts: &Facts, ids: &[CaseId], until: Option<Timestamp>) -> R
         changes: cases.iter().map(|case| format!("{} on {}: {}", case.id, case.node, worst_finding(case))).collect(),
         done: done.to_owned(),
         next: "`doctor why NODE` shows its progress; a notification is sent when it closes".to_owned(),
+        over_limit: None,
         nodes,
         writes: cases.iter().map(write).collect(),
         preconditions: cases.iter().map(|case| Precondition::OpenCase(case.id)).collect(),

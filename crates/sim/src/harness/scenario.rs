@@ -10,9 +10,11 @@
 //! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
-//! show nodes | why NODE | history | outputs | latest NODE | cases | reasons | breaker | audit | counters | attention
+//! show nodes | history | outputs | latest NODE | cases | reasons | breaker | counters | attention
 //! stop                                  stops the controller in an orderly way; `run` starts it again
 //! ```
+
+mod incidents;
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -20,7 +22,7 @@ use doctor_core::{
     finding::Verdict,
     hostlist,
     ids::{NodeName, PoolName, TestId},
-    node::{ForeignMark, Hold},
+    node::Hold,
     policy::Policy,
     reason::UnknownCode,
     run::NonEmpty,
@@ -30,14 +32,14 @@ use doctor_core::{
 use doctor_engine::cycle_report::CycleReport;
 use doctor_store::{StoreUrl, records::HistoryFilter};
 
+pub(crate) use self::incidents::incident;
 use super::{
     decisions::describe,
     session::{Session, SessionConfig, SessionError, policy},
 };
 use crate::{
-    FaultKind, Incident, JobFault, PoolConfig, WorldConfig,
+    PoolConfig, WorldConfig,
     config::caps_named,
-    disruptions::{Call, CallFailure},
     invariants::{Tolerances, check_effects},
 };
 
@@ -127,8 +129,8 @@ impl ScenarioRunner {
                 let empty = args.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
             }
-            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
-            | "close-breaker" => self.operator(&args),
+            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "repair" | "pause"
+            | "resume" | "close-breaker" => self.operator(&args),
             _ => self.incident(&args),
         }
     }
@@ -472,7 +474,7 @@ impl ScenarioRunner {
             }
             _ => {
                 return invalid(
-                    "accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters, attention",
+                    "accepted: show nodes, history [NODE], outputs, latest NODE, cases, reasons, breaker, counters, attention",
                 );
             }
         }
@@ -524,67 +526,6 @@ fn merge(table: &mut toml::Table, more: toml::Table) {
             }
         }
     }
-}
-
-pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
-    let secs = |text: &str| {
-        text.trim_end_matches('s')
-            .parse::<i64>()
-            .map_err(|_| CommandFailure::Invalid(format!("`{text}` is not seconds, such as 600s")))
-    };
-    Ok(match args {
-        ["fault", node, kind] => {
-            let Some(kind) = FaultKind::from_code(kind) else {
-                let known: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.code()).collect();
-                return invalid(format!("fault kinds: {}", known.join(", ")));
-            };
-            Incident::Fault { node: name(node)?, kind }
-        }
-        ["heal", node] => Incident::Heal { node: name(node)? },
-        ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
-        ["user-work-fails", nodes, "of", owner] => {
-            Incident::UserWorkFails { nodes: list(nodes)?, owner: (*owner).to_owned() }
-        }
-        ["calls", call, failure, times] => {
-            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallFailure>(failure)?, times: number(times)? }
-        }
-        ["jobs", fault, times] => Incident::Jobs { trouble: word::<JobFault>(fault)?, times: number(times)? },
-        ["outage", length] => Incident::Outage { length: span(length)? },
-        ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
-        ["vanish", node] => Incident::Vanish { node: name(node)? },
-        ["return", node, "as", called] => Incident::Return { node: name(node)?, called: name(called)? },
-        ["node-clock", node, ahead] => Incident::NodeClock { node: name(node)?, ahead_secs: secs(ahead)? },
-        ["controller-clock", by] => Incident::ControllerClock { by_secs: secs(by)? },
-        ["agent-silent", node, length] => Incident::AgentSilent { node: name(node)?, length: span(length)? },
-        ["agents-silent", percent, length] => Incident::AgentsSilent {
-            percent: percent
-                .trim_end_matches('%')
-                .parse()
-                .map_err(|_| CommandFailure::Invalid("a percentage, such as 50%".into()))?,
-            length: span(length)?,
-        },
-        ["cordon", node, "by", by] => Incident::ForeignMark {
-            node: name(node)?,
-            mark: ForeignMark { by: (*by).to_owned(), text: "maintenance".to_owned(), blocks: true },
-        },
-        ["uncordon", node, "by", by] => Incident::ForeignUnmark { node: name(node)?, by: (*by).to_owned() },
-        ["our-marks-removed", node] => Incident::OurMarksRemoved { node: name(node)? },
-        ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
-        _ => {
-            return invalid(
-                "accepted: world, policy, fresh, run, stop, show, restart [empty], record, operators' commands (hold, unhold, release, \
-                 quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
-                 unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
-                 our-marks-removed, foreign-reboot)",
-            );
-        }
-    })
-}
-
-/// Parses a word of an incident enum, in its spelling in configuration files.
-fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, CommandFailure> {
-    serde_json::from_value(serde_json::Value::String(text.to_owned()))
-        .map_err(|error| CommandFailure::Invalid(error.to_string()))
 }
 
 fn name<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, CommandFailure> {
