@@ -348,8 +348,8 @@ fn has_content(path: &Path) -> Result<bool> {
     }
 }
 
-/// Opens the file, which must start as every SQLite database does.
-fn check_header(path: &Path) -> Result<File> {
+/// Checks that the file starts as every SQLite database does.
+fn check_header(path: &Path) -> Result<()> {
     const MAGIC: &[u8; 16] = b"SQLite format 3\0";
     let mut head = [0; 16];
     let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
@@ -357,13 +357,13 @@ fn check_header(path: &Path) -> Result<File> {
         let why = "it does not start with the SQLite header".to_owned();
         return Err(StoreError::Damaged { path: path.to_owned(), why });
     }
-    Ok(file)
+    Ok(())
 }
 
 /// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
 fn refuse_damaged(path: &Path) -> Result<()> {
     let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
-    let file = check_header(path)?;
+    check_header(path)?;
     // The last writer's log is part of the database. Reading it needs its index, which a read-only open may not create;
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
