@@ -5,7 +5,11 @@
 
 use std::{fs, path::PathBuf};
 
-use doctor_backend::{BackendError, Effect, ReportProgress, vendor_reports};
+use doctor_backend::{
+    BackendError, Effect, ReportProgress,
+    clock::{Clock, SystemClock},
+    vendor_reports,
+};
 use doctor_core::{
     ids::{NodeName, OpId},
     last_output,
@@ -24,6 +28,8 @@ use super::{
 };
 
 const REPORT: &str = "report";
+/// How long a node may take to respond.
+const RESPONSE_GRACE: Span = Span::minutes(1);
 /// The time limit of the job: longer than that of the vendor's tool.
 const LIMIT: Span = Span::minutes(5);
 /// Slurm removes a job that cannot end within this time, so that none that the controller has given up stays in the queue.
@@ -70,9 +76,11 @@ impl SlurmBackend {
         let Some(now) = nodes.first() else {
             return Err(permanent_error(REPORT, format!("Slurm has no node {node}")));
         };
-        // One that we set down responds.
+        // One that we set down responds, but Slurm shows a node that was just resumed as not responding for some seconds.
         if !responds(now) {
-            return Err(permanent_error(REPORT, format!("Slurm starts nothing on {node}: it does not respond")));
+            let text = format!("Slurm starts nothing on {node}: it does not respond");
+            let is_recent = SystemClock.now().since(op.born()) < RESPONSE_GRACE;
+            return Err(if is_recent { retryable_error(REPORT, text) } else { permanent_error(REPORT, text) });
         }
         let ours = self.reservations(REPORT)?;
         let is_ours = |one: &_| maintenance_reservation::reservation_kind(one).exists() && one.holds(node);
