@@ -26,7 +26,8 @@ pub(super) const EVENTS_DESCRIPTION: &str = "Server-sent events. An event says w
      gets `dropped` and is disconnected. One caller may have at most 32 streams.";
 pub(super) const ACTIONS_DESCRIPTION: &str = "Requires the role operator. Without `confirm` nothing is done: the response is the plan, with a confirmation that is valid \
      for this plan for ten minutes. The same request with `confirm` carries the plan out; if the plan has changed meanwhile, the \
-     response is 409 with the current plan. Each node has a line in `changes` that names what blocks the command there: a hold, a \
+     response is 409 with the current plan. A plan with `confirm_nodes` takes out more nodes than the circuit breaker would: the \
+     second request repeats that number. Each node has a line in `changes` that names what blocks the command there: a hold, a \
      repair, or that the node left the cluster. The audit trail records commands that were carried out or rejected.";
 
 /// Returns the description, as served and committed.
