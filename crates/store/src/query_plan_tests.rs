@@ -68,6 +68,7 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
         }
         store.runs_before(Some(run), 101, None).unwrap();
         store.run(run).unwrap();
+        store.last_run_ends(101).unwrap();
         store.audit_before(None, 101, None).unwrap();
         store.audit_before(Some(7), 101, Some(&node)).unwrap();
         for open in [false, true] {
