@@ -73,6 +73,7 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
         store.job_output(run).unwrap();
         store.last_without_result(&node).unwrap();
         store.without_result_since(now, 101).unwrap();
+        store.last_run_ends(101).unwrap();
         store.audit_before(None, 101, None).unwrap();
         store.audit_before(Some(7), 101, Some(&node)).unwrap();
         for open in [false, true] {

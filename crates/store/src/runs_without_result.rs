@@ -53,9 +53,9 @@ impl Store {
         self.read(|tx| {
             let names = Arc::clone(&tx.ids);
             let sql = "SELECT id, nodes, COALESCE(ended, started, planned), end_kind, end_reason FROM run \
-                       WHERE NOT EXISTS (SELECT 1 FROM pending_results WHERE pending_results.run = run.id) \
-                       ORDER BY id DESC LIMIT $1";
-            let mut rows = tx.all("reading how runs ended", sql, vals![limit], |row| {
+                       WHERE id < $1 AND NOT EXISTS (SELECT 1 FROM pending_results WHERE pending_results.run = run.id) \
+                       ORDER BY id DESC LIMIT $2";
+            let mut rows = tx.all("reading how runs ended", sql, vals![i64::MAX, limit], |row| {
                 let nodes = runs::decode_ids(row.text(1)?)?;
                 let nodes: Result<Vec<NodeName>> = nodes.into_iter().map(|id| names.node(id).cloned()).collect();
                 let reason = row.opt_text(4)?.unwrap_or_default();
