@@ -30,9 +30,9 @@ pub fn near<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a
 fn difference(word: &str, name: &str) -> Option<usize> {
     let name = name.to_lowercase();
     let letters = word.chars().count();
-    // One letter of three may be wrong, and one of a shorter word.
+    // One letter of four may be wrong, and one of a shorter word: names that end in numbers resemble each other.
     let wrong = damerau_levenshtein(word, &name);
-    if wrong <= (letters / 3).max(1) && wrong < letters {
+    if wrong <= (letters / 4).max(1) && wrong < letters {
         return Some(wrong);
     }
     let is_part = letters >= LEAST_PART && name.contains(word);

@@ -19,6 +19,9 @@ use crate::{
     exit::Exit,
 };
 
+/// The most characters of a list of names that is printed beside a suggestion.
+const SHORT_LIST: usize = 120;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -123,7 +126,16 @@ impl Failure {
             }
             Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
             Self::Unknown { name, known, .. } => {
-                near::question(&near::near_in_list(name, known)).unwrap_or_else(|| format!("known: {known}"))
+                let near = near::near_in_list(name, known);
+                let all = format!("known: {known}");
+                match near::question(&near) {
+                    // A short list helps beside a suggestion, unless it is the suggestion.
+                    Some(question) if known.len() <= SHORT_LIST && near.join(", ") != *known => {
+                        format!("{question} {all}")
+                    }
+                    Some(question) => question,
+                    None => all,
+                }
             }
             Self::NotConfirmed => "add --yes to confirm".to_owned(),
             Self::NumberNotConfirmed { nodes, .. } => {

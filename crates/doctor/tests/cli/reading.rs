@@ -214,7 +214,8 @@ fn the_examples_of_reading_commands_run_on_a_simulated_cluster() {
     let mut ran = 0;
     for command in READING {
         let help = workdir.expect(0, &[command, "--help"]).out;
-        let examples = help.lines().map(str::trim).filter(|line| line.starts_with("doctor "));
+        let (_, examples) = help.split_once("Examples:").unwrap();
+        let examples = examples.lines().map(str::trim).filter(|line| line.starts_with("doctor "));
         for example in examples {
             let script = example.replacen("doctor", "\"$DOCTOR\"", 1);
             let mut shell = std::process::Command::new("/bin/sh");
@@ -311,7 +312,7 @@ fn a_closed_pipe_is_not_an_error() {
 fn completions_and_manual_pages_are_generated() {
     let workdir = Workdir::new();
     workdir.expect(0, &["completions", "bash"]).stdout_contains("_doctor");
-    workdir.expect(0, &["completions", "bash", "--of", "doctor-node"]).stdout_contains("_doctor-node");
+    workdir.expect(0, &["completions", "bash", "--of", "doctor-node"]).stdout_contains("-o default doctor-node");
     workdir.expect(0, &["man", "node", "--of", "doctor-node"]).stdout_contains("node/doctor-node.1");
     assert!(
         workdir.read("node/doctor-node-check.1").contains("disk\\-space") && !workdir.path("node/doctor.1").exists()
