@@ -83,8 +83,17 @@ fn a_user_who_may_only_read_reads_while_the_controller_runs_after_it_stopped_and
     reads("after it stopped");
     let mut service = Service::start(&workdir);
     service.wait_for_log("started");
+    // A log with its header alone is not readable without a repair.
+    let log = workdir.path("doctor.db-wal");
+    wait_until("the controller writes", || std::fs::metadata(&log).is_ok_and(|log| log.len() > 4096));
     drop(service);
     reads("after a kill");
+    std::fs::copy(&log, workdir.path("whole-wal")).unwrap();
+    std::fs::File::options().write(true).open(&log).unwrap().set_len(32).unwrap();
+    let output = as_nobody(&workdir, &["nodes", "--config", "doctor.toml"]).unwrap();
+    assert_eq!(output.code, 3, "{}{}", output.out, output.err);
+    output.stderr_contains("was killed when it began to write").stderr_contains("start the controller");
+    std::fs::copy(workdir.path("whole-wal"), &log).unwrap();
     assert_eq!(workdir.why("here")["hold"], serde_json::Value::Null);
 }
 

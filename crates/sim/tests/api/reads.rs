@@ -77,7 +77,7 @@ fn the_bundle_of_a_case_is_an_archive_to_save() {
     assert_eq!((response.status, &response.body[..2]), (200, &[0x1f, 0x8b][..]));
     assert_eq!(response.headers["content-type"], "application/gzip");
     assert_eq!(response.headers["content-disposition"], format!("attachment; filename=\"case-{case}.tar.gz\""));
-    let unknown = bed.get("/cases/999999/bundle");
+    let unknown = bed.get("/cases/c0000000000009/bundle");
     assert_eq!((unknown.status, unknown.code().as_str()), (404, "unknown"));
     // The session of this test has no command line.
     let json = [("content-type", "application/json")];

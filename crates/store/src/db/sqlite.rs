@@ -212,23 +212,26 @@ fn beside(path: &Path, suffix: &str) -> OsString {
 fn readable_without_writing(path: &Path) -> Result<()> {
     let read = open_read_only(path)?.query_row("SELECT COUNT(*) FROM sqlite_schema", (), |_| Ok(()));
     let Err(rusqlite::Error::SqliteFailure(error, _)) = read else { return Ok(()) };
-    if !matches!(error.code, rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly) {
-        // The check for damage reports it.
-        return Ok(());
-    }
     let (log, index) = (log_of(path), beside(path, "-shm"));
     let both_exist = Path::new(&log).exists() && Path::new(&index).exists();
     let names = format!("{} and {}", Path::new(&log).display(), Path::new(&index).display());
-    Err(cannot_open(
-        path,
-        match both_exist {
-            true => format!("this user may not read {names}: give them the mode of the store"),
-            false => format!(
-                "this user may not create {names}, which are missing: start the controller, which keeps them, or run one \
-                 command as its user"
-            ),
-        },
-    ))
+    let why = match error.code {
+        rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly if both_exist => {
+            format!("this user may not read {names}: give them the mode of the store")
+        }
+        rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly => format!(
+            "this user may not create {names}, which are missing: start the controller, which keeps them, or run one \
+             command as its user"
+        ),
+        // A log with a header and no content, which SQLite reads only after it has repaired it.
+        rusqlite::ErrorCode::FileLockingProtocolFailed => format!(
+            "a controller was killed when it began to write, and this user may not repair {names}: start the controller, or \
+             run one command as its user"
+        ),
+        // The check for damage reports it.
+        _ => return Ok(()),
+    };
+    Err(cannot_open(path, why))
 }
 
 /// Creates the file readable by its owner only: the store holds the keys of active runs. SQLite gives its log the same
