@@ -2,8 +2,6 @@
 //!
 //! The text comes from a node and is not trusted: whoever stores it has removed secrets and control characters and cut it.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeName;
@@ -47,29 +45,9 @@ pub fn last_line(text: &str) -> Option<String> {
     Some(start.chain(['…']).chain(line.chars().skip(length - QUOTED_END)).collect())
 }
 
-/// The reason that most jobs have in common.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CommonReason {
-    /// The quote of the first of these jobs.
-    pub text: String,
-    /// How many of the jobs gave this reason.
-    pub jobs: usize,
-}
-
-/// Returns the reason that most of these quotes have in common, for "validation jobs fail in a row". Quotes that differ only in
-/// the numbers and names of jobs and nodes are the same reason. Of two equally frequent reasons, the first given counts.
-pub fn common_reason<'a>(quotes: impl IntoIterator<Item = &'a str>) -> Option<CommonReason> {
-    let mut reasons: BTreeMap<String, (usize, CommonReason)> = BTreeMap::new();
-    for (index, quote) in quotes.into_iter().enumerate() {
-        let first = || (index, CommonReason { text: quote.to_owned(), jobs: 0 });
-        reasons.entry(without_names(quote)).or_insert_with(first).1.jobs += 1;
-    }
-    let most = reasons.into_values().max_by_key(|(index, reason)| (reason.jobs, std::cmp::Reverse(*index)));
-    most.map(|(_, reason)| reason)
-}
-
-/// Returns the quote without the words that name one job or one node. A short number stays: it may be an exit code.
-fn without_names(quote: &str) -> String {
+/// Returns the quote without the words that name one job or one node, so that equal reasons of several jobs are equal. A short
+/// number stays: it may be an exit code.
+pub fn without_names(quote: &str) -> String {
     let general = |word: &str| {
         let bare = word.trim_matches(|c: char| !c.is_alphanumeric());
         let short_number = bare.len() <= 3 && bare.bytes().all(|byte| byte.is_ascii_digit());
@@ -117,15 +95,9 @@ mod tests {
 
     #[test]
     fn quotes_that_differ_in_names_alone_are_one_reason() {
-        let reason = common_reason([
-            "job00012/slurm_script: 5: exec: doctor-node: not found (exit code 127)",
-            "out of memory",
-            "job00013/slurm_script: 5: exec: doctor-node: not found (exit code 127)",
-        ]);
-        let text = "job00012/slurm_script: 5: exec: doctor-node: not found (exit code 127)".to_owned();
-        assert_eq!(reason, Some(CommonReason { text, jobs: 2 }));
-        let codes = common_reason(["exit code 1", "exit code 127"]).unwrap();
-        assert_eq!((codes.text.as_str(), codes.jobs), ("exit code 1", 1), "exit codes are different reasons");
-        assert_eq!(common_reason([]), None);
+        let missing = |job| format!("{job}/slurm_script: 5: exec: doctor-node: not found (exit code 127)");
+        assert_eq!(without_names(&missing("job00012")), without_names(&missing("job00013")));
+        assert_ne!(without_names(&missing("job00012")), without_names("out of memory"));
+        assert_ne!(without_names("exit code 1"), without_names("exit code 127"), "exit codes are different reasons");
     }
 }

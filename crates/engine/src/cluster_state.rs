@@ -138,15 +138,6 @@ pub fn node_details(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -
     })
 }
 
-/// Returns the runs since this time that ended without a complete result and left output, by node, newest first: what "validation
-/// jobs fail in a row" is based on, with [`doctor_core::last_output::common_reason`].
-///
-/// # Errors
-/// If the store fails.
-pub fn runs_without_result(store: &Store, since: Timestamp, limit: u32) -> Result<Vec<RunWithoutResult>, StoreError> {
-    Ok(store.without_result_since(since, limit)?.into_iter().map(run_without_result).collect())
-}
-
 fn run_without_result(ended: EndedWithoutResult) -> RunWithoutResult {
     let (state, end) = view::run_end(&ended.end);
     let last_output = ended.output.quote();

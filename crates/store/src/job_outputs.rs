@@ -11,7 +11,7 @@ use doctor_core::{
 
 use super::{
     Store,
-    db::{Row, vals},
+    db::{Row, Tx, vals},
     error::Result,
     fencing::Lease,
     id_cache::IdCache,
@@ -82,6 +82,14 @@ impl Store {
             tx.all(READING, &sql, vals![RunId::born_at(since), limit], |row| ended(row, &names))
         })
     }
+}
+
+/// Returns the line to be shown of the last output of a run's job on this node.
+pub(super) fn quote(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<String>> {
+    let names = Arc::clone(&tx.ids);
+    let sql = "SELECT node, ending, text FROM job_output WHERE run = $1 AND node = $2";
+    let found = tx.first("reading the output of a job", sql, vals![run, node], |row| output(row, &names, 0))?;
+    Ok(found.and_then(|output| output.quote()))
 }
 
 const READING: &str = "reading runs without a result";

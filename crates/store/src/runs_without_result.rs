@@ -19,6 +19,7 @@ use super::{
     error::Result,
     fencing::Lease,
     id_cache::{OutcomeKind, parsed},
+    job_outputs,
     node_hours::{self, RunSpan},
     nodes,
     records::RunEndRow,
@@ -77,7 +78,8 @@ impl Store {
 /// Runs of which the reason in words is read. Those before them are counted only.
 const EXPLAINED: usize = 20;
 
-/// Returns what the audit trail says about a run without a result, such as the answer of a scheduler that rejected it.
+/// Returns why a run has no result: what its job printed last, or else what the audit trail says, such as the answer of a
+/// scheduler that rejected it.
 fn reason_text(tx: &mut Tx<'_>, row: &RunEndRow) -> Result<Option<String>> {
     let code = match row.end {
         None => return Ok(None),
@@ -85,6 +87,9 @@ fn reason_text(tx: &mut Tx<'_>, row: &RunEndRow) -> Result<Option<String>> {
         Some(Conclusion::NotStarted(why)) => why.code(),
     };
     let Some(node) = row.nodes.first().and_then(|node| tx.ids.node_id(node)) else { return Ok(None) };
+    if let Some(quote) = job_outputs::quote(tx, row.run, node)? {
+        return Ok(Some(quote));
+    }
     let sql = "SELECT reason_text FROM audit_log WHERE node = $1 AND run = $2 AND reason_code = $3 \
                ORDER BY id DESC LIMIT 1";
     tx.first("reading why a run has no result", sql, vals![node, row.run, code], |row| Ok(row.text(0)?.to_owned()))

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{AttentionItem, AttentionKind, Urgency, grouping::subject};
 use crate::{
     ids::NodeName,
+    last_output::without_names,
     view::service_state::{EndedRun, RunFailure, StoredStatus},
 };
 
@@ -34,13 +35,13 @@ fn failing_nodes(runs: &[EndedRun]) -> Vec<AttentionItem> {
     for run in runs {
         run.nodes.iter().for_each(|node| by_node.entry(node).or_default().push(run));
     }
-    let mut by_reason: BTreeMap<&RunFailure, Vec<&EndedRun>> = BTreeMap::new();
+    let mut by_reason: BTreeMap<Reason, Vec<&EndedRun>> = BTreeMap::new();
     for of_node in by_node.values() {
         let streak: Vec<&EndedRun> = of_node.iter().copied().take_while(|run| run.failure.is_some()).collect();
         if streak.len() >= IN_A_ROW
             && let Some((failure, _)) = most_frequent(&streak)
         {
-            by_reason.entry(failure).or_default().extend(streak);
+            by_reason.entry(reason_of(failure)).or_default().extend(streak);
         }
     }
     let of_reason = |streak: Vec<&EndedRun>| {
@@ -51,14 +52,21 @@ fn failing_nodes(runs: &[EndedRun]) -> Vec<AttentionItem> {
     by_reason.into_values().filter_map(of_reason).collect()
 }
 
+/// What jobs that failed for the same reason have in common.
+type Reason = (&'static str, Option<String>);
+
+fn reason_of(failure: &RunFailure) -> Reason {
+    (failure.code, failure.text.as_deref().map(without_names))
+}
+
 /// Returns the failure that most of the runs share, and how many do.
 fn most_frequent<'a>(runs: &[&'a EndedRun]) -> Option<(&'a RunFailure, usize)> {
-    let mut counts: BTreeMap<&RunFailure, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<Reason, (&RunFailure, usize)> = BTreeMap::new();
     for failure in runs.iter().filter_map(|run| run.failure.as_ref()) {
-        *counts.entry(failure).or_default() += 1;
+        counts.entry(reason_of(failure)).or_insert((failure, 0)).1 += 1;
     }
     // A failure with words tells more than one without.
-    counts.into_iter().max_by_key(|(failure, count)| (failure.text.is_some(), *count))
+    counts.into_values().max_by_key(|(failure, count)| (failure.text.is_some(), *count))
 }
 
 fn item(urgency: Urgency, what: &str, nodes: Vec<NodeName>, streak: &[&EndedRun]) -> Option<AttentionItem> {
