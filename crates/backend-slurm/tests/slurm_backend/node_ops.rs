@@ -7,7 +7,9 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, ReportProgress, contract_tests::Length,
+    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, ReportProgress,
+    clock::{Clock, SystemClock},
+    contract_tests::Length,
 };
 use doctor_backend_slurm::{OutAs, SlurmBackend, SlurmConfig};
 use doctor_core::{
@@ -31,7 +33,9 @@ struct Operator<'a> {
 
 impl<'a> Operator<'a> {
     fn new(backend: &'a SlurmBackend) -> Self {
-        Self { backend, ids: IdSource::new(run_id(0).number()) }
+        let mut ids = IdSource::new(run_id(0).number());
+        ids.set_time(SystemClock.now());
+        Self { backend, ids }
     }
 
     fn op(&mut self) -> OpId {
