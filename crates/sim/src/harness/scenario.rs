@@ -112,8 +112,8 @@ impl ScenarioRunner {
                 let empty = args.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
             }
-            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
-            | "close-breaker" => self.operator(&args),
+            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "repair" | "pause"
+            | "resume" | "close-breaker" => self.operator(&args),
             _ => self.incident(&args),
         }
     }
