@@ -182,8 +182,8 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
     workdir.policy_for(&["memory"], &policy("recommend"));
     wait_until("the mode to change", || workdir.json(&["status"])["mode"] == "recommend");
     workdir
-        .expect(1, &["repair", "gpu-1", "--step", "reset", "--why", "x", "--yes"])
-        .stderr_contains("refused: this cluster cannot reset a node")
+        .expect(1, &["repair", "gpu-1", "--step", "replace", "--why", "x", "--yes"])
+        .stderr_contains("refused: this cluster cannot replace a node")
         .stderr_contains("--step reboot");
     workdir.expect(6, &repair).stderr_contains("Would reboot 1 node (gpu-1).");
     workdir

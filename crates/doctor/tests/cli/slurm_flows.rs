@@ -417,10 +417,10 @@ fn a_repair_reboots_once(generation: Generation) {
 
     workdir.expect(0, &["resume", "--why", "done", "--yes"]);
     service.until("the reboot", || slurm.reboots() == ["node1"]);
-    service.until("the node to be back", || slurm.node_state("node1").is_ok_and(|state| state == "IDLE"));
+    service.until("the node to be back", || {
+        workdir.json(&["cases", "--all", "node1"])[0]["state"]["how"] == "returned" && !is_closed(slurm, "node1")
+    });
     assert_eq!(slurm.reboots(), ["node1"], "once");
-    let cases = workdir.json(&["cases", "--all", "node1"]);
-    assert_eq!(cases[0]["state"]["how"], "returned", "{cases}");
     no_run_has_two_jobs(slurm);
     let killed_calls = fs::read_dir(&killed).unwrap().flatten().map(|entry| fs::read_to_string(entry.path()).unwrap());
     let killed_calls: Vec<String> = killed_calls.collect();
