@@ -12,10 +12,6 @@ const MAX_STEPS = 3;
 // Most urgent first.
 export const URGENCIES = ["critical", "warning", "notice"];
 
-// What needs an operator: { kind, urgency, nodes, since, text, next, case } each, most urgent first. A controller of another version may
-// send no list.
-export const attentionOf = (status) => status.attention ?? [];
-
 // A command, and a button that copies it.
 export function command(text) {
   const code = el("code", {}, text);

@@ -1,6 +1,6 @@
 // Everything that needs an operator, most urgent first, as `doctor status` lists it.
 
-import { URGENCIES, attentionOf, command, textWithNodes } from "../attention.js";
+import { URGENCIES, command, textWithNodes } from "../attention.js";
 import { get } from "../api.js";
 import { badge } from "../colours.js";
 import { LiveSection } from "../components.js";
@@ -18,7 +18,7 @@ export function render(page) {
   );
   new LiveSection(page, container, {
     events: ["nodes", "runs", "cases", "status"],
-    load: async (signal) => attentionOf(await get(["status"], {}, signal)),
+    load: async (signal) => (await get(["status"], {}, signal)).attention,
     render: (rows) =>
       table(page, {
         name: "attention",

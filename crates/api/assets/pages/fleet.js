@@ -1,7 +1,7 @@
 // The fleet: health, what needs an operator, the open cases, and all nodes as a map or a table.
 
 import { nodeActionButtons } from "../actions.js";
-import { attentionList, attentionOf, caseList } from "../attention.js";
+import { attentionList, caseList } from "../attention.js";
 import { get } from "../api.js";
 import { LiveSection, errorView, searchField, selectField } from "../components.js";
 import { el, href, replaceContent } from "../dom.js";
@@ -255,8 +255,8 @@ export function render(page) {
     render: (data) => {
       setClusterTime(data.status.at);
       view.update(data);
-      const changed = JSON.stringify(attention) !== JSON.stringify(attentionOf(data.status));
-      attention = attentionOf(data.status);
+      const changed = JSON.stringify(attention) !== JSON.stringify(data.status.attention);
+      attention = data.status.attention;
       if (!cases || changed) replaceContent(attentionContainer, attentionList(attention));
       // Without the controller's list, an empty one would be a promise.
       attentionContainer.hidden = !data.status.attention;
