@@ -258,8 +258,6 @@ export function render(page) {
       const changed = JSON.stringify(attention) !== JSON.stringify(data.status.attention);
       attention = data.status.attention;
       if (!cases || changed) replaceContent(attentionContainer, attentionList(attention));
-      // Without the controller's list, an empty one would be a promise.
-      attentionContainer.hidden = !data.status.attention;
       if (!cases) {
         addControls(data.tests);
         showCases();
