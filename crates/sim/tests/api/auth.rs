@@ -14,7 +14,7 @@ fn actions() -> Vec<(String, serde_json::Value)> {
     let paths = description["paths"].as_object().unwrap().iter();
     let names: Vec<String> =
         paths.filter_map(|(path, _)| Some(path.strip_prefix("/api/v1/actions/")?.to_owned())).collect();
-    assert_eq!(names.len(), 9);
+    assert_eq!(names.len(), 10);
     let body = |name: &str| match name {
         "pause" | "resume" | "close-breaker" => json!({ "why": "x" }),
         "acknowledge" => json!({ "cases": ["1"], "why": "x" }),
