@@ -66,7 +66,15 @@ fn a_user_who_may_only_read_reads_while_the_controller_runs_after_it_stopped_and
             [&["status"][..], &["nodes"], &["why", "here"], &["history"], &["cases"], &["audit"], &["breaker", "show"]]
         {
             let output = as_nobody(&workdir, &[args, &["--config", "doctor.toml"]].concat()).unwrap();
-            assert!(matches!(output.code, 0 | 1), "{when}: doctor {}: {}{}", args.join(" "), output.out, output.err);
+            // `doctor status` has the exit codes of a Nagios plugin; 3 is unknown.
+            let largest = if args[0] == "status" { 2 } else { 1 };
+            assert!(
+                (0..=largest).contains(&output.code),
+                "{when}: doctor {}: {}{}",
+                args.join(" "),
+                output.out,
+                output.err
+            );
             assert!(
                 output.err.is_empty() && !output.out.is_empty(),
                 "{when}: doctor {}: {}",

@@ -225,7 +225,9 @@ fn the_examples_of_reading_commands_run_on_a_simulated_cluster() {
                 .env("DOCTOR_STORE", "doctor.db")
                 .env("HOME", workdir.path(""));
             let output = CommandOutput::from_output(&shell.output().unwrap());
-            assert!(matches!(output.code, 0 | 1), "{example}: {}\n{}", output.code, output.err);
+            // `doctor status` has the exit codes of a Nagios plugin; 3 is unknown.
+            let largest = if command == "status" { 2 } else { 1 };
+            assert!((0..=largest).contains(&output.code), "{example}: {}\n{}", output.code, output.err);
             assert!(!output.out.is_empty() && output.err.is_empty(), "{example}\n{}", output.err);
             ran += 1;
         }

@@ -19,6 +19,7 @@ fn actions() -> Vec<(String, serde_json::Value)> {
         "pause" | "resume" | "close-breaker" => json!({ "why": "x" }),
         "acknowledge" => json!({ "cases": ["1"], "why": "x" }),
         "snooze" => json!({ "cases": ["1"], "until": "4h", "why": "x" }),
+        "repair" => json!({ "nodes": ["node001"], "step": "reboot", "why": "x" }),
         _ => json!({ "nodes": ["node001"], "why": "x" }),
     };
     names.into_iter().map(|name| (name.clone(), body(&name))).collect()
