@@ -45,6 +45,11 @@ pub(crate) fn the_users_come_first(generation: Generation) {
         Occupancy::Busy { by } if by.contains(&format!("job {waiting} of root")) => Ok(()),
         other => Err(format!("{other:?}")),
     });
+    // slurmctld calls a job running before its program has started: one that is cancelled then signs nothing.
+    wait("the test to run", || match stage.data(&format!("endless/node2/{run}.log")).exists() {
+        true => Ok(()),
+        false => Err("no log".to_owned()),
+    });
     backend.cancel(run).unwrap();
     stage.slurm.wait_for_job(waiting, "RUNNING").unwrap();
     let ended = wait_job(&backend, run, "the end of the run", |seen| matches!(seen, ObservedJobState::Ended { .. }));
