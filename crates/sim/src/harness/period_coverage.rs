@@ -11,7 +11,7 @@ use doctor_core::{
     policy::{Policy, TestPolicy},
     snapshot::TestRecord,
     time::{Span, Timestamp},
-    view::{self, Facts, Urgency},
+    view::{self, Urgency},
 };
 use doctor_engine::{cluster_state, snapshot};
 use serde::Serialize;
@@ -187,10 +187,10 @@ impl PeriodCoverage {
     fn count_problems(&mut self, session: &Session) -> Result<(), SessionError> {
         let store = session.store();
         let Some((at, cluster)) = snapshot::last_observed(store)? else { return Ok(()) };
-        let now = session.now();
-        // The cluster state is saved every few seconds of real time, in which hours are simulated. A cycle has just ended.
-        let (observed_at, cycle_at) = (Some(now), Some(now));
-        let facts = Facts { observed_at, cycle_at, ..cluster_state::facts(store, Some(at), cluster, now)? };
+        // The cluster state is saved every few seconds of real time, in which hours are simulated: the status is that of the
+        // last cycle before.
+        let now = cluster.last_cycle(at);
+        let facts = cluster_state::facts(store, Some(at), cluster, now)?;
         let status = view::status(&facts, &cluster_state::status_ledger(store, &facts)?);
         // The same problem with other numbers is the same problem.
         let kind = |text: &String| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
