@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     /// States as a kubelet of Kubernetes 1.34 reports them, shortened by hand.
-    fn status(state: Value) -> PodStatus {
+    fn status(state: &Value) -> PodStatus {
         let container = json!({ "name": "doctor-node", "state": state });
         serde_json::from_value(json!({ "phase": "Failed", "containerStatuses": [container] })).unwrap()
     }
@@ -232,17 +232,17 @@ mod tests {
             (json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } }), true, "OOMKilled, exit code 137", ""),
             (json!({ "terminated": { "exitCode": 0, "signal": 9, "reason": "Error" } }), true, "Error, signal 9", ""),
         ] {
-            let status = status(state);
+            let status = status(&state);
             assert_eq!(container_endings(&status), [ending]);
             assert_eq!((has_run(&status), messages(&status).concat().as_str()), (ran, message), "{ending}");
         }
-        assert!(container_endings(&status(json!({ "running": {} }))).is_empty());
+        assert!(container_endings(&status(&json!({ "running": {} }))).is_empty());
     }
 
     #[test]
     fn a_result_document_is_no_message_and_other_containers_are_named() {
         let document = PackedDocument::pack(b"a document").unwrap().to_termination_message();
-        let ended = status(json!({ "terminated": { "exitCode": 1, "reason": "Error", "message": document } }));
+        let ended = status(&json!({ "terminated": { "exitCode": 1, "reason": "Error", "message": document } }));
         assert!(messages(&ended).is_empty());
         let injected: PodStatus = serde_json::from_value(json!({
             "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory.",

@@ -101,7 +101,10 @@ impl NodeTrial {
     pub fn devices(&mut self, count: usize) {
         match count {
             0 => {
-                self.could_not(NodeAspect::Devices, "there is no /dev/nvidia0: no driver is loaded, or there is no GPU");
+                self.could_not(
+                    NodeAspect::Devices,
+                    "there is no /dev/nvidia0: no driver is loaded, or there is no GPU",
+                );
             }
             1 => self.good(NodeAspect::Devices, "/dev/nvidia0"),
             more => self.good(NodeAspect::Devices, format!("{more} of /dev/nvidia*")),

@@ -47,7 +47,7 @@ mod tests {
     fn commands(text: &str) -> Vec<Vec<String>> {
         let joined = text.replace("\\\n", " ");
         let lines = joined.lines().map(str::trim).filter(|line| line.starts_with("doctor "));
-        lines.map(|line| words(line)).collect()
+        lines.map(words).collect()
     }
 
     /// Splits as a shell does, up to the end of the first command.

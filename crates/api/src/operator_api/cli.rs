@@ -183,7 +183,7 @@ mod tests {
             (json!({ "args": vec!["x"; 257] }).to_string(), "1 to 256"),
             (r#"{"args": ["status"], "store": "x"}"#.to_owned(), "unknown field `store`"),
             (r#"{"args": ["status"], "width": 0}"#.to_owned(), "`width`"),
-            (r#"{"args": "status"}"#.to_owned(), "args"),
+            (r#"{"args": "status"}"#.to_owned(), "expected a sequence"),
             ("[]".to_owned(), "invalid length"),
         ] {
             let error = parse(body.as_bytes()).unwrap_err();

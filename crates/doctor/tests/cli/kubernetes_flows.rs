@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     kubernetes::{Cluster, NAMESPACE},
     this_machine::Service,
-    workdir::{Workdir, wait_until},
+    workdir::{Workdir, wait_or_explain, wait_until},
 };
 
 /// Configures a service for this cluster with the printed permissions and this beginning of its policy.
@@ -227,10 +227,13 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
     cluster.kubelet.end_pod(NAMESPACE, &pod, Exit::code(0)).unwrap();
     cluster.kubelet.set_boot_id("gpu-1", "11111111-1111-4111-8111-111111111111").unwrap();
     let service = Service::start(&workdir);
-    wait_until("requalification to wait for the pause", || {
-        workdir.json(&["cases", "gpu-1"])[0]["steps"]
-            .as_array()
-            .is_some_and(|steps| steps.iter().any(|step| step["what"] == "reboot" && step["state"] == "done"))
+    let is_rebooted = || {
+        let steps = workdir.json(&["cases", "gpu-1"])[0]["steps"].as_array().cloned().unwrap_or_default();
+        steps.iter().any(|step| step["what"] == "reboot" && step["state"] == "done")
+    };
+    wait_or_explain("the end of the reboot", is_rebooted, || {
+        let cases = workdir.json(&["cases", "gpu-1"]);
+        format!("{}\n{}\n{cases:#}", workdir.doctor(&["why", "gpu-1"]).out, workdir.doctor(&["audit"]).out)
     });
     workdir.expect(0, &["resume", "--why", "done", "--yes"]);
     wait_until("the node to be back", || workdir.json(&["cases", "--all", "gpu-1"])[0]["state"]["how"] == "returned");

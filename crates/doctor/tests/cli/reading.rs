@@ -178,7 +178,7 @@ fn mistyped_names_get_suggestions() {
         (&["test", "node001", "--test", "storge", "--why", "x", "--store", "demo/doctor.db"], "did you mean storage?"),
         (&["quarantne", "node001"], "'quarantine'"),
         (&["config", "chekc"], "'check'"),
-        (&["status", "--jsno"], "'--json'"),
+        (&["nodes", "--jsno"], "'--json'"),
     ] {
         workdir.expect(2, args).stderr_contains(suggestion);
     }

@@ -99,10 +99,14 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Testbed, S
     session.set_snapshot_feed(snapshot_feed);
     session.cycle().unwrap();
     let bed = Testbed { store: session.store().clone(), web, _share: share };
-    // Before the first cluster state, the API lists the store's nodes without pools. A test that continued from there
+    // Before the first cluster state, the API lists the store's nodes as not observed. A test that continued from there
     // would miss the events between that list and the first state.
-    let seen = |nodes: &[Value]| nodes.iter().any(|node| node["pool"].is_string());
-    until("the first picture", || bed.get("/nodes").json()["items"].as_array().is_some_and(|nodes| seen(nodes)));
+    until("the first cluster state", || {
+        let nodes = bed.get("/nodes").json()["items"].clone();
+        nodes
+            .as_array()
+            .is_some_and(|nodes| nodes.iter().any(|node| node["pool"].as_str().is_some_and(|pool| pool != "unknown")))
+    });
     (bed, session)
 }
 
