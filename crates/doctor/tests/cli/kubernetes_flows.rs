@@ -211,7 +211,7 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
     });
     let repairs = || {
         let jobs = cluster.jobs().into_iter();
-        jobs.filter(|job| job["metadata"]["labels"]["cluster-doctor.io/op"].is_string()).count()
+        jobs.filter(|job| job["metadata"]["labels"]["cluster-doctor.io/repair"].is_string()).count()
     };
     // SIGKILL before the effect. A pause that begins now does not stop what is intended.
     drop(service);
@@ -219,11 +219,26 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
     workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
     assert!(cluster.plane.request("DELETE", &quota, None).unwrap().is_success());
     let service = Service::start(&workdir);
-    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io/op");
-    wait_until("the reboot", || cluster.list(&pods).iter().any(|pod| pod["status"]["phase"] == "Running"));
+    let running_pod = |label: &str| {
+        let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io/{label}");
+        let pods = cluster.list(&pods);
+        let pod = pods.iter().find(|pod| pod["status"]["phase"] == "Running")?;
+        Some(pod["metadata"]["name"].as_str().unwrap().to_owned())
+    };
+    let wait_for_pod = |what: &str, label: &str| {
+        let mut pod = None;
+        wait_until(what, || {
+            pod = running_pod(label);
+            pod.is_some()
+        });
+        pod.unwrap()
+    };
+    // The node's report comes first. Here it fails, and the repair goes on without it.
+    let report = wait_for_pod("the report", "report");
+    cluster.kubelet.end_pod(NAMESPACE, &report, Exit::code(1)).unwrap();
+    let pod = wait_for_pod("the reboot", "repair");
     // SIGKILL after the effect.
     drop(service);
-    let pod = cluster.list(&pods)[0]["metadata"]["name"].as_str().unwrap().to_owned();
     cluster.kubelet.end_pod(NAMESPACE, &pod, Exit::code(0)).unwrap();
     cluster.kubelet.set_boot_id("gpu-1", "11111111-1111-4111-8111-111111111111").unwrap();
     let service = Service::start(&workdir);
