@@ -23,6 +23,9 @@ T ?=
 
 .PHONY: build test test-full bench fuzz kill portable images demo fmt lint docs
 
+# `doctor version` prints it.
+build images: export DOCTOR_COMMIT ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+
 build:
 	$(CARGO) build --release -p doctor -p doctor-node --features doctor/kubernetes
 

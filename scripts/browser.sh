@@ -3,8 +3,13 @@
 # once, and they are kept under DOCTOR_BED_CACHE; `doctor` must be built.
 #   browser.sh          the tests
 #   browser.sh shots    the tests, and new screenshots in docs/guide/images
+#   browser.sh questions [FOLDER]
+#                       clicks and seconds until five questions are answered; FOLDER: with the pages of before issue 20, a copy
+#                       of crates/api/assets; SHOTS names a folder for screenshots
 #   browser.sh paint    how fast ten thousand nodes are painted and respond, as one line of JSON; ADDRESS names a controller that
 #                       has them, else DOCTOR simulates them
+#
+# ASSETS names a copy of crates/api/assets whose pages are used instead of those built into the program.
 #
 # If this cannot run, the last line is the reason: "NOT RUN: …"; with CI=true that is a failure.
 set -euo pipefail
@@ -47,9 +52,13 @@ here=crates/doctor/tests/browser
 case ${1:-tests} in
   tests) exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
   shots) SHOTS=docs/guide/images exec node --test --test-concurrency=1 "$here/dashboard.test.mjs" ;;
+  questions)
+    if [ -n "${2:-}" ]; then export BEFORE=1 ASSETS=$2; fi
+    exec node "$here/questions.mjs"
+    ;;
   paint) exec node "$here/paint.mjs" ;;
   *)
-    echo "unknown: $1; accepted: tests, shots, paint" >&2
+    echo "unknown: $1; accepted: tests, shots, questions, paint" >&2
     exit 2
     ;;
 esac

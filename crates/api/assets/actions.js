@@ -8,7 +8,17 @@ export const ACTIONS = {
   test: { title: "Test now", verb: "Test", nodes: true, fields: [["tests", "Tests or suites", "all regular tests"]] },
   hold: { title: "Hold", verb: "Hold", nodes: true, fields: [["until", "Until", "4h, or a time; empty: until released"]] },
   release: { title: "Release", verb: "Release", nodes: true, fields: [] },
-  quarantine: { title: "Quarantine", verb: "Quarantine", nodes: true, fields: [["drain", "Evict user work", null]] },
+  quarantine: { title: "Quarantine", verb: "Quarantine", nodes: true, danger: true, fields: [["drain", "Evict user work", null]] },
+  repair: {
+    title: "Repair",
+    verb: "Repair",
+    nodes: true,
+    danger: true,
+    fields: [
+      ["step", "Step", ["reset", "reboot", "replace"]],
+      ["drain", "Evict user work, and give up work on a node that does not answer", null],
+    ],
+  },
   pause: {
     title: "Pause validation",
     verb: "Pause",
@@ -32,8 +42,12 @@ function openDialog(title, ...content) {
   return dialog;
 }
 
-// An input with a placeholder, or a checkbox if the placeholder is null.
+// An input with a placeholder, a checkbox if the placeholder is null, or a choice if it is a list. Nothing is chosen beforehand.
 function field(name, label, placeholder) {
+  if (Array.isArray(placeholder)) {
+    const options = ["", ...placeholder].map((value) => el("option", { value }, value || "choose …"));
+    return el("label", { class: "field" }, el("span", {}, label), el("select", { name, required: true }, ...options));
+  }
   const input =
     placeholder === null
       ? el("input", { type: "checkbox", name })
@@ -95,7 +109,24 @@ export function openActionDialog(name, nodes = [], done = () => {}) {
       ),
     );
   const showPlan = (plan, request) => {
-    const confirm = el("button", { type: "button", class: "primary" }, `Confirm: ${action.verb.toLowerCase()}`);
+    const verb = request.step ?? action.verb.toLowerCase();
+    const count = plan.nodes.length;
+    const named = count === 1 ? plan.nodes[0] : `${count} nodes`;
+    const confirm = el(
+      "button",
+      { type: "button", class: action.danger ? "danger" : "primary" },
+      action.nodes ? `Confirm: ${verb} ${named}` : `Confirm: ${verb}`,
+    );
+    // Beyond the limit of the circuit breaker, the number of nodes is typed and not merely confirmed.
+    const typed =
+      plan.confirm_nodes &&
+      el("input", { type: "text", name: "confirm-nodes", inputmode: "numeric", autocomplete: "off", "aria-label": "Number of nodes" });
+    if (typed) {
+      confirm.disabled = true;
+      typed.addEventListener("input", () => {
+        confirm.disabled = Number(typed.value.trim()) !== plan.confirm_nodes;
+      });
+    }
     const changes = plan.changes.slice(0, 200);
     replaceContent(
       output,
@@ -103,12 +134,15 @@ export function openActionDialog(name, nodes = [], done = () => {}) {
       el("p", { class: "strong" }, inlineCode(plan.text)),
       changes.length > 0 && el("ul", {}, ...changes.map((line) => el("li", {}, inlineCode(line)))),
       plan.changes.length > changes.length && el("p", {}, `… and ${plan.changes.length - changes.length} more`),
+      typed && el("p", { class: "alert", role: "alert" }, inlineCode(`${plan.limit}.`)),
+      typed && el("label", { class: "field" }, el("span", {}, `Type the number of nodes (${plan.confirm_nodes}) to proceed`), typed),
       el("div", { class: "buttons" }, confirm),
     );
     confirm.addEventListener("click", async () => {
       confirm.disabled = true;
       try {
-        const result = await post(name, { ...request, confirm: plan.confirm });
+        const number = typed ? { confirm_nodes: plan.confirm_nodes } : {};
+        const result = await post(name, { ...request, ...number, confirm: plan.confirm });
         form.hidden = true;
         replaceContent(
           output,
@@ -123,7 +157,7 @@ export function openActionDialog(name, nodes = [], done = () => {}) {
         } else showError(error);
       }
     });
-    confirm.focus();
+    (typed || confirm).focus();
   };
 
   // A changed field invalidates the plan on display.
@@ -147,13 +181,13 @@ export function nodeActionButtons(page, nodes, done) {
   const button = (name) =>
     el(
       "button",
-      { type: "button", "data-key": `action-${name}`, on: { click: () => openActionDialog(name, nodes(), done) } },
+      { type: "button", class: ACTIONS[name].danger ? "danger-outline" : "", "data-key": `action-${name}`, on: { click: () => openActionDialog(name, nodes(), done) } },
       `${ACTIONS[name].title}…`,
     );
   return el(
     "div",
     { class: "actions", role: "group", "aria-label": "Actions" },
-    ...["test", "hold", "release", "quarantine"].map(button),
+    ...["test", "hold", "release", "quarantine", "repair"].map(button),
   );
 }
 

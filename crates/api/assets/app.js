@@ -1,17 +1,18 @@
-// The application shell: routing, sign-in, theme and event stream.
+// The application shell: routing, sign-in, theme, keys and event stream.
 //
 // Routes are in the URL fragment, so that one document serves all of them under any proxy path. A link reproduces the view: page, filter,
 // sort order and selection.
 
 import { ACTIONS, openActionDialog, openSignInDialog } from "./actions.js";
 import { get } from "./api.js";
-import { errorView, loadingView } from "./components.js";
+import { errorView, loadingView, signInView } from "./components.js";
 import { el, href, replaceContent } from "./dom.js";
 import { EventStream } from "./event-stream.js";
 import { setClusterTime, updateAges } from "./format.js";
 
 const PAGES = [
   { path: "", title: "Fleet", load: () => import("./pages/fleet.js") },
+  { path: "attention", title: "Attention", load: () => import("./pages/attention.js") },
   { path: "coverage", title: "Coverage", load: () => import("./pages/coverage.js") },
   { path: "cases", title: "Cases", load: () => import("./pages/cases.js") },
   { path: "tests", title: "Tests", load: () => import("./pages/tests.js") },
@@ -24,6 +25,9 @@ const PAGES = [
 const main = document.getElementById("main");
 let page = null;
 let user = null;
+let isDemo = false;
+// Set by the key `/` on a page without a search field: the fleet focuses its own.
+let focusSearch = false;
 
 function parseHash() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -51,6 +55,8 @@ class Page {
     this.query = query;
     this.main = main;
     this.user = user;
+    this.focusSearch = focusSearch;
+    focusSearch = false;
     this.signal = this.#abortController.signal;
   }
 
@@ -76,12 +82,29 @@ class Page {
     this.#urlTimer = setTimeout(() => history.replaceState(null, "", href(this.parts, Object.fromEntries(this.query))), 150);
   }
 
-  setTitle(text) {
-    document.title = `${text} · Cluster Doctor`;
+  // Sets query parameters with a history entry, so that the browser's Back undoes it.
+  pushParams(params) {
+    clearTimeout(this.#urlTimer);
+    for (const [name, value] of Object.entries(params)) {
+      if (value) this.query.set(name, value);
+      else this.query.delete(name);
+    }
+    history.pushState(null, "", href(this.parts, Object.fromEntries(this.query)));
   }
 
+  setTitle(text) {
+    this.title = text;
+    document.title = `${isDemo ? "DEMO · " : ""}${text} · Cluster Doctor`;
+  }
+
+  // Returns whether the page needs no error message of its own.
   handleApiError(error) {
-    if (error.status === 401) promptSignIn();
+    if (error.status !== 401) return false;
+    // Every section of the page would report the same.
+    this.dispose();
+    replaceContent(main, signInView(promptSignIn));
+    promptSignIn();
+    return true;
   }
 }
 
@@ -208,7 +231,12 @@ function connectEventStream() {
       page?.emit(name, data);
       if (name === "plan" || name === "everything") syncClock();
     },
-    (connected) => {
+    (connected, status) => {
+      if (status === 401) {
+        indicator.textContent = indicator.title = "";
+        page?.handleApiError({ status });
+        return;
+      }
       indicator.textContent = connected ? "Live" : "Not live";
       indicator.className = connected ? "live on" : "live off";
       indicator.title = connected ? "Changes are shown as they happen" : "Connection lost; reconnecting";
@@ -217,13 +245,33 @@ function connectEventStream() {
   eventStream.start();
 }
 
-// Reads the cluster's time from the controller.
+// Reads the cluster's time from the controller, and whether the cluster is simulated.
 async function syncClock() {
   try {
-    setClusterTime((await get(["status"])).at);
+    const { at, backend } = await get(["status"]);
+    setClusterTime(at);
     updateAges();
+    isDemo = backend === "sim";
+    document.getElementById("demo").hidden = !isDemo;
+    page?.setTitle(page.title);
   } catch {
     // The page reports the failure.
+  }
+}
+
+// `/` focuses the search field of the page, or that of the fleet.
+function onKey(event) {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.target.closest("input, textarea, select, [contenteditable]")) return;
+  event.preventDefault();
+  const input = main.querySelector("input[type=search]");
+  if (input) {
+    input.focus();
+    input.select();
+  } else {
+    focusSearch = true;
+    if (location.hash.replace(/^#\/?/, "") === "") navigate();
+    else location.hash = href([]);
   }
 }
 
@@ -239,6 +287,7 @@ async function start() {
 }
 
 addEventListener("hashchange", navigate);
+addEventListener("keydown", onKey);
 setInterval(() => updateAges(), 30_000);
 renderHeader();
 start();

@@ -29,6 +29,9 @@ export const STATUS_STYLES = {
   reset: { tone: "warn", symbol: "!", shape: "half" },
   reboot: { tone: "warn", symbol: "!!", shape: "bar" },
   isolate: { tone: "bad", symbol: "✕", shape: "cross" },
+  critical: { tone: "bad", symbol: "✕", shape: "cross" },
+  warning: { tone: "warn", symbol: "!", shape: "half" },
+  notice: { tone: "info", symbol: "i", shape: "dot" },
   open: { tone: "bad", symbol: "●", shape: "cross" },
   closed: { tone: "good", symbol: "✓", shape: "solid" },
 };

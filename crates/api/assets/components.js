@@ -1,7 +1,8 @@
 // UI components that the pages share: loading, error and empty views, form fields, and sections that reload on events.
 
 import { badge } from "./colours.js";
-import { el, inlineCode, replaceContent } from "./dom.js";
+import { el, href, inlineCode, replaceContent } from "./dom.js";
+import { withFilterTerm } from "./fleet-model.js";
 import { severityRank } from "./format.js";
 
 // Limits the rate of reloads, because events come in bursts.
@@ -14,8 +15,23 @@ export function errorView(error, retry) {
   return el("div", { class: "placeholder error", role: "alert" }, ...content);
 }
 
+// Shown instead of a page until the user has signed in.
+export function signInView(signIn) {
+  return el(
+    "div",
+    { class: "placeholder" },
+    el("h1", {}, "Signed out"),
+    el("p", {}, "This controller shows its cluster to users with a token."),
+    el("button", { type: "button", class: "primary", on: { click: signIn } }, "Sign in"),
+  );
+}
+
 export const emptyView = (...text) => el("p", { class: "placeholder" }, ...text);
 export const loadingView = () => el("p", { class: "placeholder", "aria-busy": "true" }, "Loading …");
+
+// A link to the nodes on the fleet page that have this value of a filter key.
+export const nodesLink = (key, value, content) =>
+  el("a", { href: href([], { filter: withFilterTerm("", key, value) }), title: `Nodes with ${key} ${value}` }, content);
 
 // A table column with the severity of each row, sorted by rank.
 export const SEVERITY_COLUMN = {
@@ -77,7 +93,7 @@ export class LiveSection {
     } catch (error) {
       if (error.name === "AbortError" || this.#page.signal.aborted) return;
       this.#renderedJson = null;
-      this.#page.handleApiError(error);
+      if (this.#page.handleApiError(error)) return;
       replaceContent(
         this.container,
         errorView(error, () => this.reload()),
@@ -104,12 +120,13 @@ export function selectField(page, name, label, options, defaultValue, onChange) 
   return el("label", { class: "choice" }, el("span", {}, label), select);
 }
 
-// A labelled search input whose value is stored in the URL.
+// A labelled search input whose value is stored in the URL. The key `/` focuses it, Escape leaves it with its text.
 export function searchField(page, name, label, placeholder, onChange) {
   const input = el("input", {
     type: "search",
     name,
     "data-key": name,
+    "aria-keyshortcuts": "/",
     placeholder,
     value: page.query.get(name) ?? "",
     spellcheck: "false",
@@ -119,7 +136,14 @@ export function searchField(page, name, label, placeholder, onChange) {
     page.setParam(name, input.value.trim() || null);
     onChange(input.value.trim());
   });
-  return el("label", { class: "choice grow" }, el("span", {}, label), input);
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    // By default, Escape would delete the text.
+    event.preventDefault();
+    page.main.focus({ preventScroll: true });
+  });
+  const hint = el("kbd", { "aria-hidden": "true" }, "/");
+  return el("label", { class: "choice grow" }, el("span", {}, label, " ", hint), input);
 }
 
 // A card with a heading.

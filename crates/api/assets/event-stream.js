@@ -13,7 +13,8 @@ export class EventStream {
   #abortController = new AbortController();
   #retryMs = MIN_RETRY_MS;
 
-  // `onEvent` receives the name and data of each event, `onConnection` whether the stream is connected.
+  // `onEvent` receives the name and data of each event, `onConnection` whether the stream is connected, or the status 401: then the
+  // stream ends until it is started anew.
   constructor(onEvent, onConnection) {
     this.#onEvent = onEvent;
     this.#onConnection = onConnection;
@@ -26,6 +27,10 @@ export class EventStream {
       try {
         const resume = this.#lastEventId ? { "last-event-id": this.#lastEventId } : {};
         const response = await fetch(apiUrl(["events"]), { headers: requestHeaders(resume), signal, cache: "no-store" });
+        if (response.status === 401) {
+          this.#onConnection(false, response.status);
+          return;
+        }
         if (!response.ok) throw new Error(String(response.status));
         this.#onConnection(true);
         this.#retryMs = MIN_RETRY_MS;

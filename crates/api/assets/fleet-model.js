@@ -1,7 +1,7 @@
 // The fleet as columns: reading, grouping, colour schemes and filters. A node is identified by its row number in the controller's response.
 
 import { RAMP_STEPS, STATUS_STYLES, rampColour, themeColours } from "./colours.js";
-import { clusterNow, codeLabel, formatDuration, formatMeasurement, severityText } from "./format.js";
+import { clusterNow, codeLabel, formatDuration, formatMeasurement, severityRank, severityText } from "./format.js";
 
 // By filter key: the name of the column, and of the list that its values are indices of.
 const COLUMNS = {
@@ -13,6 +13,12 @@ const COLUMNS = {
   occupancy: ["occupancy", "occupancies"],
   severity: ["severity", "severities"],
 };
+
+// Filter keys of open findings, of which a node may have several: the list of their names, and the place in an entry of `findings`.
+const FINDING_KEYS = { reason: ["reasons", 1], check: ["checks", 2] };
+
+// The keys by which a filter selects nodes, besides the name.
+export const FILTER_KEYS = [...Object.keys(COLUMNS), ...Object.keys(FINDING_KEYS)];
 
 // Sorts by name in natural order: rack 9 before rack 10.
 function naturalSort(groups) {
@@ -32,6 +38,7 @@ function naturalSort(groups) {
 export class Fleet {
   #columns = new Map();
   #lowerCaseNames = null;
+  #nodeFindings = null;
 
   constructor(map) {
     this.map = map;
@@ -91,8 +98,35 @@ export class Fleet {
     return true;
   }
 
+  // Whether a column has any value.
   has(key) {
     return this.map[COLUMNS[key][1]].length > 0;
+  }
+
+  // Returns the nodes by reason or check of their open findings: name and node numbers, most nodes first.
+  findingGroups(key) {
+    const [list, place] = FINDING_KEYS[key];
+    const groups = this.map[list].map((name) => ({ name, nodes: new Set() }));
+    for (const entry of this.map.findings) groups[entry[place]].nodes.add(entry[0]);
+    return groups.sort((a, b) => b.nodes.size - a.nodes.size);
+  }
+
+  // Returns the reasons of a node's open findings.
+  reasons(node) {
+    if (!this.#nodeFindings) {
+      this.#nodeFindings = new Map();
+      for (const [row, reason] of this.map.findings)
+        this.#nodeFindings.set(row, (this.#nodeFindings.get(row) ?? new Set()).add(this.map.reasons[reason]));
+    }
+    return [...(this.#nodeFindings.get(node) ?? [])];
+  }
+
+  // Returns how urgently an operator wants to see a node, 0 first: failing nodes, nodes out of service, unknown ones, healthy ones; within
+  // each the most severe finding first.
+  urgency(node) {
+    const [health, state] = [this.value(node, "health"), this.value(node, "state")];
+    const group = health === "fail" ? 0 : state !== "in-service" ? 1 : health === "pass" ? 3 : 2;
+    return 100 * group - severityRank(this.value(node, "severity"));
   }
 }
 
@@ -162,24 +196,52 @@ export function colourScheme(fleet, mode, { period, measurement }) {
 
 const escapeRegExp = (text) => text.replace(/[.+?^${}()|[\]\\]/g, "\\$&");
 
-// Returns a predicate for a filter such as `gpu* health:fail`. All terms must match: `key:prefix` matches a column, other terms the name.
+// Splits a filter into terms: `{ key, value, exact }` or `{ name }`. Quotes keep a value with spaces together.
+export function filterTerms(text) {
+  return [...text.toLowerCase().matchAll(/(?:"[^"]*"|[^\s"])+/g)].map(([raw]) => {
+    const [, key, separator, value] = /^([a-z]+)([:=])(.*)$/s.exec(raw) ?? [];
+    const unquoted = (part) => part.replaceAll('"', "");
+    if (!FILTER_KEYS.includes(key)) return { raw, name: unquoted(raw) };
+    return { raw, key, value: unquoted(value), exact: separator === "=" };
+  });
+}
+
+// Returns the filter with this value of a key in place of any other.
+export function withFilterTerm(text, key, value) {
+  const others = filterTerms(text).filter((term) => term.key !== key);
+  return [...others.map((term) => term.raw), `${key}=${/\s/.test(value) ? `"${value}"` : value}`].join(" ");
+}
+
+// Returns whether each value of a column or of the findings' names matches a term.
+function matchingValues(values, { value, exact }) {
+  return values.map((code) => {
+    const name = (code ?? "none").toLowerCase();
+    return exact ? name === value : name.startsWith(value);
+  });
+}
+
+function findingPredicate(fleet, term) {
+  const [list, place] = FINDING_KEYS[term.key];
+  const hits = matchingValues(fleet.map[list], term);
+  const nodes = new Set(fleet.map.findings.filter((entry) => hits[entry[place]]).map(([node]) => node));
+  return (node) => nodes.has(node);
+}
+
+// Returns a predicate for a filter such as `gpu* health:fail`. All terms must match: `key:prefix` and `key=value` match a column or the
+// open findings, other terms the name.
 export function nodeFilter(fleet, text) {
-  const predicates = text
-    .toLowerCase()
-    .split(/\s+/)
-    .filter(Boolean)
-    .map((term) => {
-      const [key, value] = term.split(/:(.*)/);
-      if (value !== undefined && COLUMNS[key]) {
-        const { values, indices } = fleet.column(key);
-        const hits = values.map((code) => (code ?? "none").toLowerCase().startsWith(value));
-        return (node) => hits[indices[node]];
-      }
-      const names = fleet.lowerCaseNames;
-      if (!term.includes("*")) return (node) => names[node].includes(term);
-      const pattern = new RegExp(`^${term.split("*").map(escapeRegExp).join(".*")}$`);
-      return (node) => pattern.test(names[node]);
-    });
+  const predicates = filterTerms(text).map((term) => {
+    if (FINDING_KEYS[term.key]) return findingPredicate(fleet, term);
+    if (term.key) {
+      const { values, indices } = fleet.column(term.key);
+      const hits = matchingValues(values, term);
+      return (node) => hits[indices[node]];
+    }
+    const names = fleet.lowerCaseNames;
+    if (!term.name.includes("*")) return (node) => names[node].includes(term.name);
+    const pattern = new RegExp(`^${term.name.split("*").map(escapeRegExp).join(".*")}$`);
+    return (node) => pattern.test(names[node]);
+  });
   const [first, ...others] = predicates;
   if (!others.length) return first ?? (() => true);
   return (node) => predicates.every((predicate) => predicate(node));

@@ -75,12 +75,15 @@ const SI_PREFIXES = [
 // Units that take an SI prefix, and units that do not.
 const PREFIXED_UNITS = { bytes: "B", "bytes/s": "B/s", "bits/s": "bit/s", "flop/s": "flop/s", "ops/s": "op/s", watts: "W", hertz: "Hz" };
 const PLAIN_UNITS = { count: "", ratio: "", percent: " %", celsius: " °C", s: " s", "1/h": " /h", "1/s": " /s" };
-export function formatMeasurement(value, unit = "count") {
+export function formatMeasurement(value, unit = "count", digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (!(unit in PREFIXED_UNITS)) return `${Number(value.toPrecision(4)).toLocaleString("en")}${PLAIN_UNITS[unit] ?? ` ${unit}`}`;
+  if (!(unit in PREFIXED_UNITS))
+    return `${value.toLocaleString("en", { maximumSignificantDigits: digits })}${PLAIN_UNITS[unit] ?? ` ${unit}`}`;
   const [divisor, prefix] = SI_PREFIXES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
-  return `${Number((value / divisor).toPrecision(4))} ${prefix}${PREFIXED_UNITS[unit]}`;
+  return `${Number((value / divisor).toPrecision(digits))} ${prefix}${PREFIXED_UNITS[unit]}`;
 }
+// The unit without a prefix, as the title of an axis.
+export const unitName = (unit) => PREFIXED_UNITS[unit] ?? (PLAIN_UNITS[unit]?.trim() || unit);
 
 export const formatPercent = (value) => (value === null || value === undefined ? "–" : `${Number(value.toFixed(1))} %`);
 // Without toLocaleString, whose first call takes a tenth of a second.

@@ -27,6 +27,11 @@ export function logViewer(page, { run, node, test }) {
       if (output.textContent.length > MAX_LENGTH) output.textContent = output.textContent.slice(-MAX_LENGTH);
       if (atEnd) output.scrollTop = output.scrollHeight;
       status.textContent = chunk.ended ? (chunk.size ? "" : "The log is empty.") : "Live: new output appears here.";
+      // How the job ended, if it left no complete result.
+      if (chunk.ended && chunk.ending) {
+        output.append(`== ${chunk.ending}\n`);
+        status.textContent = "The run ended without a complete result.";
+      }
       if (!chunk.ended) setTimeout(poll, chunk.text ? POLL_INTERVAL_MS / 2 : POLL_INTERVAL_MS);
     } catch (error) {
       if (error.name === "AbortError") return;

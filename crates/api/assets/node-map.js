@@ -17,14 +17,19 @@ const NOT_DRAWN = 255;
 
 export class NodeMap {
   #canvas = el("canvas", { "aria-hidden": "true" });
+  #clip = el("div", { class: "map-clip" }, this.#canvas);
   #cursor = el("div", { class: "cursor", hidden: true });
   #tooltip = el("div", { class: "tip", hidden: true });
   #announcer = el("div", { class: "visually-hidden", "aria-live": "polite" });
   #blocks = [];
-  #positions = [];
+  // By node number: the index of its block, and its place there.
+  #blockOf = new Uint32Array(0);
+  #placeOf = new Uint32Array(0);
   #pitch = 12;
   #spacing = WIDE_SPACING;
   #layoutWidth = 0;
+  // Of the visible part, in pixels of the canvas.
+  #height = 0;
   #pixels = null;
   #drawnStyles = null;
   #sprites = [];
@@ -41,7 +46,7 @@ export class NodeMap {
     this.element = el(
       "div",
       { class: "map", tabindex: "0", role: "application", "aria-label": label, "data-key": "map" },
-      this.#canvas,
+      this.#clip,
       this.#cursor,
       this.#tooltip,
       this.#announcer,
@@ -58,42 +63,63 @@ export class NodeMap {
   }
 
   // groups: [{ name, nodes: [numbers] }]; styles: [{ colour, shape }]; by node number, `styleIndex`: the index of its style, and
-  // `matches`: 1 if it matches the filter.
+  // `matches`: 1 if it matches the filter. Nodes that do not match are hidden, and the others take their place.
   show(data) {
     this.#data = data;
     [this.#layoutWidth, this.#pixels] = [0, null];
     this.#layout();
   }
 
-  // Changes the styles of the same nodes in the same layout. `redrawLabels`: the theme has changed too.
+  // Changes the styles of the same nodes. `redrawLabels`: the theme has changed too.
   recolour(styles, styleIndex, matches, redrawLabels = false) {
     if (!this.#data) return;
+    const sameNodes = this.#data.matches.every((match, node) => match === matches[node]);
     Object.assign(this.#data, { styles, styleIndex, matches });
-    if (redrawLabels) this.#redraw();
+    if (!sameNodes || !this.#layoutWidth) this.#layout();
+    else if (redrawLabels) this.#redraw();
     else this.#drawChangedCells();
+  }
+
+  // The groups without hidden nodes.
+  #visibleGroups() {
+    const { groups, matches } = this.#data;
+    if (matches.every(Boolean)) return groups;
+    const visible = groups.map(({ name, nodes }) => ({ name, nodes: nodes.filter((node) => matches[node]) }));
+    return visible.filter(({ nodes }) => nodes.length);
   }
 
   #layout() {
     const width = this.element.clientWidth;
-    if (!width || !this.#data) return;
+    if (!width || !this.#data) {
+      // Not on the page: lay out when it is.
+      this.#layoutWidth = 0;
+      return;
+    }
     this.#layoutWidth = width;
-    const { groups, count } = this.#data;
+    this.#select(-1);
+    const groups = this.#visibleGroups();
+    const count = groups.reduce((sum, { nodes }) => sum + nodes.length, 0);
     const height = Math.max(320, innerHeight * 0.62);
     const fullWidth = groups.length <= MAX_FULL_WIDTH_GROUPS;
     const area = width * height * (fullWidth ? 0.94 : 0.6);
     this.#pitch = Math.round(Math.min(34, Math.max(7, Math.sqrt(area / Math.max(1, count)))));
     const maxColumns = Math.max(1, Math.floor(width / this.#pitch));
     this.#spacing = groups.length > NARROW_SPACING_ABOVE ? NARROW_SPACING : WIDE_SPACING;
-    const { label, gap } = this.#spacing;
+    const { label, gap, font } = this.#spacing;
+    // A block is as wide as its label, up to six columns.
+    const minColumns = (name) => Math.min(6, Math.ceil((this.#label(name, 99).length * font * 0.6) / this.#pitch));
     let [x, y, tallest] = [0, 0, 0];
     this.#blocks = [];
-    this.#positions = new Array(count);
+    [this.#blockOf, this.#placeOf] = [new Uint32Array(this.#data.count), new Uint32Array(this.#data.count)];
     for (const { name, nodes } of groups) {
-      const columns = fullWidth ? maxColumns : Math.min(maxColumns, Math.max(6, Math.ceil(Math.sqrt(nodes.length) * 1.3)));
+      const columns = fullWidth ? maxColumns : Math.min(maxColumns, Math.max(minColumns(name), Math.ceil(Math.sqrt(nodes.length) * 1.3)));
       const rows = Math.ceil(nodes.length / columns);
       if (x > 0 && x + columns * this.#pitch > width) [x, y, tallest] = [0, y + tallest + gap, 0];
       const block = { name, nodes, columns, rows, x, y: y + label };
-      nodes.forEach((node, index) => (this.#positions[node] = { block, index }));
+      for (let index = 0; index < nodes.length; index += 1) {
+        this.#blockOf[nodes[index]] = this.#blocks.length;
+        this.#placeOf[nodes[index]] = index;
+      }
       this.#blocks.push(block);
       tallest = Math.max(tallest, label + rows * this.#pitch);
       x += columns * this.#pitch + gap;
@@ -101,21 +127,22 @@ export class NodeMap {
     }
     const bottom = y + tallest;
     const scale = devicePixelRatio || 1;
-    this.#canvas.width = Math.round(width * scale);
-    this.#canvas.height = Math.round(bottom * scale);
+    // Setting a size, even the same, allocates the canvas anew. A filter therefore leaves it as large as it was, and hides the lower part.
+    const [pixelWidth, pixelHeight] = [Math.round(width * scale), Math.round(bottom * scale)];
+    if (this.#canvas.width !== pixelWidth) this.#canvas.width = pixelWidth;
+    if (this.#canvas.height < pixelHeight) this.#canvas.height = pixelHeight;
     this.#canvas.style.width = `${width}px`;
-    this.#canvas.style.height = `${bottom}px`;
+    this.#canvas.style.height = `${this.#canvas.height / scale}px`;
+    this.#clip.style.height = `${bottom}px`;
+    [this.#height, this.#pixels] = [pixelHeight, null];
     this.#redraw();
   }
 
-  // Clears the canvas, and draws the labels and all cells.
+  // Draws the labels and all cells.
   #redraw() {
     if (!this.#layoutWidth) return;
-    const context = this.#canvas.getContext("2d", { willReadFrequently: true });
-    const scale = devicePixelRatio || 1;
-    context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.#drawLabels(context, themeColours().text);
-    this.#pixels = context.getImageData(0, 0, this.#canvas.width, Math.max(1, this.#canvas.height));
+    // Reading what is on the canvas instead would take longer than drawing it.
+    this.#pixels = new ImageData(this.#canvas.width, Math.max(1, this.#height));
     this.#drawnStyles = new Uint8Array(this.#data.count).fill(NOT_DRAWN);
     this.#drawChangedCells();
   }
@@ -123,23 +150,22 @@ export class NodeMap {
   // Draws the cells whose style has changed.
   #drawChangedCells() {
     if (!this.#pixels) return;
-    const { styles, styleIndex, matches } = this.#data;
-    const { surface: background } = themeColours();
+    const { styles, styleIndex } = this.#data;
+    const { surface: background, text } = themeColours();
     const scale = devicePixelRatio || 1;
     const key = JSON.stringify([background, scale, this.#pitch, styles.map(({ colour, shape }) => [colour, shape])]);
     if (key !== this.#spriteKey) {
-      // Nodes that do not match the filter stay in place, drawn faintly.
-      this.#sprites = styles.flatMap((style) => [0.13, 1].map((alpha) => this.#renderSprite(style, alpha, background, scale)));
+      this.#sprites = styles.map((style) => this.#renderSprite(style, background, scale));
       this.#spriteKey = key;
       this.#drawnStyles.fill(NOT_DRAWN);
     }
     const { width, height } = this.#pixels;
     const pixels = new Uint32Array(this.#pixels.data.buffer);
-    let [top, bottom] = [height, 0];
+    let changed = false;
     for (const { nodes, columns, x, y } of this.#blocks) {
       for (let index = 0; index < nodes.length; index += 1) {
         const node = nodes[index];
-        const style = 2 * styleIndex[node] + matches[node];
+        const style = styleIndex[node];
         if (this.#drawnStyles[node] === style) continue;
         this.#drawnStyles[node] = style;
         const { side, cell } = this.#sprites[style];
@@ -148,23 +174,30 @@ export class NodeMap {
         const [cellWidth, cellHeight] = [Math.min(side, width - left), Math.min(side, height - cellTop)];
         for (let row = 0; row < cellHeight; row += 1)
           for (let column = 0; column < cellWidth; column += 1) pixels[(cellTop + row) * width + left + column] = cell[row * side + column];
-        top = Math.min(top, cellTop);
-        bottom = Math.max(bottom, cellTop + cellHeight);
+        changed = true;
       }
     }
-    if (bottom > top) this.#canvas.getContext("2d").putImageData(this.#pixels, 0, 0, 0, top, width, bottom - top);
+    if (changed) {
+      const context = this.#canvas.getContext("2d", { willReadFrequently: true });
+      context.putImageData(this.#pixels, 0, 0);
+      context.setTransform(scale, 0, 0, scale, 0, 0);
+      this.#drawLabels(context, text);
+    }
     // For tests that wait until the nodes are drawn.
     this.element.dataset.cells = String(this.#blocks.reduce((sum, block) => sum + block.nodes.length, 0));
   }
 
+  #label(name, count) {
+    return this.#spacing === WIDE_SPACING ? `${name} · ${formatCount(count)}` : name;
+  }
+
   #drawLabels(context, textColour) {
     const { label, font } = this.#spacing;
-    context.clearRect(0, 0, this.#canvas.width, this.#canvas.height);
     context.fillStyle = textColour;
     context.font = `${font}px system-ui, sans-serif`;
     context.textBaseline = "middle";
     for (const { name, nodes, x, y, columns } of this.#blocks) {
-      const text = this.#spacing === WIDE_SPACING ? `${name} · ${formatCount(nodes.length)}` : name;
+      const text = this.#label(name, nodes.length);
       const blockWidth = columns * this.#pitch;
       // fillText with a maximum width is slower, and most names fit.
       if (text.length * font * 0.6 > blockWidth) context.fillText(text, x, y - label / 2, blockWidth);
@@ -173,17 +206,16 @@ export class NodeMap {
   }
 
   #cellOrigin(node) {
-    const { block, index } = this.#positions[node];
+    const [block, index] = [this.#blocks[this.#blockOf[node]], this.#placeOf[node]];
     return [block.x + (index % block.columns) * this.#pitch, block.y + Math.floor(index / block.columns) * this.#pitch];
   }
 
   // Returns the pixels of a cell of this style, with its spacing.
-  #renderSprite({ colour, shape }, alpha, background, scale) {
+  #renderSprite({ colour, shape }, background, scale) {
     const side = Math.max(1, Math.floor(this.#pitch * scale));
     const size = this.#pitch - (this.#pitch > 9 ? 2 : 1);
     const context = el("canvas", { width: side, height: side }).getContext("2d", { willReadFrequently: true });
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    context.globalAlpha = alpha;
     context.fillStyle = context.strokeStyle = colour;
     context.lineWidth = shape === "frame" ? 2.5 : 1;
     if (shape === "hollow" || shape === "half" || shape === "frame") {
@@ -224,7 +256,8 @@ export class NodeMap {
     this.#cursor.style.width = this.#cursor.style.height = `${this.#pitch + 2}px`;
     const lines = this.#describeNode(node);
     this.#tooltip.replaceChildren(...lines.map((line, index) => el(index ? "div" : "strong", {}, line)));
-    const right = x > this.element.clientWidth / 2;
+    // Reading the width of the element here would compute the page's layout for every movement of the pointer.
+    const right = x > this.#layoutWidth / 2;
     const left = right ? x - 8 : x + this.#pitch + 8;
     this.#tooltip.style.transform = `translate(${left}px, ${y + this.#pitch + 4}px) translateX(${right ? "-100%" : "0"})`;
     if (announce) this.#announcer.textContent = lines.join(", ");
@@ -240,7 +273,7 @@ export class NodeMap {
     else if (event.key === "Escape") this.#select(-1);
     else if (event.key === "Home") target = nodes[0];
     else if (event.key === "End") target = nodes.at(-1);
-    else if (step && current === null) target = nodes.find((node) => this.#data.matches[node]) ?? nodes[0];
+    else if (step && current === null) target = nodes[0];
     else if (step) target = event.key.endsWith("t") ? nodes[nodes.indexOf(current) + step] : this.#nodeAboveOrBelow(current, step);
     else return;
     event.preventDefault();
@@ -252,7 +285,7 @@ export class NodeMap {
   // Returns the next node above or below, also in another block.
   #nodeAboveOrBelow(node, step) {
     const [x, y] = this.#cellOrigin(node);
-    const bottom = this.#canvas.clientHeight;
+    const bottom = this.#clip.clientHeight;
     for (let top = y + step * this.#pitch; top >= 0 && top < bottom; top += (step * this.#pitch) / 2) {
       const found = this.#nodeAt(x + this.#pitch / 2, top + this.#pitch / 2);
       if (found >= 0 && found !== node) return found;

@@ -72,6 +72,22 @@ pub enum ListenError {
     Store(#[from] doctor_store::StoreError),
 }
 
+/// Binds the agents' address as [`AgentListener::open_with`] does. It is free again when the result is dropped.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn try_agent_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(at).map_err(|source| ListenError::Agents { at, source })
+}
+
+/// Binds the address for Prometheus as [`MetricsListener::open`] does. It is free again when the result is dropped.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn try_metrics_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(at).map_err(|source| ListenError::Metrics { at, source })
+}
+
 /// The agent endpoint. Dropping it closes the listener.
 #[derive(Debug)]
 pub struct AgentListener {
@@ -157,7 +173,7 @@ impl AgentListener {
         token_reviews: Option<TokenReviewCache>,
     ) -> Result<(Self, AgentInbox), ListenError> {
         let failed = |source| ListenError::Agents { at, source };
-        let listener = TcpListener::bind(at).map_err(failed)?;
+        let listener = try_agent_address(at)?;
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));

@@ -5,7 +5,7 @@
 //! one.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -27,7 +27,7 @@ use axum::{
     routing::get,
 };
 
-use super::{HttpServer, ListenError, Spool};
+use super::{HttpServer, ListenError, Spool, try_metrics_address};
 use crate::metrics::{self, MetricsSettings};
 
 /// A scrape is reused for this long.
@@ -73,7 +73,7 @@ impl MetricsListener {
         process: ProcessMetrics,
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Metrics { at, source };
-        let listener = TcpListener::bind(at).map_err(failed)?;
+        let listener = try_metrics_address(at)?;
         let state =
             Arc::new(MetricsState { store, clock, settings, process, initial_settings, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(state);

@@ -40,6 +40,7 @@ fn deps() -> ApiDeps {
         snapshot_feed: Arc::default(),
         share: None,
         settings,
+        cli: None,
     }
 }
 

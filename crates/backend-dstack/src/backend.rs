@@ -8,11 +8,13 @@ use std::{
 
 use doctor_backend::{
     Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
+    ReportProgress,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
-    run::ObservedJobState,
+    ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
+    run::{ObservedJobState, Run},
     snapshot::Capabilities,
     time::{Span, Timestamp},
 };
@@ -24,7 +26,8 @@ use super::{
     cluster::{DstackBackend, PAGE, permanent_error, retryable_error},
     failures::failures,
     occupancy::IdleTermination,
-    run_types::{JobStatus, JobSubmission, Run},
+    result_transport,
+    run_types::{self, JobStatus, JobSubmission},
     ssh_fallback::MAX_QUERIES,
     task,
     view::View,
@@ -85,7 +88,7 @@ impl DstackBackend {
 
     /// Returns when the job of a run started to run; cached. A server without events is no error. A server that did not respond
     /// is one, because a later answer could contradict this one.
-    fn job_start_time(&self, run: &Run) -> Result<Option<Timestamp>, DstackApiError> {
+    fn job_start_time(&self, run: &run_types::Run) -> Result<Option<Timestamp>, DstackApiError> {
         use JobStatus::{Provisioning, Pulling, Submitted};
         let placed = |newest: &&JobSubmission| !matches!(newest.status, Submitted | Provisioning | Pulling);
         let Some(newest) = run.latest_submission().filter(placed) else { return Ok(None) };
@@ -111,8 +114,9 @@ impl DstackBackend {
         let until = Instant::now() + STOP_TIMEOUT;
         self.client.post::<Value>(&path, &body)?;
         while Instant::now() < until {
-            let current =
-                self.client.post::<Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
+            let current = self
+                .client
+                .post::<run_types::Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
             if current.latest_submission().is_none_or(|newest| newest.status.is_terminating()) {
                 break;
             }
@@ -188,7 +192,7 @@ impl Backend for DstackBackend {
         }
         let plan = self.build_run(job)?;
         self.create_secret(SUBMIT, job)?;
-        let applied: Result<Run, _> = self.client.post(&self.in_project("runs/apply"), &plan);
+        let applied: Result<run_types::Run, _> = self.client.post(&self.in_project("runs/apply"), &plan);
         match applied {
             Ok(_) => Ok(self.job_id(job.run)),
             // Another controller was faster with the same run.
@@ -248,6 +252,21 @@ impl Backend for DstackBackend {
         self.run_results.logs(run).into_iter().chain(over_ssh).collect()
     }
 
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        const READ: &str = "read the output of a job";
+        if let Some(fallback) = self.ssh_fallback_of(READ, run.id)? {
+            return fallback.ssh.remaining_output(run);
+        }
+        let Some(record) = self.run(READ, run.id)? else { return Ok(Vec::new()) };
+        // The ending is known even if the log cannot be read.
+        let text = result_transport::last_output(&self.client, &self.config.project, &record).unwrap_or_else(|error| {
+            tracing::warn!(run = %run.id, %error, "job log not fetched");
+            String::new()
+        });
+        let ending = record.latest_submission().map(JobSubmission::ending);
+        Ok(vec![LastOutput { node: run.nodes.first().clone(), ending, text }])
+    }
+
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         const CANCEL: &str = "cancel";
         if let Some(fallback) = self.ssh_fallback_of(CANCEL, run)? {
@@ -268,12 +287,16 @@ impl Backend for DstackBackend {
         }
     }
 
+    fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
+        self.collect_report_from(node, op)
+    }
+
     fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {
         const LOOK: &str = "list failed runs";
         let fleets = self.fleets(LOOK)?;
         let instances: Vec<&Instance> = fleets.iter().flat_map(|fleet| &fleet.instances).collect();
         let query = json!({ "project_name": self.config.project, "only_active": false, "limit": PAGE, "job_submissions_limit": 1 });
-        let newest: Vec<Run> = self.read(LOOK, "/api/runs/list", &query)?;
+        let newest: Vec<run_types::Run> = self.read(LOOK, "/api/runs/list", &query)?;
         Ok(failures(&newest, &instances, since))
     }
 }

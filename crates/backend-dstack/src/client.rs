@@ -97,6 +97,11 @@ impl Client {
         })
     }
 
+    /// Checks that a token is set. Whether the server accepts it is known only there.
+    pub(super) fn check_token(&self) -> Result<(), String> {
+        self.token().map(drop).map_err(|error| error.to_string())
+    }
+
     fn token(&self) -> Result<String, DstackApiError> {
         let token = match &self.token_file {
             Some(path) => std::fs::read_to_string(path)

@@ -7,6 +7,7 @@ use std::{
 };
 
 use doctor_backend::{BackendError, Effect};
+use doctor_backend_ssh::SshBackend;
 use doctor_core::{
     ids::{NodeName, RunId},
     time::Timestamp,
@@ -57,13 +58,26 @@ pub(super) struct Cache {
     pub(super) stopped: BTreeSet<RunId>,
 }
 
+const OPEN: &str = "open the dstack backend";
+
 impl DstackBackend {
+    /// Checks what [`Self::open`] would refuse, and that there is a token. Asks no server and changes nothing.
+    ///
+    /// # Errors
+    /// With the setting that is wrong.
+    pub fn verify(config: &DstackConfig) -> Result<(), BackendError> {
+        let refuse = |text: String| permanent_error(OPEN, text);
+        config.check().map_err(|error| refuse(error.to_string()))?;
+        Client::new(config).and_then(|client| client.check_token()).map_err(refuse)?;
+        config.ssh.as_ref().map_or(Ok(()), |settings| SshBackend::verify_programs(&settings.to_ssh_config()))
+    }
+
     /// Opens the backend. `policy` is the site's policy file. The first snapshot reports whether the server responds.
     ///
     /// # Errors
     /// If the settings are invalid, or the certificates cannot be loaded.
     pub fn open(config: DstackConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
-        let refuse = |text: String| permanent_error("open the dstack backend", text);
+        let refuse = |text: String| permanent_error(OPEN, text);
         config.check().map_err(|error| refuse(error.to_string()))?;
         let client = Client::new(&config).map_err(refuse)?;
         let ssh_fallback = config.ssh.as_ref().map(|settings| SshFallback::open(settings, policy)).transpose()?;

@@ -29,6 +29,10 @@ impl BackendKind for Dstack {
         config.check().map_err(|error| error.to_string())
     }
 
+    fn verify(config: &DstackConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        DstackBackend::verify(config)
+    }
+
     fn open(config: &DstackConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         Ok(OpenedCluster::new(DstackBackend::open(config.clone(), service.policy)?))
     }

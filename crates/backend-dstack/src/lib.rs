@@ -15,6 +15,7 @@ mod occupancy;
 mod orphaned_secrets;
 mod pending_demand;
 mod replace;
+mod report_task;
 mod result_transport;
 mod run_secrets;
 mod run_types;

@@ -8,6 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use doctor_backend::MAX_REMAINING_OUTPUT;
 use doctor_checks::result_transport;
 use doctor_core::ids::{NodeName, RunId};
 use serde_json::json;
@@ -72,6 +73,17 @@ impl RunResults {
     }
 }
 
+/// Returns the end of what a job printed, without a result document, in whole lines.
+pub(super) fn last_output(client: &Client, project: &str, run: &Run) -> Result<String, DstackApiError> {
+    let text = read_log(client, project, run)?;
+    let log = result_transport::split_log(&text).0;
+    let most = usize::try_from(MAX_REMAINING_OUTPUT).unwrap_or(usize::MAX);
+    // From the first line that begins within the limit.
+    let cut = log.len().saturating_sub(most);
+    let start = log.as_bytes()[cut..].iter().position(|byte| *byte == b'\n').map_or(log.len(), |index| cut + index + 1);
+    Ok(log[if cut == 0 { 0 } else { start }..].to_owned())
+}
+
 fn node_of(run: &Run) -> Option<NodeName> {
     use Selector::{Name, Plain};
     match run.run_spec.configuration.instances.as_deref()? {
@@ -93,7 +105,7 @@ fn result_from_log(text: &str, node: Option<NodeName>) -> RunResult {
 }
 
 /// Reads the job's output, as far as dstack has it and within our limits.
-fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, DstackApiError> {
+pub(super) fn read_log(client: &Client, project: &str, run: &Run) -> Result<String, DstackApiError> {
     let Some(newest) = run.latest_submission() else { return Ok(String::new()) };
     let (mut bytes, mut next) = (Vec::new(), None::<String>);
     for _ in 0..MAX_PAGES {

@@ -181,9 +181,23 @@ pub(super) struct JobSubmission {
     pub(super) submitted_at: Timestamp,
     #[serde(default, deserialize_with = "perhaps_moment")]
     pub(super) finished_at: Option<Timestamp>,
+    /// The server's words for the status: `no capacity`, `exited (127)`.
+    pub(super) status_message: Option<String>,
     pub(super) termination_reason: Option<String>,
+    /// Details of the reason, such as an error of the registry.
+    pub(super) termination_reason_message: Option<String>,
     pub(super) exit_status: Option<i32>,
     pub(super) job_provisioning_data: Option<ProvisioningData>,
+}
+
+impl JobSubmission {
+    /// Formats how the job ended, or what it waits for, in dstack's words.
+    pub(super) fn ending(&self) -> String {
+        let parts = [&self.status_message, &self.termination_reason, &self.termination_reason_message];
+        let mut parts: Vec<String> = parts.into_iter().flatten().filter(|part| !part.is_empty()).cloned().collect();
+        parts.extend(self.exit_status.filter(|code| *code != 0).map(|code| format!("exit code {code}")));
+        format!("dstack: {}", if parts.is_empty() { "no reason given".to_owned() } else { parts.join(", ") })
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -8,6 +8,7 @@ use doctor_core::{
     run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
+use doctor_host::vendor_reports::TOOL_TIMEOUT;
 use serde_json::{Value, json};
 
 use super::{
@@ -52,7 +53,35 @@ pub(super) fn run_plan(
         commands.push(format!("printf %s \"${POLICY_VARIABLE}\" | base64 -d > {POLICY}"));
     }
     commands.push(command(job, node, policy.is_some(), config));
-    let name = run_name(job.run);
+    let work = Work { name: run_name(job.run), environment, commands, limit: job.limit + DEADLINE_MARGIN };
+    plan(work, (fleet, instance), config)
+}
+
+/// Builds the request that takes the report of an instance: a task that prints it to its log.
+pub(super) fn report_plan(name: &str, place: (&str, &Instance), config: &DstackConfig) -> Value {
+    let mut args: Vec<String> = config.task.doctor_node.clone();
+    let limit = TOOL_TIMEOUT.to_string();
+    args.extend(["report", "--out", "/tmp/doctor-report", "--limit", &limit, "--carry"].map(str::to_owned));
+    if has_host(config) {
+        args.extend(["--root", HOST].map(str::to_owned));
+    }
+    let args: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
+    let commands = vec![format!("exec {}", args.join(" "))];
+    let limit = TOOL_TIMEOUT + DEADLINE_MARGIN;
+    plan(Work { name: name.to_owned(), environment: json!({}), commands, limit }, place, config)
+}
+
+/// What a task runs.
+struct Work {
+    name: String,
+    environment: Value,
+    commands: Vec<String>,
+    limit: Span,
+}
+
+/// Builds the request for a task on this instance, with all of it, and nowhere else.
+fn plan(work: Work, (fleet, instance): (&str, &Instance), config: &DstackConfig) -> Value {
+    let Work { name, environment, commands, limit } = work;
     let task = json!({
         "type": "task", "name": name,
         "image": config.task.image, "user": config.task.user, "privileged": config.task.privileged,
@@ -61,7 +90,7 @@ pub(super) fn run_plan(
         // Never a new instance, and the lowest priority.
         "creation_policy": "reuse", "priority": 0,
         "resources": instance.instance_type.as_ref().map(|kind| whole_instance(&kind.resources)),
-        "max_duration": (job.limit + DEADLINE_MARGIN).secs(),
+        "max_duration": limit.secs(),
     });
     let spec = json!({ "run_name": name, "configuration": task, "profile": { "name": "default" } });
     json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false })
@@ -221,6 +250,19 @@ mod tests {
     }
 
     #[test]
+    fn a_report_is_a_task_on_the_same_instance_that_prints_it() {
+        let mut config = DstackConfig::default();
+        config.task.volumes.push("/:/host".to_owned());
+        let plan = report_plan("doctor-report-x", ("bed", &instance()), &config);
+        let spec = &plan["plan"]["run_spec"];
+        let task = &spec["configuration"];
+        assert_eq!((&spec["run_name"], &task["instances"]), (&json!("doctor-report-x"), &json!(["bed-0"])));
+        let command = "exec doctor-node report --out /tmp/doctor-report --limit 3m --carry --root /host";
+        assert_eq!((&task["commands"], &task["env"]), (&json!([command]), &json!({})));
+        assert_eq!((&task["creation_policy"], &task["max_duration"]), (&json!("reuse"), &json!(13 * 60)));
+    }
+
+    #[test]
     fn a_job_that_sees_the_host_is_told_so() {
         let mut config = DstackConfig::default();
         config.task.volumes.push("/:/host".to_owned());
@@ -260,6 +302,10 @@ mod tests {
         assert_eq!(ended(STOPPED, began), (true, JobEnd::Killed));
         assert_eq!(ended(STOPPED, None), (false, JobEnd::Killed), "it never ran");
         assert_eq!(ended(NO_CAPACITY, None), (false, JobEnd::Preempted));
+        let ending = |text| run(text).latest_submission().unwrap().ending();
+        let no_capacity = "dstack: no capacity, failed_to_start_due_to_no_capacity, Failed to use specified instances";
+        assert_eq!(ending(NO_CAPACITY), no_capacity);
+        assert!(ending(FAILED).contains("exit code "), "{}", ending(FAILED));
         let lost = STOPPED.replace("terminated_by_user", "instance_unreachable");
         assert_eq!(ended(&lost, began), (true, JobEnd::Lost));
         let unknown_status = RUNNING.replace("\"running\"", "\"hovering\"");

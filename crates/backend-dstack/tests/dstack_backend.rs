@@ -13,7 +13,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::{
-    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob,
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob, ReportProgress,
     clock::{Clock, SystemClock},
     contract_tests::{self, Length, TestOccupancy, Testbed},
     inspection::InspectionStatus,
@@ -327,6 +327,39 @@ fn a_result_comes_with_the_log_and_no_key_is_left_behind() {
     let [(node, log)] = &backend.logs(run)[..] else { panic!("one log") };
     assert!(node == &host.name() && log.contains("stopped by a signal") && !log.contains("DOCTOR RESULT"), "{log}");
     parts_of_an_instance(&host, &backend);
+    program_is_missing(&host);
+    report_of_an_instance(&host, &backend);
+}
+
+/// A job that dies at once says why, although it delivers nothing.
+fn program_is_missing(host: &Host) {
+    let mut config = host.shared.config();
+    config.task.doctor_node = vec!["/usr/bin/no-doctor-node".to_owned()];
+    let backend = DstackBackend::open(config, None).unwrap();
+    host.wait_free(&backend, "no run uses it");
+    let request = host.request(run_id(9), &["memory"]);
+    backend.submit(&request).unwrap();
+    assert_eq!(wait_ended(&backend, request.run), (JobEnd::Failed, true, Vec::new()));
+    let run = contract_tests::run_of(request, SystemClock.now());
+    let quote = wait("the end of its log", || {
+        let outputs = backend.remaining_output(&run).unwrap();
+        let [output] = &outputs[..] else { panic!("{outputs:?}") };
+        output.quote().filter(|_| !output.text.is_empty())
+    });
+    assert!(quote.contains("no-doctor-node") && quote.contains("not found") && quote.contains("exit"), "{quote}");
+}
+
+/// The node's own report comes through a task.
+fn report_of_an_instance(host: &Host, backend: &DstackBackend) {
+    host.wait_free(backend, "no run uses it");
+    let op = op_now();
+    let report = wait("the report", || match backend.collect_report(&host.name(), op) {
+        ReportProgress::Done(report) => Some(report),
+        ReportProgress::InProgress => None,
+        ReportProgress::Failed { text } => panic!("{text}"),
+    });
+    assert!(report.machine["hardware"]["boot_id"].is_string(), "{:#}", report.machine);
+    host.wait_free(backend, "the report has ended");
 }
 
 /// A run of ours takes every block, and one block of a user's is enough to keep ours away.

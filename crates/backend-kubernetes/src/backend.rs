@@ -4,13 +4,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use doctor_backend::{
     Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
-    StatusWriter,
+    ReportProgress, StatusWriter,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
-    ids::{JobId, NodeName, PoolName, RunId},
+    ids::{JobId, NodeName, OpId, PoolName, RunId},
+    last_output::LastOutput,
     node::{Declared, Node},
-    run::ObservedJobState,
+    run::{ObservedJobState, Run},
     snapshot::Capabilities,
     time::Timestamp,
 };
@@ -226,6 +227,14 @@ impl Backend for KubernetesBackend {
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
         self.pod_results.logs(run)
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        self.remaining_output_of(run)
+    }
+
+    fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
+        self.collect_report_from(node, op)
     }
 
     fn status_writer(&self) -> Option<&dyn StatusWriter> {

@@ -48,14 +48,31 @@ impl std::fmt::Debug for KubernetesBackend {
     }
 }
 
+const OPEN: &str = "open the Kubernetes backend";
+
 impl KubernetesBackend {
+    /// Checks what [`Self::open`] would refuse. Asks no API server and changes nothing.
+    ///
+    /// # Errors
+    /// If no cluster is configured, or its configuration cannot be read.
+    pub fn verify(config: &KubernetesConfig) -> Result<(), BackendError> {
+        let refuse = |text: String| BackendError { operation: OPEN, text, effect: Effect::NotAppliedPermanent };
+        if let Replace::Webhook(webhook) = &config.replace {
+            webhook::check(&webhook.url).map_err(refuse)?;
+        }
+        TemplateFile::open(config).map_err(|error| refuse(error.to_string()))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| refuse(error.to_string()))?;
+        // Reads the credentials; the client connects with its first request.
+        runtime.block_on(connect(config)).map(drop).map_err(refuse)
+    }
+
     /// Starts to watch the cluster. The first snapshot reports whether it is reachable.
     ///
     /// # Errors
     /// If no cluster is configured, or its configuration cannot be read.
     pub fn open(config: KubernetesConfig) -> Result<Self, BackendError> {
-        let operation = "open the Kubernetes backend";
-        let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
+        let refuse = |text: String| BackendError { operation: OPEN, text, effect: Effect::NotAppliedPermanent };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("doctor-kube")

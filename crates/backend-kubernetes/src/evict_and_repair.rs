@@ -154,7 +154,10 @@ impl KubernetesBackend {
             [] => Ok(()),
             left => Err(retryable_error(
                 operation,
-                format!("{} would be terminated: evict first (`allow.evict`)", left.join(", ")),
+                format!(
+                    "{} would be terminated: evict first (`allow.evict`, or `doctor repair --drain`)",
+                    left.join(", ")
+                ),
             )),
         }
     }
@@ -219,7 +222,7 @@ impl KubernetesBackend {
     }
 
     /// Reads the node from the API server.
-    fn read_node(&self, operation: &'static str, node: &NodeName) -> Result<ApiNode, BackendError> {
+    pub(super) fn read_node(&self, operation: &'static str, node: &NodeName) -> Result<ApiNode, BackendError> {
         match self.request(operation, self.nodes().get(node.as_str())) {
             Ok(now) => Ok(now),
             Err(KubeRequestError { code: Some(404), .. }) => {
@@ -258,7 +261,7 @@ fn call_webhook(operation: &'static str, hook: &Webhook, params: &HookParams<'_>
     webhook::call(operation, &hook.url, token.as_deref(), &json!(body), HOOK_LIMIT)
 }
 
-fn is_ready(node: &ApiNode) -> bool {
+pub(super) fn is_ready(node: &ApiNode) -> bool {
     let conditions = node.status.as_ref().map_or(&[][..], |status| &status.conditions);
     conditions.iter().any(|condition| condition.matches("Ready", "True"))
 }

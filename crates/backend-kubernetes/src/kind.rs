@@ -32,8 +32,8 @@ impl BackendKind for Kubernetes {
         config.template.as_deref().into_iter().collect()
     }
 
-    fn available() -> Result<(), &'static str> {
-        with_client::available()
+    fn verify(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        with_client::verify(config)
     }
 
     fn open(config: &KubernetesConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
@@ -75,12 +75,11 @@ mod with_client {
                 "the DaemonSet's node selector and tolerations, kubectl -n {namespace} get daemonset,pods -o wide"
             ),
         };
-        Inspection { items: findings, agents: Some(agents) }
+        Inspection { items: findings, agents: Some(agents), trial: None }
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "without the client it fails")]
-    pub(super) const fn available() -> Result<(), &'static str> {
-        Ok(())
+    pub(super) fn verify(config: &KubernetesConfig) -> Result<(), BackendError> {
+        KubernetesBackend::verify(config)
     }
 
     pub(super) fn open(config: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
@@ -105,13 +104,17 @@ mod with_client {
     const ABSENT: &str = "this program was built without the Kubernetes client: build it with `make build`, or with \
                           `cargo build --release --features kubernetes`";
 
-    pub(super) const fn available() -> Result<(), &'static str> {
-        Err(ABSENT)
+    fn absent() -> BackendError {
+        let operation = "open the Kubernetes backend";
+        BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NotAppliedPermanent }
+    }
+
+    pub(super) fn verify(_: &KubernetesConfig) -> Result<(), BackendError> {
+        Err(absent())
     }
 
     pub(super) fn open(_: &KubernetesConfig) -> Result<OpenedCluster, BackendError> {
-        let operation = "open the Kubernetes backend";
-        Err(BackendError { operation, text: ABSENT.to_owned(), effect: Effect::NotAppliedPermanent })
+        Err(absent())
     }
 
     pub(super) fn inspect(_: &KubernetesConfig) -> Inspection {

@@ -38,7 +38,11 @@ mod occupancy;
 #[cfg(feature = "client")]
 mod pending_demand;
 #[cfg(feature = "client")]
+mod remaining_output;
+#[cfg(feature = "client")]
 mod repair_job;
+#[cfg(feature = "client")]
+mod report_job;
 #[cfg(feature = "client")]
 mod result_transport;
 #[cfg(feature = "client")]

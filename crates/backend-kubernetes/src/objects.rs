@@ -302,6 +302,7 @@ pub(super) struct PodStatus {
     pub(super) phase: String,
     /// Why the kubelet or a controller ended it, if its containers did not end by themselves.
     pub(super) reason: String,
+    pub(super) message: String,
     pub(super) nominated_node_name: Option<String>,
     pub(super) conditions: Vec<Condition>,
     pub(super) init_container_statuses: Vec<ContainerStatus>,
@@ -318,8 +319,16 @@ pub(super) struct ContainerStatus {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ContainerState {
+    pub(super) waiting: Option<Waiting>,
     pub(super) running: Option<Running>,
     pub(super) terminated: Option<Terminated>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Waiting {
+    pub(super) reason: String,
+    pub(super) message: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -39,13 +39,14 @@ const NAMESPACE_RULES: &[PermissionRule] = &[
     // Used only by `doctor config check --live`: the namespace itself, and the policy of jobs.
     ("", "namespaces", &["get"]),
     ("", "configmaps", &["get"]),
+    // What is left of a job that ended without a result: the end of its log, and the events of a pod that never started. Without
+    // a shared directory, the log also has the results that exceed a termination message.
+    ("", "pods/log", &["get"]),
+    ("", "events", &["list"]),
 ];
 
 /// For a shared volume. Used only by `doctor config check --live`.
 const VOLUME_CLAIM_RULE: PermissionRule = ("", "persistentvolumeclaims", &["get"]);
-
-/// Without a shared directory: the logs of our jobs, with the results that exceed a termination message.
-const POD_LOG_RULE: PermissionRule = ("", "pods/log", &["get"]);
 
 /// For runs as Volcano jobs.
 const VOLCANO_RULES: &[PermissionRule] =
@@ -101,10 +102,8 @@ fn cluster_rules(config: &KubernetesConfig) -> Vec<PermissionRule> {
 
 fn namespace_rules(config: &KubernetesConfig) -> Vec<PermissionRule> {
     let mut rights = NAMESPACE_RULES.to_vec();
-    match config.share {
-        Share::None => rights.push(POD_LOG_RULE),
-        Share::Claim(_) => rights.push(VOLUME_CLAIM_RULE),
-        Share::HostPath(_) => {}
+    if matches!(config.share, Share::Claim(_)) {
+        rights.push(VOLUME_CLAIM_RULE);
     }
     if matches!(config.run_as, RunAs::Volcano(_)) {
         rights.extend(VOLCANO_RULES);

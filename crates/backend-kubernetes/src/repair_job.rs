@@ -1,5 +1,5 @@
-//! Builds the one-shot privileged Job of `doctor-node` for repairs that only a process on the node can make, and decides which
-//! pods have to leave a node before. Pure.
+//! Builds the one-shot privileged Jobs of `doctor-node` for repairs and reports that only a process on the node can make, and
+//! decides which pods have to leave a node before a repair. Pure.
 
 use doctor_core::ids::{NodeName, OpId};
 use kube::core::ObjectMeta;
@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The node's file system in the job's container.
-const HOST: &str = "/host";
+pub(super) const HOST: &str = "/host";
 /// The deadline after which the cluster ends a repair job.
 const DEADLINE_SECONDS: u32 = 900;
 
@@ -43,16 +43,35 @@ pub(super) fn job_name(op: OpId) -> String {
     format!("doctor-{op}")
 }
 
-/// Builds the job that performs a repair. It requests no GPU, because some may be gone. It tolerates every taint and evicts
-/// nothing: the caller has verified that the node is empty.
+/// Builds the job that performs a repair. The caller has verified that the node is empty.
 pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, config: &KubernetesConfig) -> Value {
-    let labels = json!({ config.prefixed("op"): op.to_string(), "app.kubernetes.io/name": "cluster-doctor" });
     let mut command = vec!["doctor-node".to_owned(), "repair".to_owned(), repair.operation().to_owned()];
     if repair == Repair::Reboot && !boot.is_empty() {
         command.extend(["--boot".to_owned(), boot.to_owned()]);
     }
     command.push("--".to_owned());
     command.extend(repair.command(config).iter().cloned());
+    let mut job = node_job(NodeJob { name: job_name(op), command, label: "repair" }, op, node, config);
+    job["metadata"]["annotations"][config.prefixed("boot")] = json!(boot);
+    job
+}
+
+/// One command of `doctor-node` on one node.
+pub(super) struct NodeJob {
+    pub(super) name: String,
+    pub(super) command: Vec<String>,
+    /// A label of the job and its pod, by operation, besides `op`.
+    pub(super) label: &'static str,
+}
+
+/// Builds a privileged job that runs the command on the node with the host's file system. It requests no GPU, because some may be
+/// gone. It tolerates every taint and evicts nothing.
+pub(super) fn node_job(job: NodeJob, op: OpId, node: &NodeName, config: &KubernetesConfig) -> Value {
+    let NodeJob { name, command, label } = job;
+    let labels = json!({
+        config.prefixed("op"): op.to_string(), config.prefixed(label): op.to_string(),
+        "app.kubernetes.io/name": "cluster-doctor",
+    });
     let pinned = json!({ "key": "metadata.name", "operator": "In", "values": [node.as_str()] });
     let mut pod = json!({
         "restartPolicy": "Never",
@@ -75,8 +94,8 @@ pub(super) fn manifest(repair: Repair, op: OpId, node: &NodeName, boot: &str, co
     }
     json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": { "name": job_name(op), "namespace": config.namespace, "labels": labels,
-            "annotations": { config.prefixed("node"): node.as_str(), config.prefixed("boot"): boot } },
+        "metadata": { "name": name, "namespace": config.namespace, "labels": labels,
+            "annotations": { config.prefixed("node"): node.as_str() } },
         "spec": {
             "backoffLimit": 0, "completions": 1, "parallelism": 1,
             "activeDeadlineSeconds": DEADLINE_SECONDS,

@@ -11,7 +11,7 @@ use doctor_backend::{
 use doctor_core::{
     ids::NodeName,
     node::MarkKind,
-    node_status::{NodeHealth, NodeStatus},
+    node_status::{NodeHealth, NodeStatus, OperatorNote},
     time::Timestamp,
 };
 use kube::{
@@ -126,8 +126,9 @@ fn condition_reason(node_status: &NodeStatus) -> String {
 
 fn condition(kind: &str, node_status: &NodeStatus, now: Timestamp) -> Value {
     let now = now.to_string();
-    let message =
-        node_status.findings.first().map_or_else(String::new, |worst| format!("{}: {}", worst.check, worst.text));
+    let finding = node_status.findings.first().map(|worst| format!("{}: {}", worst.check, worst.text));
+    let parts: Vec<String> = node_status.operator.iter().map(OperatorNote::text).chain(finding).collect();
+    let message = parts.join("; ");
     json!({
         "type": kind, "status": condition_status(node_status.status), "reason": condition_reason(node_status), "message": message,
         "lastTransitionTime": now, "lastHeartbeatTime": now,
@@ -190,6 +191,7 @@ mod tests {
             severity: Some(Severity::Isolate),
             state: "quarantined",
             case: None,
+            operator: None,
             advice: Some(Advice::Replace),
             passed: 1,
             not_applicable: 0,

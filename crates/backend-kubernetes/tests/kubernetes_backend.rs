@@ -22,16 +22,16 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, Change, Effect, JobOutput, JobRequest, NodeOp,
+    Backend, Change, Effect, JobOutput, JobRequest, NodeOp, ReportProgress,
     clock::{Clock, SystemClock},
-    contract_tests::{self, Length, TestOccupancy, Testbed},
+    contract_tests::{self, Length, TestOccupancy, Testbed, run_of},
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Share, manifests};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{IdSource, NodeName, RunId, TestId},
     node::{MarkKind, Node, Occupancy, OurMark},
-    run::{JobEnd, NonEmpty, ObservedJobState},
+    run::{JobEnd, NonEmpty, ObservedJobState, Run},
     time::{Span, Timestamp},
 };
 use doctor_testbed::kubernetes::{
@@ -60,7 +60,7 @@ fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
     CLUSTER
         .get_or_init(|| {
-            let names: Vec<String> = (1..=16).map(|number| format!("gpu-{number}")).collect();
+            let names: Vec<String> = (1..=17).map(|number| format!("gpu-{number}")).collect();
             Cluster::start(&names.iter().map(String::as_str).collect::<Vec<_>>())
         })
         .as_ref()
@@ -80,9 +80,16 @@ impl Cluster {
                 *counts.lock().unwrap().entry(run.clone()).or_default() += 1;
             }
             let args = pod.spec.as_ref().and_then(|spec| spec.containers.first()).and_then(|one| one.command.clone());
-            match args.is_some_and(|command| command.iter().any(|word| word == "short")) {
-                true => PodBehavior::RunFor { lasts: Duration::from_millis(300), then: Exit::code(0) },
-                false => PodBehavior::RunUntilEnded,
+            let has = |word: &str| args.as_ref().is_some_and(|command| command.iter().any(|one| one == word));
+            let (lasts, killed) = (Duration::from_millis(300), Exit::code(137).with_reason("OOMKilled"));
+            match () {
+                () if has("short") => PodBehavior::RunFor { lasts, then: Exit::code(0) },
+                () if has("out-of-memory") => PodBehavior::RunFor { lasts, then: killed },
+                () if has("no-image") || has("report") => PodBehavior::StayWaiting {
+                    reason: "ErrImagePull".to_owned(),
+                    message: "manifest for doctor-node:none not found".to_owned(),
+                },
+                () => PodBehavior::RunUntilEnded,
             }
         })
         .unwrap();
@@ -383,6 +390,48 @@ fn a_run_key_is_a_secret_that_is_deleted_with_its_job() {
         cluster.plane.request("GET", &path, None).unwrap().status == 404
     });
     assert_eq!(polled(&backend, run), ObservedJobState::Absent);
+}
+
+#[test]
+fn a_job_that_dies_or_never_starts_says_why_and_a_report_that_cannot_start_is_given_up() {
+    let Some(cluster) = cluster() else { return };
+    let backend = cluster.backend();
+    let mut ids = ids(44);
+    let quote = |run: &Run| {
+        let outputs = backend.remaining_output(run).unwrap();
+        let [output] = &outputs[..] else { panic!("{outputs:?}") };
+        assert_eq!(output.node.as_str(), "gpu-17");
+        output.quote().unwrap_or_default()
+    };
+    let killed = run_of(request(ids.run(), "gpu-17", "out-of-memory"), SystemClock.now());
+    backend.submit(&request(killed.id, "gpu-17", "out-of-memory")).unwrap();
+    until("the job to die", || matches!(polled(&backend, killed.id), ObservedJobState::Ended { .. }));
+    assert!(quote(&killed).contains("OOMKilled, exit code 137"), "{}", quote(&killed));
+
+    // The image is missing: its pod waits, and says so while it is there.
+    let waiting = run_of(request(ids.run(), "gpu-17", "no-image"), SystemClock.now());
+    backend.submit(&request(waiting.id, "gpu-17", "no-image")).unwrap();
+    until("the pod to wait for its image", || {
+        backend
+            .remaining_output(&waiting)
+            .unwrap()
+            .iter()
+            .any(|output| output.ending.as_deref() == Some("ErrImagePull"))
+    });
+    assert_eq!(quote(&waiting), "manifest for doctor-node:none not found (ErrImagePull)");
+    backend.cancel(waiting.id).unwrap();
+    until("the job to end", || matches!(polled(&backend, waiting.id), ObservedJobState::Ended { .. }));
+    assert!(!quote(&waiting).is_empty(), "the pod is gone, and the job remains");
+
+    let (node, op) = (NodeName::new("gpu-17").unwrap(), ids.op());
+    until("the report to be given up", || match backend.collect_report(&node, op) {
+        ReportProgress::InProgress => false,
+        ReportProgress::Failed { text } => {
+            assert!(text.contains("ErrImagePull: manifest for"), "{text}");
+            true
+        }
+        ReportProgress::Done(report) => panic!("{report:?}"),
+    });
 }
 
 /// Has its own control plane, because stopping the API server would break the other tests.

@@ -4,13 +4,14 @@ use std::{collections::HashMap, sync::PoisonError};
 
 use doctor_backend::{
     Backend, BackendError, Change, ChangeReason, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode,
-    PolledJob, StatusWriter,
+    PolledJob, ReportProgress, StatusWriter,
     clock::{Clock, SystemClock},
 };
 use doctor_core::{
-    ids::{JobId, NodeName, RunId},
+    ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::MarkKind,
-    run::ObservedJobState,
+    run::{ObservedJobState, Run},
     snapshot::Capabilities,
     time::Timestamp,
 };
@@ -142,6 +143,10 @@ impl Backend for SlurmBackend {
         Ok(runs.iter().map(|run| PolledJob { state: observe(run), documents: Vec::new() }).collect())
     }
 
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        self.remaining_output_of(run)
+    }
+
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         let args = [format!("--name={}", job::name(run)), format!("--user={}", self.user)];
         match self.programs.run("cancel", "scancel", &args, "", Access::Write) {
@@ -162,6 +167,10 @@ impl Backend for SlurmBackend {
 
     fn status_writer(&self) -> Option<&dyn StatusWriter> {
         (self.config.status_note || self.config.validated_feature.is_some()).then_some(self as &dyn StatusWriter)
+    }
+
+    fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
+        self.collect_report_from(node, op)
     }
 
     fn job_failures(&self, since: Timestamp) -> Result<Vec<ObservedJobFailure>, BackendError> {

@@ -10,11 +10,9 @@ use std::{
 
 use doctor_backend::inspection::InspectionItem;
 
-use super::{config::SlurmConfig, programs::Programs};
+use super::{config::SlurmConfig, programs::Programs, verify::REQUIRED_PROGRAMS};
 use settings::{ShareLatency, SlurmSettings};
 
-/// The commands that the backend requires.
-const REQUIRED_PROGRAMS: [&str; 4] = ["scontrol", "squeue", "sbatch", "scancel"];
 /// How many times the shared directory is timed; the slowest counts.
 const TRIES: usize = 5;
 

@@ -9,7 +9,7 @@ use doctor_backend::{
 };
 use doctor_core::policy::Policy;
 
-use super::{SlurmBackend, SlurmConfig, inspect};
+use super::{SlurmBackend, SlurmConfig, inspect, verify::verify};
 
 /// A Slurm cluster.
 #[derive(Debug)]
@@ -30,6 +30,10 @@ impl BackendKind for Slurm {
 
     fn check(config: &SlurmConfig) -> Result<(), String> {
         config.check().map_err(|error| error.to_string())
+    }
+
+    fn verify(config: &SlurmConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        verify(config)
     }
 
     fn open(config: &SlurmConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {

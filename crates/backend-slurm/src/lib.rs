@@ -23,12 +23,15 @@ mod occupancy;
 mod pending_demand;
 mod programs;
 mod queue;
+mod remaining_output;
+mod report_job;
 mod reservations;
 mod rest;
 mod scontrol_text;
 mod states;
 mod status_writer;
 mod submit;
+mod verify;
 mod view;
 
 pub use cluster::SlurmBackend;

@@ -39,11 +39,11 @@ const REBOOT: &str = "reboot";
 const RESET: &str = "reset";
 const REPLACE: &str = "replace";
 
-fn permanent_error(operation: &'static str, text: String) -> BackendError {
+pub(super) fn permanent_error(operation: &'static str, text: String) -> BackendError {
     BackendError { operation, text, effect: Effect::NotAppliedPermanent }
 }
 
-fn retryable_error(operation: &'static str, text: String) -> BackendError {
+pub(super) fn retryable_error(operation: &'static str, text: String) -> BackendError {
     BackendError { operation, text, effect: Effect::NotAppliedRetry }
 }
 
@@ -53,7 +53,7 @@ fn in_progress_error(operation: &'static str, text: &str) -> BackendError {
 }
 
 /// Returns the name of an operation's reservation and job.
-fn op_name(op: OpId) -> String {
+pub(super) fn op_name(op: OpId) -> String {
     format!("{JOB_PREFIX}{op}")
 }
 
@@ -306,7 +306,12 @@ impl SlurmBackend {
     }
 
     /// Fails while a user's job is on the node. A drained node may still run jobs.
-    fn require_no_jobs(&self, operation: &'static str, node: &NodeName, now: &SlurmNode) -> Result<(), BackendError> {
+    pub(super) fn require_no_jobs(
+        &self,
+        operation: &'static str,
+        node: &NodeName,
+        now: &SlurmNode,
+    ) -> Result<(), BackendError> {
         self.require_not_out_by_others(operation, now)?;
         let working =
             matches!(now.state.base(), Some(Base::Allocated | Base::Mixed)) || now.state.has(Flag::Completing);
@@ -339,7 +344,7 @@ impl SlurmBackend {
     }
 }
 
-fn responds(node: &SlurmNode) -> bool {
+pub(super) fn responds(node: &SlurmNode) -> bool {
     node.state.any(&[Flag::RebootRequested, Flag::RebootIssued, Flag::NotResponding]).is_none()
         && node.state.base() != Some(Base::Unregistered)
 }

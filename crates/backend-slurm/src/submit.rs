@@ -32,6 +32,8 @@ use super::{
 };
 
 const OPERATION: &str = "submit";
+/// The output of the job itself, in the folder of its run.
+pub(super) const OUTPUT: &str = "output.txt";
 /// Relative to the shared directory.
 pub(super) const FOLDER: &str = "metadata/slurm";
 /// How long the files of runs are kept.
@@ -81,7 +83,7 @@ impl SlurmBackend {
             gpus: nodes.iter().map(|node| node.gpus).min().unwrap_or_default(),
             reservation: closed.then_some(name.as_str()),
         };
-        let output = folder.join("output.txt");
+        let output = folder.join(OUTPUT);
         let comment = format!("Cluster Doctor run {}", request.run);
         let args = job::arguments(&name, &comment, &placement, request.limit, &output, &self.config);
         let share = self.share_path();
@@ -186,6 +188,10 @@ fn prune(folder: &Path, now: Timestamp) {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION) {
+            let _kept = fs::remove_dir_all(entry.path());
+            continue;
+        }
+        if name.starts_with("report-") && modified(&entry).is_some_and(|at| now.since(at) > RETENTION) {
             let _kept = fs::remove_dir_all(entry.path());
             continue;
         }

@@ -15,17 +15,22 @@ use std::{
 use doctor_backend::{
     Backend, BackendError, Effect, JobRequest, NodeOp, ObservedNode, PolledJob,
     clock::{Clock, SystemClock},
+    program,
     ssh::{
         Host, SshConfig,
         remote_program::{HostRequester, RequestError},
     },
+    state_directory,
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::{Hardware, Marks, Node, Occupancy},
+    run::Run,
     snapshot::Capabilities,
 };
 use doctor_host::{
+    jobs::JobRemains,
     marks::MarkChange,
     occupancy::occupancy,
     protocol::{HostRequest, HostResponse, HostStatus, StatusQuery},
@@ -46,6 +51,8 @@ pub struct SshBackend {
     last_observations: Mutex<BTreeMap<NodeName, LastObservation>>,
     /// Logs of ended runs, kept while the runs are polled.
     pub(super) logs: Mutex<BTreeMap<(RunId, NodeName), String>>,
+    /// What is left of ended jobs without a document, kept while the runs are polled.
+    pub(super) remains: Mutex<BTreeMap<(RunId, NodeName), JobRemains>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -62,13 +69,40 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+const OPEN: &str = "open the SSH backend";
+
 impl SshBackend {
+    /// Checks what [`Self::open`] would refuse, that `ssh` is installed, and that there is a program to install on hosts. Contacts
+    /// no host and changes nothing.
+    ///
+    /// # Errors
+    /// With the setting that is wrong.
+    pub fn verify(config: &SshConfig) -> Result<(), BackendError> {
+        let permanent = |text: String| permanent_error(OPEN, text);
+        config.check().map_err(|error| permanent(error.to_string()))?;
+        config.read_hosts().map_err(|error| permanent(error.to_string()))?;
+        Self::verify_programs(config)
+    }
+
+    /// The part of [`Self::verify`] that does not depend on the list of hosts.
+    ///
+    /// # Errors
+    /// With the setting that is wrong.
+    pub fn verify_programs(config: &SshConfig) -> Result<(), BackendError> {
+        let permanent = |text: String| permanent_error(OPEN, text);
+        if let Some(path) = &config.ssh_config {
+            fs::File::open(path).map_err(|error| permanent(format!("`ssh_config` {}: {error}", path.display())))?;
+        }
+        state_directory::check_usable(&config.state).map_err(|error| permanent(format!("`state`: {error}")))?;
+        program::check_installed("ssh", None).map_err(permanent)?;
+        program::find(config.doctor_node.as_deref()).map(drop).map_err(permanent)
+    }
+
     /// Opens the backend. `policy` is the site's policy file. The first snapshot reports whether hosts respond.
     ///
     /// # Errors
     /// If the settings are invalid, there is no program to install on hosts, or our own files cannot be read.
     pub fn open(config: SshConfig, policy: Option<&Path>) -> Result<Self, BackendError> {
-        const OPEN: &str = "open the SSH backend";
         let permanent = |text: String| permanent_error(OPEN, text);
         config.check().map_err(|error| permanent(error.to_string()))?;
         let hosts = config.read_hosts().map_err(|error| permanent(error.to_string()))?;
@@ -85,6 +119,7 @@ impl SshBackend {
             hosts: Mutex::new(by_name(hosts)),
             last_observations: Mutex::default(),
             logs: Mutex::default(),
+            remains: Mutex::default(),
         })
     }
 
@@ -239,6 +274,10 @@ impl Backend for SshBackend {
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
         self.logs_of(run)
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        Ok(self.remains_of(run.id))
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {

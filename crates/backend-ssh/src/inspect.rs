@@ -8,7 +8,7 @@ use std::{fs, time::Duration};
 
 use doctor_backend::{
     clock::{Clock as _, SystemClock},
-    inspection::{InspectionItem, format_nodes},
+    inspection::{Inspection, InspectionItem, NodeAspect, NodeTrial, format_nodes},
     program,
     ssh::{
         Host, HostKeys, SshConfig,
@@ -48,11 +48,13 @@ struct LocalProgram {
     machine: Option<&'static str>,
 }
 
-/// Inspects all hosts.
-pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Vec<InspectionItem> {
+/// Inspects all hosts, and the first one that answers in detail.
+pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Inspection {
     let hosts = match config.read_hosts() {
         Ok(hosts) => hosts,
-        Err(error) => return vec![InspectionItem::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")],
+        Err(error) => {
+            return vec![InspectionItem::bad("hosts", error.to_string(), "check `hostfile` or `hosts`")].into();
+        }
     };
     let binary = match local_program(config) {
         Ok(binary) => binary,
@@ -61,7 +63,8 @@ pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Vec<InspectionIt
                 "doctor-node",
                 why,
                 "set `doctor_node` under [backend.ssh] to the program",
-            )];
+            )]
+            .into();
         }
     };
     let programs: Vec<&str> = required_programs(config, repairs);
@@ -79,7 +82,43 @@ pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Vec<InspectionIt
         items.push(inspect_sessions(&reachable));
         items.extend(programs.iter().map(|program| command(&reachable, program)));
     }
-    items
+    let trial = host_facts.iter().find_map(|entry| Some(try_host(entry, entry.facts.as_ref().ok()?)));
+    Inspection { items, trial, ..Inspection::default() }
+}
+
+/// Judges one host. Nothing is installed there: the program comes with the first request.
+fn try_host(host: &HostFacts, facts: &Facts) -> NodeTrial {
+    let mut trial = NodeTrial::new(host.name.clone());
+    if facts.program {
+        trial.good(NodeAspect::Program, "the program of this controller is installed");
+        trial.good(NodeAspect::Version, "the same file as here");
+    } else {
+        trial.could_not(NodeAspect::Program, "it is not there yet; the first request installs it");
+        trial.could_not(NodeAspect::Version, "there is no program yet");
+    }
+    trial.good(NodeAspect::SharedDirectory, "not needed: results and logs come over SSH");
+    match facts.root {
+        Some(0) => trial.good(NodeAspect::Rights, "root"),
+        _ => trial.bad(NodeAspect::Rights, "no root access", "see `rights` above"),
+    }
+    match facts.gpu_files {
+        Some(count) => trial.devices(count),
+        None => trial.could_not(NodeAspect::Devices, "the host did not list /dev"),
+    }
+    match host.clock_offset {
+        Some(offset) if offset <= MAX_CLOCK_OFFSET.as_secs() => {
+            trial.good(NodeAspect::Clock, format!("{offset} s from ours"));
+        }
+        Some(offset) => {
+            trial.bad(
+                NodeAspect::Clock,
+                format!("{offset} s from ours"),
+                "run chrony or systemd-timesyncd there and here",
+            );
+        }
+        None => trial.could_not(NodeAspect::Clock, "the host did not report its time"),
+    }
+    trial
 }
 
 fn local_program(config: &SshConfig) -> Result<LocalProgram, String> {
@@ -373,6 +412,20 @@ mod tests {
         ] {
             assert!(problems(facts).contains(word), "{word}");
         }
+    }
+
+    #[test]
+    fn one_host_is_tried_in_every_aspect() {
+        let statuses = |facts: Facts, offset: u64| {
+            let tried = try_host(&host("n1", Ok(facts.clone()), offset), &facts);
+            assert_eq!(tried.found.len(), NodeAspect::ALL.len());
+            NodeAspect::ALL.map(|aspect| tried.found[&aspect].status)
+        };
+        let (yes, unknown, bad) = (InspectionStatus::Good, InspectionStatus::Unknown, InspectionStatus::Bad);
+        let complete = Facts { program: true, gpu_files: Some(8), ..good() };
+        assert_eq!(statuses(complete.clone(), 3), [yes; 6]);
+        let poor = Facts { program: false, root: Some(1000), gpu_files: Some(0), ..complete };
+        assert_eq!(statuses(poor, 31), [unknown, unknown, yes, bad, unknown, bad]);
     }
 
     #[test]

@@ -32,13 +32,17 @@ impl BackendKind for Ssh {
         config.check().map_err(|error| error.to_string())
     }
 
+    fn verify(config: &SshConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        SshBackend::verify(config)
+    }
+
     fn open(config: &SshConfig, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         Ok(OpenedCluster::new(SshBackend::open(config.clone(), service.policy)?))
     }
 
     fn inspect(config: &SshConfig, _service: &ServiceSettings<'_>, policy: &Policy) -> Inspection {
         let repairs = RequiredRepairs { reset: policy.allow.reset, reboot: policy.allow.reboot };
-        inspect(config, repairs).into()
+        inspect(config, repairs)
     }
 
     fn writes(config: &SshConfig) -> Vec<PathBuf> {

@@ -16,9 +16,13 @@ use doctor_backend::{
 };
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
+    last_output::LastOutput,
     run::{NonEmpty, ObservedJobState},
 };
-use doctor_host::protocol::{HostRequest, HostResponse, HostStatus, MultiNode, Outputs, RunStatus, StartRun};
+use doctor_host::{
+    jobs::JobRemains,
+    protocol::{HostRequest, HostResponse, HostStatus, MultiNode, Outputs, RunStatus, StartRun},
+};
 
 use super::{
     SshBackend,
@@ -233,12 +237,28 @@ impl SshBackend {
         parts
     }
 
-    /// Keeps logs while their runs are polled.
+    /// Keeps logs, and what is left of jobs without a document, while their runs are polled.
     fn cache_logs(&self, runs: &[RunId], seen: BTreeMap<(RunId, NodeName), RunStatus>) {
         let polled: BTreeSet<&RunId> = runs.iter().collect();
-        let mut logs = locked(&self.logs);
+        let (mut logs, mut remains) = (locked(&self.logs), locked(&self.remains));
         logs.retain(|(run, _), _| polled.contains(run));
-        logs.extend(seen.into_iter().filter_map(|(part, seen)| Some((part, seen.log?))));
+        remains.retain(|(run, _), _| polled.contains(run));
+        for (part, seen) in seen {
+            remains.extend(seen.remains.map(|left| (part.clone(), left)));
+            logs.extend(seen.log.map(|log| (part, log)));
+        }
+    }
+
+    /// Returns what is left of a run's job on each host, from the last poll: a job that ends is polled before its run ends.
+    pub(super) fn remains_of(&self, run: RunId) -> Vec<LastOutput> {
+        let remains = locked(&self.remains);
+        let of_run = remains.iter().filter(|((of, _), _)| *of == run);
+        let output = |node: &NodeName, left: &JobRemains| LastOutput {
+            node: node.clone(),
+            ending: left.ending.clone(),
+            text: left.text.clone(),
+        };
+        of_run.map(|((_, node), left)| output(node, left)).collect()
     }
 
     pub(super) fn logs_of(&self, run: RunId) -> Vec<(NodeName, String)> {

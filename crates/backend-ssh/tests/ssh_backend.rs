@@ -16,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{Backend, Change, Effect, NodeOp, ObservedNode, contract_tests, inspection::InspectionStatus};
+use doctor_backend::{
+    Backend, Change, Effect, NodeOp, ObservedNode, contract_tests,
+    inspection::{InspectionStatus, NodeAspect},
+};
 use doctor_backend_ssh::{HostKeys, RequiredRepairs, inspect};
 use doctor_checks::document::Document;
 use doctor_core::{
@@ -262,6 +265,10 @@ fn a_job_that_cannot_start_logs_the_reason() {
     backend.submit(&hosts.request("host1", run, &["memory"])).unwrap();
     assert_eq!(wait_ended(&backend, run).0, JobEnd::Failed);
     assert_eq!(backend.logs(run), [(node("host1"), "Failed to connect to bus\n".to_owned())]);
+    let run = contract_tests::run_of(hosts.request("host1", run, &["memory"]), run.born());
+    let outputs = backend.remaining_output(&run).unwrap();
+    let [output] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(output.quote().as_deref(), Some("Failed to connect to bus (exit code 1)"));
 }
 
 #[test]
@@ -279,7 +286,12 @@ fn inspect_reports_problems_without_changing_hosts() {
         fs::write(fleet.path("known"), format!("{}\n{second} {other}\n{}\n", lines[0], lines[3])).unwrap();
         fleet.host("host4").unwrap().stop();
     }
-    let items = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
+    let inspection = inspect(&hosts.config, RequiredRepairs { reset: true, reboot: true });
+    let (items, trial) = (inspection.items, inspection.trial.unwrap());
+    assert_eq!(trial.node, node("host1"), "the one that answers");
+    assert_eq!(trial.found[&NodeAspect::Rights].status, InspectionStatus::Good, "{trial:?}");
+    assert_eq!(trial.found[&NodeAspect::Clock].status, InspectionStatus::Good, "{trial:?}");
+    assert_eq!(trial.found[&NodeAspect::Program].status, InspectionStatus::Unknown, "{trial:?}");
     let messages: Vec<String> =
         items.iter().map(|item| format!("{} {}: {}", item.status.as_str(), item.subject, item.text)).collect();
     for part in [

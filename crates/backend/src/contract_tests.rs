@@ -9,8 +9,10 @@ use std::sync::Arc;
 use doctor_core::{
     case::StepKind,
     ids::{IdSource, JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::{MarkKind, Node, Occupancy, OurMark},
-    run::{JobEnd, ObservedJobState},
+    reason::WithReason,
+    run::{JobEnd, ObservedJobState, Purpose, Run, RunState},
     time::Timestamp,
 };
 
@@ -78,6 +80,13 @@ pub struct ContractViolation {
 /// How many times the suite lets time pass before it stops waiting.
 const PATIENCE: usize = 1000;
 
+/// Returns the run of a request, as the engine knows it.
+pub fn run_of(request: JobRequest, planned: Timestamp) -> Run {
+    let JobRequest { run, nodes, tests, limit, .. } = request;
+    let purpose = WithReason::new(Purpose::Validation, "due", "");
+    Run { id: run, nodes, tests, state: RunState::Planned, purpose, case: None, planned, limit }
+}
+
 type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 
 /// Checks every rule and returns the broken ones. An empty list means that the backend keeps the contract.
@@ -89,7 +98,10 @@ pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec
         ("a run that was not submitted is absent, and poll results keep their order", Suite::unknown_run_is_absent),
         ("submitting twice with one run id gives one job", Suite::submit_is_idempotent),
         ("an ended job is reported as ended and is not started again", Suite::an_end_is_final),
-        ("cancelling ends the job; cancelling nothing is fine", Suite::cancel_is_idempotent),
+        (
+            "cancelling ends the job, which then says how it ended; cancelling nothing is fine",
+            Suite::cancel_is_idempotent,
+        ),
         ("a lost job is reported neither as running nor as successful", Suite::lost_job_is_reported),
         ("a restarted controller finds the job", Suite::a_restart_keeps_all_runs),
         ("marks and drains are idempotent, visible, and leave foreign marks alone", Suite::marks_are_ours_only),
@@ -283,6 +295,7 @@ impl Suite<'_> {
         check(!matches!(ended, ObservedJobState::Ended { how: JobEnd::Exited, .. }), || {
             format!("a cancelled job looks as if it had finished: {ended:?}")
         })?;
+        self.says_how_it_ended(run)?;
         self.backend.cancel(run).map_err(describe_error)?;
         // A job that is cancelled before any poll saw it start must not start afterwards.
         let early = self.run();
@@ -292,6 +305,14 @@ impl Suite<'_> {
         self.testbed.let_time_pass();
         let still = self.poll_one(early)?;
         check(matches!(still, ObservedJobState::Ended { .. }), || format!("a cancelled job came back: {still:?}"))
+    }
+
+    /// Checks that a job without a complete result says why, under the run's own nodes.
+    fn says_how_it_ended(&self, run: RunId) -> Result<(), String> {
+        let run = run_of(self.testbed.job(run, Length::Endless), self.testbed.now());
+        let outputs = self.backend.remaining_output(&run).map_err(describe_error)?;
+        let says = |output: &LastOutput| run.nodes.contains(&output.node) && output.quote().is_some();
+        check(!outputs.is_empty() && outputs.iter().all(says), || format!("a cancelled job says {outputs:?}"))
     }
 
     fn lost_job_is_reported(&mut self) -> Result<(), String> {

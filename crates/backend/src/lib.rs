@@ -18,6 +18,7 @@ pub mod program;
 pub mod registration;
 pub mod site_command;
 pub mod ssh;
+pub mod state_directory;
 pub mod token_review;
 
 use std::{
@@ -35,14 +36,21 @@ use doctor_core::{
     fnv::fnv1a,
     ids::{CaseId, JobId, NodeName, OpId, RunId, TestId},
     job_failures::JobFailure,
+    last_output::LastOutput,
     node::{MarkKind, Node, OurMark},
     node_status::NodeStatus,
-    run::{NonEmpty, ObservedJobState},
+    run::{NonEmpty, ObservedJobState, Run},
     snapshot::Capabilities,
     time::{Span, Timestamp},
 };
 use doctor_host::marks::MarkChange;
-pub use doctor_host::vendor_reports::ReportProgress;
+pub use doctor_host::{
+    output_file,
+    vendor_reports::{self, ReportProgress, VendorReport},
+};
+
+/// The most bytes of output that a backend reads for one node: more than is kept, so that a secret at its start is recognised.
+pub const MAX_REMAINING_OUTPUT: u64 = 32 << 10;
 
 /// A cluster as the controller observes and changes it.
 pub trait Backend: Send + Sync {
@@ -72,6 +80,14 @@ pub trait Backend: Send + Sync {
     /// on the shared directory.
     fn logs(&self, _run: RunId) -> Vec<(NodeName, String)> {
         Vec::new()
+    }
+
+    /// Returns what is left of a run's job that ended, or is about to be cancelled, without a complete result: the end of what it
+    /// printed on each node, and how it ended in the cluster's words. Nodes of which nothing is known are left out. The caller
+    /// treats the text as untrusted; this returns at most [`MAX_REMAINING_OUTPUT`] bytes for each node, within the limits of
+    /// the backend's other calls.
+    fn remaining_output(&self, _run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        Ok(Vec::new())
     }
 
     /// Ends a run's job. Succeeds if the job is missing or has ended.
@@ -226,7 +242,7 @@ pub struct NodeOp {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeReason {
     pub case: Option<CaseId>,
-    /// The reason code of the worst finding; `text` is its sentence.
+    /// The reason code of the worst finding, or `operator`. `text` is its sentence, or the operator's words.
     pub code: String,
     pub text: String,
 }

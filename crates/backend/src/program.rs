@@ -1,9 +1,11 @@
-//! Finds the `doctor-node` program on this machine, for backends that start it here or copy it to hosts.
+//! Finds programs on this machine: `doctor-node`, for backends that start it here or copy it to hosts, and those of a scheduler.
 
 use std::{
     env,
     path::{Path, PathBuf},
 };
+
+use rustix::fs::{Access, access};
 
 /// The environment variable that names the program.
 pub const PROGRAM_VARIABLE: &str = "DOCTOR_NODE";
@@ -30,4 +32,59 @@ pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
              build it: cargo build --release -p {PROGRAM}"
         )
     })
+}
+
+/// As [`find`], and the program can be executed by this user.
+///
+/// # Errors
+/// With instructions for the operator.
+pub fn find_executable(configured: Option<&Path>) -> Result<PathBuf, String> {
+    let program = find(configured)?;
+    match is_executable(&program) {
+        true => Ok(program),
+        false => Err(format!("{} is not executable for this user: chmod +x", program.display())),
+    }
+}
+
+/// Checks that a program exists: in this folder, or in `PATH` if there is none.
+///
+/// # Errors
+/// With the program and where it was looked for.
+pub fn check_installed(name: &str, folder: Option<&Path>) -> Result<(), String> {
+    match folder {
+        Some(folder) if is_executable(&folder.join(name)) => Ok(()),
+        Some(folder) => Err(format!("there is no program {name} in {}", folder.display())),
+        None => {
+            let path = env::var_os("PATH").unwrap_or_default();
+            let is_there = env::split_paths(&path).any(|folder| is_executable(&folder.join(name)));
+            is_there.then_some(()).ok_or_else(|| format!("the program {name} is not in PATH"))
+        }
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && access(path, Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_in_path_or_in_a_folder_and_must_be_executable() {
+        assert_eq!(check_installed("sh", None), Ok(()));
+        assert_eq!(
+            check_installed("no-such-program", None),
+            Err("the program no-such-program is not in PATH".to_owned())
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("scontrol");
+        std::fs::write(&path, "").unwrap();
+        assert!(check_installed("scontrol", Some(folder.path())).unwrap_err().contains("no program scontrol in"));
+        assert!(find_executable(Some(&path)).unwrap_err().contains("is not executable"));
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, executable).unwrap();
+        assert_eq!(check_installed("scontrol", Some(folder.path())), Ok(()));
+        assert_eq!(find_executable(Some(&path)), Ok(path));
+    }
 }

@@ -52,13 +52,12 @@ pub trait BackendKind {
         Ok(())
     }
 
-    /// Returns whether this program can open such a cluster. Settings can be read and printed in any case.
+    /// Checks what [`Self::open`] would refuse, and that the programs and files which the backend needs on this machine exist.
+    /// Changes nothing, starts no job and does not depend on whether the cluster answers.
     ///
     /// # Errors
-    /// With the feature missing from this build, and the command that builds it in.
-    fn available() -> Result<(), &'static str> {
-        Ok(())
-    }
+    /// With what is missing and the setting that names it.
+    fn verify(config: &Self::Config, service: &ServiceSettings<'_>) -> Result<(), BackendError>;
 
     /// Opens the cluster.
     ///

@@ -233,6 +233,24 @@ fn a_job_leaves_a_log_and_a_document_that_its_key_opens() {
 }
 
 #[test]
+fn a_job_whose_program_is_missing_says_so() {
+    let mut local = Local::new();
+    let program = local.at("doctor-node");
+    fs::write(&program, "#!/bin/sh\nexec /usr/bin/no-doctor-node \"$@\"\n").unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    local.config.doctor_node = Some(program);
+    let (backend, run) = (local.open(), run_id(30));
+    let request = local.request(run, &["memory"]);
+    backend.submit(&request).unwrap();
+    assert_eq!(wait_ended(&backend, run), (None, JobEnd::Failed));
+    let run = contract_tests::run_of(request, SystemClock.now());
+    let outputs = backend.remaining_output(&run).unwrap();
+    let [output] = &outputs[..] else { panic!("{outputs:?}") };
+    let quote = output.quote().unwrap();
+    assert!(quote.contains("/usr/bin/no-doctor-node: not found") && quote.ends_with("(exit code 127)"), "{quote}");
+}
+
+#[test]
 fn a_cancelled_job_signs_the_finished_tests() {
     let local = Local::new();
     let backend = local.open();

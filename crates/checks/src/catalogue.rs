@@ -214,8 +214,16 @@ impl Catalogue {
                 .or_else(|| base.shares.clone())
                 .unwrap_or_else(|| spec.shared_resources(&params)),
             pools: site.pools.clone().or_else(|| base.pools.clone()),
+            suite: self.suite_of(&id, spec.depth),
             id,
         })
+    }
+
+    /// Returns the suite of a test: the one that runs it most often, then one that runs on request, then `quick`.
+    fn suite_of(&self, id: &TestId, depth: Depth) -> Option<TestId> {
+        let named = self.suites.iter().filter(|(_, suite)| suite.tests.contains(id));
+        let named = named.min_by_key(|(_, suite)| (suite.every.is_none(), suite.every)).map(|(name, _)| name.clone());
+        named.or_else(|| (depth == Depth::Quick).then(|| TestId::new(QUICK_SUITE).ok()).flatten())
     }
 
     /// Returns the rules in force, check by check.

@@ -32,6 +32,71 @@ pub struct Case {
     /// User work that had recently failed on the node when the case was opened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub job_failures: Vec<JobFailure>,
+    /// What an operator requested last, by a quarantine or a repair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<OperatorRequest>,
+}
+
+/// An operator's request, in the operator's own words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorRequest {
+    pub by: String,
+    pub why: String,
+    /// The repair; none for a quarantine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<RequestedRepair>,
+}
+
+/// A repair step that an operator requested.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestedRepair {
+    pub what: Repair,
+    /// The id of the one operation that performs it.
+    pub op: OpId,
+    /// Whether user work is evicted, or may finish.
+    pub evict: bool,
+    /// Boot id of the node when the repair was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
+}
+
+coded! {
+    /// The repairs that an operator can request.
+    pub enum Repair {
+        Reset => "reset",
+        Reboot => "reboot",
+        Replace => "replace",
+    }
+}
+
+impl Repair {
+    /// Returns the step that performs it.
+    pub const fn step(self) -> StepKind {
+        match self {
+            Self::Reset => StepKind::Reset,
+            Self::Reboot => StepKind::Reboot,
+            Self::Replace => StepKind::Replace,
+        }
+    }
+
+    /// Returns the escalation level of a case on which it is requested.
+    pub const fn level(self) -> RepairStep {
+        match self {
+            Self::Reset => RepairStep::Reset,
+            Self::Reboot => RepairStep::Reboot,
+            Self::Replace => RepairStep::Replace,
+        }
+    }
+}
+
+impl OperatorRequest {
+    /// Returns the request as one sentence: what, by whom, why.
+    pub fn text(&self) -> String {
+        match &self.repair {
+            Some(repair) => format!("{} requested by {}: {}", repair.what, self.by, self.why),
+            None => format!("taken out by {}: {}", self.by, self.why),
+        }
+    }
 }
 
 coded! {
@@ -103,6 +168,8 @@ coded! {
         HandOver => "hand-over",
         /// An operator gives the node back, to be tested before it returns.
         Release => "release",
+        /// An operator requested a repair step.
+        RequestRepair => "request-repair",
         Undrain => "undrain",
         Unmark => "unmark",
     }
@@ -116,7 +183,7 @@ impl StepKind {
 
     /// Returns whether the step changes only the store: it is done once it is recorded.
     pub const fn is_bookkeeping(self) -> bool {
-        matches!(self, Self::SaveEvidence | Self::Requalify | Self::HandOver | Self::Release)
+        matches!(self, Self::SaveEvidence | Self::Requalify | Self::HandOver | Self::Release | Self::RequestRepair)
     }
 }
 
@@ -162,12 +229,53 @@ impl Case {
         self.steps.iter().rev().find(|step| step.what == what && step.repair_step == self.repair_step)
     }
 
-    /// Returns whether an operator holds the case and has not released it.
+    /// Returns whether an operator holds the case and has not released it or requested a repair.
     pub fn waits_for_operator(&self) -> bool {
-        let last = self.steps.iter().rev().find(|step| {
-            matches!(step.what, StepKind::HandOver | StepKind::Release) && step.state != StepState::Failed
-        });
-        last.is_some_and(|step| step.what == StepKind::HandOver)
+        self.waits_since().is_some()
+    }
+
+    /// Returns since when an operator holds the case without having released it or requested a repair.
+    pub fn waits_since(&self) -> Option<Timestamp> {
+        self.last_decision().filter(|step| step.what == StepKind::HandOver).map(|step| step.at)
+    }
+
+    /// Returns the newest step that gave the case to an operator, or that an operator decided.
+    fn last_decision(&self) -> Option<&Step> {
+        let decides = |what| matches!(what, StepKind::HandOver | StepKind::Release | StepKind::RequestRepair);
+        self.steps.iter().rev().find(|step| decides(step.what) && step.state != StepState::Failed)
+    }
+
+    /// Returns the repair that an operator requested, until the case is handed over or released.
+    pub fn requested_repair(&self) -> Option<(&OperatorRequest, &RequestedRepair)> {
+        self.last_decision().filter(|step| step.what == StepKind::RequestRepair)?;
+        let request = self.request.as_ref()?;
+        Some((request, request.repair.as_ref()?))
+    }
+
+    /// Returns the steps since an operator last requested a repair.
+    pub fn steps_since_request(&self) -> &[Step] {
+        let asked = self.steps.iter().rposition(|step| step.what == StepKind::RequestRepair);
+        asked.map_or(&[], |index| &self.steps[index..])
+    }
+
+    /// Records an operator's repair: the case is at its escalation level from now on, and waits for no operator. `op`
+    /// identifies the request, not the step that performs it.
+    pub fn request_repair(&mut self, request: &OperatorRequest, op: OpId, at: Timestamp) {
+        let Some(repair) = &request.repair else { return };
+        self.repair_step = repair.what.level();
+        self.boot_id.clone_from(&repair.boot_id);
+        let (what, state, text) = (StepKind::RequestRepair, StepState::Done, request.text());
+        self.steps.push(Step { op, what, repair_step: self.repair_step, state, at, attempts: 1, text });
+        self.request = Some(request.clone());
+    }
+
+    /// Returns the steps of the current escalation level that wait for an operator: proposed, because the policy does not allow
+    /// the controller to take them, and neither taken nor superseded by a requested repair since.
+    pub fn open_proposals(&self) -> impl Iterator<Item = &Step> {
+        let asked = self.steps.iter().rposition(|step| step.what == StepKind::RequestRepair);
+        let since = asked.map_or(0, |index| index + 1);
+        let is_newest = |step: &&Step| self.step(step.what).is_some_and(|newest| newest.op == step.op);
+        self.steps[since..].iter().filter(|step| step.state == StepState::Proposed).filter(is_newest)
     }
 
     /// Returns whether an operator released the case and it has not escalated since.
@@ -244,6 +352,7 @@ mod tests {
             boot_id: None,
             advice: None,
             job_failures: Vec::new(),
+            request: None,
         };
         let changes_since = |case: &Case, since| {
             let changes = case.mark_changes_since(Timestamp::from_secs(since));
@@ -270,6 +379,11 @@ mod tests {
         }
         for advice in Advice::ALL {
             assert_eq!(Advice::from_code(advice.code()), Some(*advice));
+        }
+        for repair in Repair::ALL {
+            assert_eq!(Repair::from_code(repair.code()), Some(*repair));
+            assert_eq!(repair.step().code(), repair.code());
+            assert_eq!(repair.level().code(), repair.code());
         }
         for closed in CaseOutcome::ALL {
             assert_eq!(CaseOutcome::from_code(closed.code()), Some(*closed));

@@ -15,6 +15,7 @@ use crate::{
     reason::coded,
     snapshot::{NodeRecord, Snapshot},
     test_status::TestStatus,
+    time::Timestamp,
 };
 
 coded! {
@@ -45,6 +46,9 @@ pub struct NodeStatus {
     pub state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub case: Option<CaseId>,
+    /// What an operator requested for the node, while that applies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operator: Option<OperatorNote>,
     /// The recommendation of the examination, while the case is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<Advice>,
@@ -68,6 +72,15 @@ pub struct NodeStatus {
     /// The agent should report and does not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub agent_silent: bool,
+}
+
+/// A request of an operator: who, what and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OperatorNote {
+    /// The command: `hold`, `quarantine`, or the repair step.
+    pub request: &'static str,
+    pub by: String,
+    pub why: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -159,6 +172,7 @@ impl NodeStatus {
             severity: findings.first().map(|worst| worst.severity),
             state: record.state.as_str(),
             case: case.map(|case| case.id),
+            operator: OperatorNote::of(record, case, snapshot.at),
             advice: case.and_then(advice),
             passed,
             not_applicable,
@@ -174,6 +188,25 @@ impl NodeStatus {
 
 fn advice(case: &Case) -> Option<Advice> {
     case.advice.filter(|_| case.state == CaseState::Open)
+}
+
+impl OperatorNote {
+    /// A hold applies before what was requested earlier.
+    fn of(record: &NodeRecord, case: Option<&Case>, at: Timestamp) -> Option<Self> {
+        let short = |text: &str| text.chars().take(MAX_TEXT_CHARS).collect();
+        let note = |request, by: &str, why: &str| Self { request, by: short(by), why: short(why) };
+        let hold = record.hold_at(at).map(|hold| note("hold", &hold.by, &hold.why));
+        hold.or_else(|| {
+            let request = case?.request.as_ref()?;
+            let what = request.repair.as_ref().map_or("quarantine", |repair| repair.what.code());
+            Some(note(what, &request.by, &request.why))
+        })
+    }
+
+    /// Returns the note as one sentence.
+    pub fn text(&self) -> String {
+        format!("{} requested by {}: {}", self.request, self.by, self.why)
+    }
 }
 
 impl StatusFinding {

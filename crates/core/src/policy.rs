@@ -271,6 +271,9 @@ pub struct TestSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TestPolicy {
     pub id: TestId,
+    /// The suite under which views count it: of several, the one that runs it most often. It decides nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suite: Option<TestId>,
     /// A conclusive result is valid for this long (the seed's `Z`).
     pub cutoff: Span,
     /// A run of this test that takes longer is cancelled.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     access::Place,
-    case::Case,
+    case::{Case, Repair},
     classify::ClassificationReason,
     finding::{OpenFinding, Verdict},
     ids::{CaseId, HardwareId, NodeName, PoolName, RunId, TestId},
@@ -68,6 +68,10 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
+    pub fn name(&self) -> NodeName {
+        self.node.name.clone()
+    }
+
     /// Returns the operator's hold that is in force at this moment. An expired hold stays recorded and has no effect.
     pub fn hold_at(&self, at: Timestamp) -> Option<&Hold> {
         self.hold.as_ref().filter(|hold| hold.until.is_none_or(|until| until > at))
@@ -367,6 +371,14 @@ pub enum CommandKind {
     /// Take the node out of service and examine it; an operator then decides.
     Quarantine {
         node: NodeName,
+        /// Whether user work on it is evicted, or may finish.
+        #[serde(default)]
+        evict: bool,
+    },
+    /// Take the node out of service, perform this step once, and requalify the node.
+    Repair {
+        node: NodeName,
+        step: Repair,
         /// Whether user work on it is evicted, or may finish.
         #[serde(default)]
         evict: bool,

@@ -5,11 +5,11 @@
 //! ([`TestStatus`]) in every view.
 
 mod advice;
+mod attention;
 mod budget;
 mod capacity;
 mod coverage;
 mod distribution;
-mod disturbed;
 mod due;
 mod explain_node;
 mod findings;
@@ -17,12 +17,13 @@ mod formatting;
 mod map;
 mod node_explanation;
 mod nodes;
-mod not_judged;
 mod period;
 mod plan;
 mod report;
 mod runs;
+mod service_state;
 mod status;
+mod suites;
 mod text;
 mod time_slots;
 mod timeline;
@@ -32,6 +33,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 pub use self::{
+    attention::{AttentionItem, AttentionKind, OverallState, Urgency},
     budget::{BudgetDay, BudgetView, CaseSpan, budget},
     capacity::fleet_capacity,
     coverage::{CoverageRow, coverage, is_overdue},
@@ -39,18 +41,17 @@ pub use self::{
     due::{Due, LatestResult},
     explain_node::{StoredNodeData, why},
     findings::{FindingRow, findings},
-    formatting::{format_hours, format_percent, format_time, plural},
-    map::{FleetMap, MapRow, fleet_map},
+    formatting::{format_hours, format_percent, format_time, plural, short_duration},
+    map::{FleetMap, MapFinding, MapRow, fleet_map},
     node_explanation::{AuditLine, CaseView, FindingView, StepView, TestLine, WhyView},
     nodes::{NodeRow, OccupancyKind, TestCell, node_row, node_rows},
     period::{Period, RunFacts, TestResult},
     plan::{ActionRow, PlanView, SkippedRow, action_row, plan_view},
     report::{Count, FaultRow, ReportView, ResultsRow, report},
-    runs::{OutcomeView, RunView, outcomes, run_view},
-    status::{
-        BreakerState, BreakerView, CycleView, LeaderView, NodeCounts, RunCounts, SilentAgentsView, StatusView,
-        StoredStatus, status,
-    },
+    runs::{OutcomeView, RunView, RunWithoutResult, outcomes, run_view},
+    service_state::{CycleView, EndedRun, LeaderView, RunFailure, SilentAgentsView, StoredStatus},
+    status::{BreakerState, BreakerView, NodeCounts, RunCounts, StatusView, status},
+    suites::{SuiteCoverage, coverage_by_suite, suite_label},
     text::{CodeMeaning, SKIP_REASONS, evidence, run_end, skip_code, skip_text},
     time_slots::Slot,
     timeline::{BootFacts, ResultFacts, TimelineEntry, TimelineKind, timeline},
@@ -70,8 +71,12 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub now: Timestamp,
-    /// When a cycle last observed the cluster. `None`: none has, and the occupancy of all nodes is unknown.
+    /// The backend's name. `None`: no cycle has observed the cluster.
+    pub backend: Option<String>,
+    /// When the cluster last answered a cycle. `None`: it never has, and the occupancy of all nodes is unknown.
     pub observed_at: Option<Timestamp>,
+    /// When a controller last ran a cycle, whether the cluster answered or not. Never before `observed_at`.
+    pub cycle_at: Option<Timestamp>,
     /// The cluster as it was then, combined with the present contents of the store.
     pub snapshot: Snapshot,
     /// Nodes that the store knows but the cluster no longer lists. Their pool is unknown.

@@ -80,8 +80,8 @@ macro_rules! backends {
         }
 
         impl BackendChoice {
-            pub(crate) fn available(&self) -> Result<(), &'static str> {
-                match self { $(Self::$kind(_) => <$kind as BackendKind>::available()),+ }
+            pub(crate) fn verify(&self, service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::verify(config, service)),+ }
             }
 
             pub(crate) fn open(&self, service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {

@@ -6,7 +6,7 @@ use doctor_store::StoreUrl;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands;
+use crate::{commands, connection::ConnectionArgs};
 
 /// Finds the bad nodes of a cluster before user jobs do, proves it, and takes them out of service and back.
 ///
@@ -25,6 +25,8 @@ pub(crate) struct Cli {
     /// Print JSON.
     #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -47,6 +49,7 @@ pub(crate) enum Command {
     Hold(commands::operator_commands::HoldArgs),
     Release(commands::operator_commands::ReleaseArgs),
     Quarantine(commands::operator_commands::QuarantineArgs),
+    Repair(commands::operator_commands::RepairArgs),
     Pause(commands::pause::PauseArgs),
     Resume(commands::pause::ResumeArgs),
     Breaker(commands::breaker::Args),
@@ -56,6 +59,7 @@ pub(crate) enum Command {
     Explain(commands::explain::Args),
     Rejudge(commands::rejudge::Args),
     Config(commands::config::Args),
+    Context(commands::server_contexts::Args),
     Deploy(commands::deploy::Args),
     Fleet(commands::fleet::Args),
     Db(commands::db::Args),
@@ -64,5 +68,6 @@ pub(crate) enum Command {
     Sim(commands::sim::Args),
     Completions(commands::shell::CompletionsArgs),
     Man(commands::shell::ManArgs),
+    Version(commands::version::Args),
     Docs(commands::docs::Args),
 }

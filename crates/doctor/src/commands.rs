@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod alert;
+pub(crate) mod api_cli;
 pub(crate) mod audit;
 pub(crate) mod breaker;
 pub(crate) mod bundle;
@@ -25,8 +26,10 @@ pub(crate) mod rejudge;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod server_contexts;
 pub(crate) mod shell;
 pub(crate) mod sim;
 pub(crate) mod status;
 pub(crate) mod token;
+pub(crate) mod version;
 pub(crate) mod why;

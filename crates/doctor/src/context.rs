@@ -1,6 +1,10 @@
 //! The context of a command: the output, and lazily opened configuration, store and facts.
 
-use std::{cell::OnceCell, path::PathBuf};
+use std::{
+    cell::OnceCell,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_core::{hostlist::Selector, ids::NodeName, time::Timestamp, view::Facts};
@@ -13,6 +17,7 @@ use doctor_store::{Store, StoreError, StoreUrl};
 
 use crate::{
     config::{Config, ConfigSource, LoadedConfig},
+    connection::Server,
     failure::{Failure, Result},
     output::Output,
 };
@@ -27,14 +32,48 @@ pub(crate) struct Context {
     store: Option<StoreUrl>,
     config: OnceCell<Config>,
     loaded: OnceCell<LoadedConfig>,
+    /// The store of the controller that runs this command for a client, and where its configuration comes from.
+    served: Option<(Store, ConfigSource)>,
+    /// The controller that carries out changes. `None`: this process does.
+    server: Option<Server>,
 }
 
 impl Context {
     pub(crate) fn new(out: Output, named: Option<PathBuf>, store: Option<StoreUrl>) -> Self {
-        Self { out, config_path: named, store, config: OnceCell::new(), loaded: OnceCell::new() }
+        let (config, loaded) = (OnceCell::new(), OnceCell::new());
+        Self { out, config_path: named, store, config, loaded, served: None, server: None }
+    }
+
+    /// Returns the context of a command that a controller runs for a client: with the controller's store, and with its
+    /// configuration as it is now.
+    pub(crate) fn for_client(out: Output, source: ConfigSource, url: Option<StoreUrl>, store: Store) -> Self {
+        Self { served: Some((store, source)), ..Self::new(out, None, url) }
+    }
+
+    /// Sends changes to this controller from now on.
+    pub(crate) fn connect(&mut self, server: Server) {
+        self.server = Some(server);
+    }
+
+    pub(crate) const fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
+    /// Returns the store that was named instead of the configured one.
+    pub(crate) const fn named_store(&self) -> Option<&StoreUrl> {
+        self.store.as_ref()
+    }
+
+    /// Whether a plan is that of the cluster which the store's controller last observed. A store that is named without a
+    /// configuration may be that of any cluster, and a client's request does not query the cluster.
+    pub(crate) const fn plans_last_observation(&self) -> bool {
+        self.served.is_some() || (self.store.is_some() && self.config_path.is_none())
     }
 
     pub(crate) fn config_source(&self) -> Result<ConfigSource> {
+        if let Some((_, source)) = &self.served {
+            return Ok(source.clone());
+        }
         Ok(ConfigSource::find(self.config_path.as_deref(), |name| std::env::var(name).ok())?)
     }
 
@@ -79,12 +118,27 @@ impl Context {
         open(&config.store)
     }
 
-    /// Opens the existing store. A missing SQLite file is an error: a mistyped path must not create an empty database.
+    /// Opens the existing store for reading, which needs no write permission and migrates nothing. A missing SQLite file
+    /// is an error: a mistyped path must not create an empty database.
     pub(crate) fn store(&self) -> Result<Store> {
-        let url = &self.config()?.store;
-        match url {
-            StoreUrl::Sqlite(path) if !path.exists() => Err(Failure::NoStore(path.display().to_string())),
-            _ => open(url),
+        match &self.served {
+            Some((store, _)) => Ok(store.clone()),
+            None => open_to_read(self.existing_store()?),
+        }
+    }
+
+    /// Opens the existing store, also for changes.
+    pub(crate) fn store_for_changes(&self) -> Result<Store> {
+        open(self.existing_store()?)
+    }
+
+    fn existing_store(&self) -> Result<&StoreUrl> {
+        match &self.config()?.store {
+            // A directory that this user may not search hides the file; opening it reports that.
+            StoreUrl::Sqlite(path) if matches!(path.try_exists(), Ok(false)) => {
+                Err(Failure::NoStore(path.display().to_string()))
+            }
+            url => Ok(url),
         }
     }
 
@@ -92,10 +146,10 @@ impl Context {
         Ok(Share::open(&self.config()?.data)?)
     }
 
-    /// Returns the current time for display. For a simulated cluster that is the time of the last snapshot.
+    /// Returns the current time for display. For a simulated cluster that is the time of the last cycle.
     pub(crate) fn now(&self, last: Option<&(Timestamp, ObservedCluster)>) -> Timestamp {
         match last {
-            Some((at, cluster)) if cluster.backend == SIM_BACKEND => *at,
+            Some((at, cluster)) if cluster.backend == SIM_BACKEND => cluster.last_cycle(*at),
             _ => SystemClock.now(),
         }
     }
@@ -118,12 +172,35 @@ impl Context {
     }
 }
 
-/// Opens a store. Database errors do not name the database, so the URL is added to them; other errors name it already.
-pub(crate) fn open(url: &StoreUrl) -> Result<Store> {
-    Store::open(url).map_err(|source| match source {
-        StoreError::Sqlite { .. } | StoreError::Postgres { .. } => {
-            Failure::StoreOpen { store: url.to_string(), source }
+/// How long a reader waits for a controller that is creating the store.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(10);
+const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Opens a store for reading.
+pub(crate) fn open_to_read(url: &StoreUrl) -> Result<Store> {
+    let began = Instant::now();
+    loop {
+        match Store::open_to_read(url) {
+            Err(StoreError::NoSchema) if began.elapsed() < CREATION_TIMEOUT => {
+                std::thread::sleep(CREATION_POLL_INTERVAL);
+            }
+            result => return result.map_err(|source| store_failure(url, source)),
         }
+    }
+}
+
+/// Opens a store for changes.
+pub(crate) fn open(url: &StoreUrl) -> Result<Store> {
+    Store::open(url).map_err(|source| store_failure(url, source))
+}
+
+/// Adds the URL to errors that do not name the database.
+pub(crate) fn store_failure(url: &StoreUrl, source: StoreError) -> Failure {
+    match source {
+        StoreError::Sqlite { .. }
+        | StoreError::Postgres { .. }
+        | StoreError::OldSchema { .. }
+        | StoreError::NewerSchema { .. } => Failure::StoreOpen { store: url.to_string(), source },
         other => Failure::Store(other),
-    })
+    }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
     AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
-    operator_api::{ApiDeps, ApiServer},
+    operator_api::{ApiDeps, ApiServer, CliHandler},
 };
 use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
 use doctor_checks::document::RunKey;
@@ -43,11 +43,11 @@ impl ClusterConnection {
         let config = &loaded.config;
         // A simulated cluster also provides its agents' reports and its operators' commands.
         if let BackendChoice::Sim(sim) = &config.backend {
-            let sim = sim.connect()?;
+            let sim = sim.connect().map_err(Failure::OpenCluster)?;
             return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
         }
         let OpenedCluster { backend, clock, token_reviewer: voucher } =
-            config.backend.open(&config.service(&config.state()))?;
+            config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
         let tokens = voucher.map(|(voucher, remember)| TokenReviewCache::new(voucher, remember));
         Ok(Self { backend, clock, sim: None, tokens })
     }
@@ -80,13 +80,15 @@ pub(crate) enum ProcessMode {
 
 impl Controller {
     /// Builds the controller. The caller opens the shared directory before the [`ClusterConnection`], because some backends would
-    /// create it. A missing directory is an error at start; in a later cycle it is only reported.
+    /// create it. A missing directory is an error at start; in a later cycle it is only reported. `cli` runs reading commands
+    /// for clients of the API.
     pub(crate) fn new(
         loaded: &LoadedConfig,
         store: Store,
         share: Share,
         world: ClusterConnection,
         serving: ProcessMode,
+        cli: Option<CliHandler>,
     ) -> Result<Self> {
         let config = &loaded.config;
         let mut salt = [0; 8];
@@ -128,6 +130,7 @@ impl Controller {
                 snapshot_feed: Arc::clone(&audience),
                 share: Some(share.clone()),
                 settings: loaded.settings.clone(),
+                cli,
             };
             web = Some(ApiServer::open(config, parts)?);
         }

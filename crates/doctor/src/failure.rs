@@ -3,8 +3,8 @@
 use std::{error::Error, io, path::PathBuf};
 
 use doctor_api::{ListenError, operator_api::ApiServerError};
-use doctor_backend::BackendError;
-use doctor_core::toml_text::TomlError;
+use doctor_backend::{BackendError, Effect};
+use doctor_core::{near, toml_text::TomlError};
 use doctor_engine::{
     cycle::CycleError, operator_commands::CommandError, share::ShareError, support_bundle::BundleError,
 };
@@ -14,9 +14,13 @@ use doctor_store::{LeaseError, StoreError};
 
 use crate::{
     config::ConfigError,
+    connection::{ContextsError, ServerError},
     deploy::{DeployError, SettingError},
     exit::Exit,
 };
+
+/// The most characters of a list of names that is printed beside a suggestion.
+const SHORT_LIST: usize = 120;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -30,6 +34,11 @@ pub(crate) enum Failure {
     NoStore(String),
     #[error("the cluster query failed")]
     Backend(#[from] BackendError),
+    #[error("cannot {0}")]
+    OpenCluster(BackendError),
+    /// Why the service would not start.
+    #[error("{} problems", .0.len())]
+    Several(Vec<Failure>),
     #[error(transparent)]
     Share(#[from] ShareError),
     #[error(transparent)]
@@ -56,6 +65,15 @@ pub(crate) enum Failure {
     Usage(String),
     #[error("nothing was changed")]
     NotConfirmed,
+    /// More nodes than the circuit breaker would allow, and their number was not given, or is wrong.
+    #[error("nothing was changed: {limit}")]
+    NumberNotConfirmed { limit: String, nodes: usize },
+    #[error("refused: {why}")]
+    Refused { why: String, instead: String },
+    #[error(transparent)]
+    Contexts(#[from] ContextsError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
     #[error("{0}")]
     Unreachable(String),
     /// A component failed; the text names it and the cause.
@@ -64,25 +82,39 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::Cluster { .. } => Exit::Configuration,
+            Self::Contexts(ContextsError::Unknown { .. } | ContextsError::Contradiction(_)) => Exit::Usage,
+            Self::Several(failures) => {
+                let mut exits = failures.iter().map(Self::exit);
+                let first = exits.next().unwrap_or(Exit::ProblemsFound);
+                // An invalid setting has to be changed, whatever else is unreachable at the moment.
+                if exits.any(|exit| exit == Exit::Configuration) { Exit::Configuration } else { first }
+            }
+            Self::OpenCluster(error) if error.effect == Effect::NotAppliedPermanent => Exit::Configuration,
+            Self::AgentListener(ListenError::Store(error)) | Self::Web(ApiServerError::Store(error)) => {
+                store_exit(error)
+            }
+            Self::AgentListener(_) => Exit::Configuration,
+            Self::Web(error) if !matches!(error, ApiServerError::Start(_)) => Exit::Configuration,
+            Self::Config(_) | Self::Contexts(_) | Self::Cluster { .. } => Exit::Configuration,
             Self::Azure(error) if error.is_connectivity() => Exit::Unreachable,
             Self::Azure(_) => Exit::ProblemsFound,
             Self::Store(error) | Self::StoreOpen { source: error, .. } => store_exit(error),
             Self::Unknown { .. } | Self::Setting(_) | Self::Usage(_) => Exit::Usage,
-            Self::Other(_) => Exit::ProblemsFound,
+            Self::Other(_) | Self::Refused { .. } => Exit::ProblemsFound,
+            Self::Server(error) => error.exit(),
             Self::Unreachable(_)
             | Self::NoStore(_)
             | Self::Backend(_)
+            | Self::OpenCluster(_)
             | Self::Share(_)
-            | Self::AgentListener(_)
             | Self::SupportBundle(_)
             | Self::Web(_)
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
             Self::NotLeader { .. } => Exit::NotLeader,
-            Self::NotConfirmed => Exit::NotConfirmed,
+            Self::NotConfirmed | Self::NumberNotConfirmed { .. } => Exit::NotConfirmed,
         }
     }
 
@@ -93,8 +125,23 @@ impl Failure {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
             }
             Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
-            Self::Unknown { known, .. } => format!("known: {known}"),
+            Self::Unknown { name, known, .. } => {
+                let near = near::near_in_list(name, known);
+                let all = format!("known: {known}");
+                match near::question(&near) {
+                    // A short list helps beside a suggestion, unless it is the suggestion.
+                    Some(question) if known.len() <= SHORT_LIST && near.join(", ") != *known => {
+                        format!("{question} {all}")
+                    }
+                    Some(question) => question,
+                    None => all,
+                }
+            }
             Self::NotConfirmed => "add --yes to confirm".to_owned(),
+            Self::NumberNotConfirmed { nodes, .. } => {
+                format!("if all {nodes} nodes are meant, add `--yes --confirm-nodes {nodes}`")
+            }
+            Self::Refused { instead, .. } => format!("accepted: {instead}"),
             Self::Cluster { .. } => "`doctor fleet provision --example` prints a commented file".to_owned(),
             Self::Config(_) => {
                 "`doctor config check` reads all files; `doctor config init` writes commented defaults".to_owned()
@@ -103,17 +150,38 @@ impl Failure {
                 "free disk space for the store; no data was lost".to_owned()
             }
             Self::Store(error) | Self::StoreOpen { source: error, .. } if is_read_only(error) => {
-                "give this user write permission for the store file and its directory".to_owned()
+                "give this user permission for the store file, for the files FILE-wal and FILE-shm beside it and, where a \
+                 command changes something, for their directory"
+                    .to_owned()
             }
             Self::StoreOpen { source: StoreError::Postgres { .. }, .. } => {
                 "check that the database is running and that URL, user and password are correct".to_owned()
             }
-            Self::Backend(error) => match error.effect {
-                doctor_backend::Effect::NotAppliedPermanent => return None,
+            Self::Server(error) => return error.hint(),
+            Self::Contexts(ContextsError::Unknown { known, .. }) => format!("known: {known}"),
+            Self::Backend(error) | Self::OpenCluster(error) => match error.effect {
+                Effect::NotAppliedPermanent => return None,
                 _ => "retry; no node is classified while the cluster does not answer".to_owned(),
             },
             _ => return None,
         })
+    }
+
+    /// Returns the failures of which this one consists: itself, or several.
+    pub(crate) fn parts(&self) -> &[Self] {
+        match self {
+            Self::Several(failures) => failures,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// Returns what the program prints on standard error: each message with its causes, followed by its hint.
+    pub(crate) fn report(&self) -> String {
+        let line = |failure: &Self| {
+            let hint = failure.hint().map_or_else(String::new, |hint| format!("hint: {hint}\n"));
+            format!("doctor: {}\n{hint}", failure.chain())
+        };
+        self.parts().iter().map(line).collect()
     }
 
     /// Returns the message followed by its chain of causes, separated by colons.
@@ -134,7 +202,11 @@ impl Failure {
 
 const fn store_exit(error: &StoreError) -> Exit {
     match error {
-        StoreError::Damaged { .. } | StoreError::NewerSchema { .. } | StoreError::OldSchema { .. } => Exit::Damaged,
+        StoreError::Damaged { .. }
+        | StoreError::NewerSchema { .. }
+        | StoreError::OldSchema { .. }
+        | StoreError::NotMigrated { .. } => Exit::Damaged,
+        StoreError::NetworkFileSystem { .. } | StoreError::TlsNotSupported { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,
@@ -196,6 +268,7 @@ impl From<CommandError> for Failure {
         match error {
             CommandError::Unknown { what, name, known } => Self::Unknown { what, name, known },
             CommandError::Usage(text) => Self::Usage(text),
+            CommandError::Refused { why, instead } => Self::Refused { why, instead },
         }
     }
 }

@@ -4,58 +4,84 @@ mod backends;
 mod cli;
 mod commands;
 mod config;
+mod connection;
 mod context;
 mod controller;
 mod deploy;
 mod exit;
 mod failure;
+mod help_examples;
+mod node_command_line;
 mod output;
 mod reference_pages;
+mod remote;
+mod startup;
 
 use std::{io::Write, process::ExitCode};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use crate::{
     cli::{Cli, Command},
     context::Context,
-    exit::Exit,
-    failure::{Failure, Result},
+    exit::{Exit, NagiosExit},
+    failure::Result,
     output::Output,
 };
 
 fn main() -> ExitCode {
-    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
+    let parsed = command_line().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // There is no other channel on which to report that printing failed.
             let _printed = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+            return match error.use_stderr() {
+                true if names_status() => NagiosExit::Unknown.into(),
+                true => Exit::Usage.into(),
+                false => Exit::Ok.into(),
+            };
         }
     };
-    match run(cli) {
-        Ok(exit) => exit.into(),
+    let is_status = matches!(cli.command, Command::Status(_));
+    match run(cli, &matches) {
+        Ok(exit) => exit,
         Err(failure) => {
-            print_failure(&failure);
-            failure.exit().into()
+            // There is no other channel on which to report that printing failed.
+            let _printed = std::io::stderr().write_all(failure.report().as_bytes());
+            if is_status { NagiosExit::Unknown.into() } else { failure.exit().into() }
         }
     }
+}
+
+/// Returns whether an invalid command line is one of `doctor status`. A monitoring system that runs it must not take a
+/// mistyped option for a critical state.
+fn names_status() -> bool {
+    let parsed = command_line().ignore_errors(true).try_get_matches();
+    parsed.is_ok_and(|matches| matches.subcommand_name() == Some("status"))
 }
 
 /// Returns the command line, with the exit codes appended to its long help.
 pub(crate) fn command_line() -> clap::Command {
     let codes = Exit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
-    Cli::command().after_long_help(format!("Exit codes:\n{codes}"))
+    let nagios = NagiosExit::ALL.map(|exit| format!("  {}  {}", exit.code(), exit.meaning())).join("\n");
+    let status = format!("Exit codes, as of a Nagios plugin:\n{nagios}");
+    let status = |command: clap::Command| command.after_long_help(status);
+    help_examples::add(Cli::command().mut_subcommand("status", status))
+        .after_long_help(format!("Exit codes:\n{codes}\n\nThose of `doctor status` differ: see its --help."))
 }
 
-fn run(cli: Cli) -> Result<Exit> {
-    let context = Context::new(Output::new(cli.json), cli.config, cli.store);
-    match cli.command {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<ExitCode> {
+    let mut context = Context::new(Output::new(cli.json), cli.config, cli.store);
+    // What is left runs in this process; a change is sent to the controller if the context has a connection to one.
+    if let Some(exit) = remote::run(&mut context, &cli.connection, &cli.command, matches)? {
+        return Ok(exit);
+    }
+    let exit = match cli.command {
         Command::Serve(args) => commands::serve::run(&context, &args),
         Command::Run(args) => commands::run::run(&context, &args),
         Command::Plan(args) => commands::plan::run(&context, &args),
-        Command::Status(args) => commands::status::run(&context, &args),
+        Command::Status(args) => return commands::status::run(&context, &args).map(ExitCode::from),
         Command::Nodes(args) => commands::nodes::run(&context, &args),
         Command::Why(args) => commands::why::run(&context, &args),
         Command::History(args) => commands::history::run(&context, &args),
@@ -68,6 +94,7 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Hold(args) => commands::operator_commands::hold(&context, &args),
         Command::Release(args) => commands::operator_commands::release(&context, &args),
         Command::Quarantine(args) => commands::operator_commands::quarantine(&context, &args),
+        Command::Repair(args) => commands::operator_commands::repair(&context, &args),
         Command::Pause(args) => commands::pause::pause(&context, &args),
         Command::Resume(args) => commands::pause::resume(&context, &args),
         Command::Breaker(args) => commands::breaker::run(&context, &args),
@@ -85,16 +112,9 @@ fn run(cli: Cli) -> Result<Exit> {
         Command::Sim(args) => commands::sim::run(&context, &args),
         Command::Completions(args) => commands::shell::completions(&context, &args),
         Command::Man(args) => commands::shell::man(&context, &args),
+        Command::Version(args) => commands::version::run(&context, &args),
+        Command::Context(args) => commands::server_contexts::run(&context, &args),
         Command::Docs(args) => commands::docs::run(&context, &args),
-    }
-}
-
-/// Prints the failure with its causes on standard error, then the hint.
-fn print_failure(failure: &Failure) {
-    let mut text = format!("doctor: {}\n", failure.chain());
-    if let Some(hint) = failure.hint() {
-        text.push_str(&format!("hint: {hint}\n"));
-    }
-    // There is no other channel on which to report that printing failed.
-    let _printed = std::io::stderr().write_all(text.as_bytes());
+    };
+    exit.map(ExitCode::from)
 }

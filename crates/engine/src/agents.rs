@@ -69,13 +69,13 @@ const CLOCK_TOLERANCE: i64 = 5_000;
 pub fn views(store: &Store, facts: &Facts) -> Result<Vec<AgentView>, StoreError> {
     let policy = &facts.snapshot.policy;
     let view =
-        |agent: AgentRow| AgentView::from_row(agent, observed_at(facts), policy.agents.silent_after, policy.version);
+        |agent: AgentRow| AgentView::from_row(agent, last_cycle_at(facts), policy.agents.silent_after, policy.version);
     Ok(store.agents()?.into_iter().map(view).collect())
 }
 
-/// Silence is evaluated at the time of the last observation: a controller that stops observing makes no agent silent.
-fn observed_at(facts: &Facts) -> Timestamp {
-    facts.observed_at.unwrap_or(facts.now)
+/// Silence is evaluated at the time of the last cycle: a controller that stops makes no agent silent.
+fn last_cycle_at(facts: &Facts) -> Timestamp {
+    facts.cycle_at.unwrap_or(facts.now)
 }
 
 impl AgentView {
@@ -153,7 +153,7 @@ pub fn briefs(store: &Store, facts: &Facts) -> Result<BTreeMap<NodeName, AgentBr
     let silent_after = facts.snapshot.policy.agents.silent_after;
     let by_cluster = |record: &NodeRecord| {
         let last_contact = record.last_report?;
-        let state = state_by_age(last_contact, observed_at(facts), silent_after);
+        let state = state_by_age(last_contact, last_cycle_at(facts), silent_after);
         Some((record.node.name.clone(), AgentBrief::new(state, Some(last_contact))))
     };
     let mut briefs: BTreeMap<_, _> = facts.snapshot.nodes.iter().filter_map(by_cluster).collect();

@@ -15,15 +15,17 @@ use doctor_core::{
     snapshot::{ActiveRun, Capabilities, NodeRecord, RecentActions, Snapshot, TestRecords},
     software::Software,
     time::{Span, Timestamp},
-    view::{AuditLine, CycleView, Facts, LatestResult, SkippedSince, StoredNodeData, StoredStatus},
+    view::{
+        self, AuditLine, CycleView, Facts, LatestResult, RunWithoutResult, SkippedSince, StoredNodeData, StoredStatus,
+    },
 };
 use doctor_store::{
     Store, StoreError,
-    records::{AuditRow, LatestRow, StoredNode},
+    records::{AuditRow, EndedWithoutResult, LatestRow, StoredNode},
 };
 
 use crate::{
-    job_failures, mark_recovery,
+    job_failures, mark_recovery, recent_runs,
     settings::Settings,
     snapshot::{ClusterStateRow, ObservedCluster, active_runs, mark_unknown_jobs, node_record},
     snapshot_feed::ObservedSnapshot,
@@ -41,6 +43,8 @@ pub fn facts(
     cluster: ObservedCluster,
     now: Timestamp,
 ) -> Result<Facts, StoreError> {
+    let cycle_at = observed_at.map(|observed_at| cluster.last_cycle(observed_at));
+    let backend = Some(cluster.backend).filter(|name| !name.is_empty());
     let inputs = PlanInputs { caps: cluster.caps, policy: cluster.policy, tests: cluster.tests };
     let nodes = cluster.nodes.into_iter().map(ClusterStateRow::into_seen_node).collect();
     let (mut snapshot, stored_only) = assemble(store, inputs, nodes, &BTreeMap::new(), now)?;
@@ -57,7 +61,7 @@ pub fn facts(
         snapshot.nodes = stored_only;
         Vec::new()
     };
-    Ok(Facts { now, observed_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
+    Ok(Facts { now, backend, observed_at, cycle_at, gone, skip_reasons: skip_reasons(store)?, snapshot })
 }
 
 /// Returns the facts for a cluster that this process has just observed. The snapshot is updated with what the cycle has
@@ -66,7 +70,7 @@ pub fn facts(
 /// # Errors
 /// If the store fails.
 pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<Facts, StoreError> {
-    let ObservedSnapshot { mut snapshot, changed_in_store, .. } = observed;
+    let ObservedSnapshot { mut snapshot, backend, observed_at, changed_in_store, .. } = observed;
     refresh_from_store(store, &mut snapshot, &changed_in_store)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
     let is_listed = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
@@ -74,8 +78,9 @@ pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<
     let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
     let gone = gone.into_iter();
     let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));
-    let (now, observed_at) = (snapshot.at, Some(snapshot.at));
-    Ok(Facts { now, observed_at, gone: gone.collect(), skip_reasons: skip_reasons(store)?, snapshot })
+    let (now, cycle_at) = (snapshot.at, Some(snapshot.at));
+    let (gone, skip_reasons) = (gone.collect(), skip_reasons(store)?);
+    Ok(Facts { now, backend: Some(backend), observed_at, cycle_at, gone, skip_reasons, snapshot })
 }
 
 /// Updates a snapshot from the store.
@@ -129,7 +134,15 @@ pub fn node_details(store: &Store, facts: &Facts, node: &NodeName, audit: u32) -
         latest: store.latest_of(node)?.into_iter().map(latest_entry).collect(),
         case: case.map(|id| store.case(id)).transpose()?.flatten(),
         audit: store.audit(audit, Some(node))?.into_iter().map(line).collect(),
+        without_result: store.last_without_result(node)?.map(run_without_result),
     })
+}
+
+fn run_without_result(ended: EndedWithoutResult) -> RunWithoutResult {
+    let (state, end) = view::run_end(&ended.end);
+    let last_output = ended.output.quote();
+    let node = ended.output.node;
+    RunWithoutResult { run: ended.run, node, tests: ended.tests, state, end, ended: ended.ended, last_output }
 }
 
 /// Returns the store's data that is not about nodes.
@@ -149,13 +162,14 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError>
         last_cycle,
         leader: store.leader()?,
         rejected: store.counters()?.documents_rejected,
+        rejected_at: store.last_rejection()?,
         spent_today: store.node_time_since(midnight)?,
         ..StoredStatus::default()
     })
 }
 
-/// As [`ledger`], with what the newest results say about the tests that occupy nodes: their durations, and nodes
-/// without the software that they need.
+/// As [`ledger`], with what the newest results say about the tests that occupy nodes (their durations, nodes without the
+/// software that they need), how the latest runs ended, and what operators have acknowledged.
 ///
 /// # Errors
 /// If the store fails.
@@ -170,6 +184,9 @@ pub fn status_ledger(store: &Store, facts: &Facts) -> Result<StoredStatus, Store
     Ok(StoredStatus {
         durations: store.mean_durations(&tests(true))?,
         missing_software: missing.collect(),
+        recent_runs: recent_runs::ended(store)?,
+        acknowledged: store.mutes()?.into_iter().map(|(case, mute)| (case, mute.by)).collect(),
+        alerts_lost: store.alerts_given_up_since(facts.now.minus(Span::days(1)))?,
         ..ledger(store, facts.now)?
     })
 }

@@ -297,7 +297,7 @@ fn reject(
     if bad.is_empty() {
         return Ok(());
     }
-    deps.store.count_rejected(lease, bad.len() as u64)?;
+    deps.store.count_rejected(lease, bad.len() as u64, now)?;
     report.rejected += bad.len();
     for (run_id, why, source) in bad {
         tracing::warn!(run = %run_id, %why, "result rejected");
@@ -357,7 +357,7 @@ fn collect_agent_reports(
         changed_nodes.extend(renewed.map(|confirmed| confirmed.node));
     }
     if rejected_count > 0 {
-        store.count_rejected(lease, rejected_count)?;
+        store.count_rejected(lease, rejected_count, context.now)?;
         report.rejected += usize::try_from(rejected_count).unwrap_or(usize::MAX);
     }
     Ok(changed_nodes)

@@ -40,11 +40,12 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
+    job_outputs,
     observe::PlannerState,
     publish::Publisher,
     settings::Settings,
     share::Share,
-    snapshot_feed::SnapshotFeed,
+    snapshot_feed::{ObservedSnapshot, SnapshotFeed},
     spans::{in_span, record_failure, span},
     status_sync::{StatusSync, SyncDeps},
     support_bundle,
@@ -69,6 +70,8 @@ pub struct Engine {
     publisher: Publisher,
     /// A persistent problem that the caller reports.
     persistent_problem: Option<String>,
+    /// Whether the last recorded cycle had a problem: its end is recorded, too.
+    recorded_problem: bool,
     /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
     /// The snapshot feed for readers in this process.
@@ -96,6 +99,7 @@ impl Engine {
             status_sync: StatusSync::default(),
             publisher,
             persistent_problem: None,
+            recorded_problem: false,
             snapshot_feed: None,
             routes: Vec::new(),
         }
@@ -189,7 +193,13 @@ impl Engine {
     fn publish_snapshot(&self, leads: bool) {
         let Some(feed) = &self.snapshot_feed else { return };
         match self.planner_state.snapshot().filter(|_| leads) {
-            Some(snapshot) => feed.publish(snapshot, self.planner_state.nodes_behind_store(), &self.deps.settings),
+            Some(snapshot) => feed.publish(ObservedSnapshot {
+                snapshot: snapshot.clone(),
+                backend: self.deps.backend.name().to_owned(),
+                observed_at: self.planner_state.observed_at(),
+                changed_in_store: self.planner_state.nodes_behind_store(),
+                settings: self.deps.settings.clone(),
+            }),
             None => feed.publish_not_leading(),
         }
     }
@@ -198,6 +208,15 @@ impl Engine {
     /// `None`: this controller does not know.
     pub fn removal_allowance(&self) -> Option<TakeOutPermit> {
         self.lease.as_ref().and_then(|_| self.planner_state.removal_allowance())
+    }
+
+    /// Stores the cluster state now, for processes that read the store while this controller leads.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn save_state(&mut self) -> Result<(), StoreError> {
+        let Some(lease) = &self.lease else { return Ok(()) };
+        self.publisher.save_state(&self.deps, lease, &self.planner_state)
     }
 
     /// Publishes a last time and releases the lease, so that the next controller need not wait.
@@ -212,7 +231,7 @@ impl Engine {
         for problem in problems {
             tracing::warn!(error = %problem, "publishing at shutdown failed");
         }
-        let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state, now);
+        let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state);
         self.deps.store.release(&lease).and(saved)
     }
 
@@ -246,26 +265,36 @@ impl Engine {
         let now = self.deps.clock.now();
         report.at = Some(now);
         let planned = span!("plan").in_scope(|| self.planner_state.plan(now, &mut self.ids));
-        let Some(plan) = planned else { return Ok(report) };
+        let plan = match planned {
+            Some(plan) => plan,
+            None if report.problems.is_empty() => return Ok(report),
+            // Nothing is known of the cluster and nothing is planned; the status still shows why.
+            None => Plan::default(),
+        };
         let began = now;
         let must_record = !plan.actions.is_empty()
             || !plan.skipped.is_empty()
             || !report.problems.is_empty()
+            || self.recorded_problem
             || self.planner_state.idle_for(now) >= HEARTBEAT;
         if must_record {
+            // Before the commit: a run that has ended is not asked again.
+            let stored = self.planner_state.active_runs();
+            report.problems.extend(job_outputs::collect(&self.deps, lease, stored, &plan.actions)?);
             let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
             let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.problems.extend(problems);
             let problem_text = (!report.problems.is_empty()).then(|| report.problems.join("; "));
             let elapsed = self.deps.clock.now().since(began);
             self.deps.store.finish_cycle(lease, cycle, elapsed, problem_text.as_deref())?;
+            self.recorded_problem = problem_text.is_some();
             self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;
         report.problems.extend(in_span(&span!("status.sync", failed = Empty), || self.sync_status(lease))?);
         in_span(&span!("publish", failed = Empty), || {
             self.publisher.publish(&self.deps, &self.planner_state, now, &mut report.problems);
-            self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state, now)
+            self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state)
         })?;
         self.planner_state.fill_counts(&mut report);
         Ok(report)

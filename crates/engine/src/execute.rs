@@ -14,7 +14,7 @@ use doctor_backend::{
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    case::{RepairStep, StepKind},
+    case::{OperatorRequest, RepairStep, StepKind},
     finding::{OpenFinding, Verdict},
     ids::{CaseId, NodeName, OpId, RunId},
     node::{MarkKind, OurMark},
@@ -26,10 +26,11 @@ use doctor_core::{
     time::Span,
 };
 use doctor_host::vendor_reports::ReportProgress;
-use doctor_store::{Lease, Store, StoreError};
+use doctor_store::{Earlier, Lease, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
+    job_outputs,
     settings::Settings,
     share::Share,
     spans::{in_span, span},
@@ -63,6 +64,14 @@ const REPORT_TIMEOUT: Span = Span::minutes(6);
 /// Belongs to a run, and to no case.
 const MAINTENANCE_MARK: OurMark = OurMark { kind: MarkKind::Maintenance, case: None };
 
+/// Names the evidence of a case that is saved before a step: once for each escalation level, and for each repair that an
+/// operator requests.
+#[derive(Debug)]
+struct EvidenceLabel {
+    repair_step: RepairStep,
+    name: String,
+}
+
 /// One effect on the cluster, with everything it needs.
 #[derive(Debug)]
 enum PlannedEffect {
@@ -76,8 +85,8 @@ enum PlannedEffect {
         node: NodeName,
         changes: Vec<Change>,
         reason: ChangeReason,
-        /// The escalation level, if the change destroys evidence on the node.
-        destroys: Option<RepairStep>,
+        /// What is saved before, if the change destroys evidence on the node.
+        destroys: Option<EvidenceLabel>,
     },
 }
 
@@ -97,7 +106,7 @@ impl Executor<'_> {
         snapshot: &Snapshot,
     ) -> Result<Vec<String>, StoreError> {
         let work: Vec<PlannedEffect> =
-            actions.iter().filter_map(|action| self.effect_of(&action.value, runs, snapshot)).collect();
+            actions.iter().filter_map(|action| self.effect_of(&action.value, actions, runs, snapshot)).collect();
         let workers = self.workers.clamp(1, work.len().max(1));
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
@@ -130,6 +139,7 @@ impl Executor<'_> {
     fn effect_of(
         &self,
         action: &Action,
+        actions: &[WithReason<Action>],
         runs: &BTreeMap<RunId, (Run, RunKey)>,
         snapshot: &Snapshot,
     ) -> Option<PlannedEffect> {
@@ -156,10 +166,11 @@ impl Executor<'_> {
                     | StepKind::Requalify
                     | StepKind::Examine
                     | StepKind::HandOver
-                    | StepKind::Release => return None,
+                    | StepKind::Release
+                    | StepKind::RequestRepair => return None,
                 };
-                let reason = change_reason(snapshot, &node, case);
-                let destroys = step.destroys_evidence().then(|| repair_step_of(snapshot, case)).flatten();
+                let reason = change_reason(snapshot, &node, case, request_of(snapshot, actions, case));
+                let destroys = step.destroys_evidence().then(|| evidence_label(snapshot, case, op)).flatten();
                 Some(PlannedEffect::Change { case, op, node, changes, reason, destroys })
             }
             // The rest is bookkeeping that the commit has done.
@@ -169,6 +180,7 @@ impl Executor<'_> {
             | Action::RaiseSeverity { .. }
             | Action::Advise { .. }
             | Action::Propose { .. }
+            | Action::RequestRepair { .. }
             | Action::CompleteStep { .. }
             | Action::SetState { .. }
             | Action::CloseCase { .. }
@@ -205,7 +217,7 @@ impl Executor<'_> {
                 Ok(cancelled.err().map(|error| format!("{run}: {error}")))
             }
             PlannedEffect::Change { case, op, node, changes, reason, destroys } => {
-                match destroys.map_or(Ok(true), |repair_step| self.save_evidence(*case, repair_step, *op, node)) {
+                match destroys.as_ref().map_or(Ok(true), |label| self.save_evidence(*case, label, *op, node)) {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
                     Err(problem) => return Ok(Some(format!("{node}: {problem}"))),
@@ -217,8 +229,9 @@ impl Executor<'_> {
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
     /// is still working on the report. On an error the step waits and is requested again in the next cycle.
-    fn save_evidence(&self, case: CaseId, repair_step: RepairStep, op: OpId, node: &NodeName) -> Result<bool, String> {
-        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, repair_step)) else {
+    fn save_evidence(&self, case: CaseId, label: &EvidenceLabel, op: OpId, node: &NodeName) -> Result<bool, String> {
+        let EvidenceLabel { repair_step, name } = label;
+        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, name)) else {
             return Ok(true);
         };
         let span = span!(
@@ -229,7 +242,7 @@ impl Executor<'_> {
             failed = Empty
         );
         let repair = &self.settings.policy.repair;
-        let deadline = if repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
+        let deadline = if *repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
         let limit = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
             ReportProgress::InProgress if self.clock.now().since(op.born()) < limit => return Ok(false),
@@ -237,7 +250,7 @@ impl Executor<'_> {
             ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
-        let saved = support_bundle::save(self.store, share, case, repair_step, &from_node);
+        let saved = support_bundle::save(self.store, share, case, name, &from_node);
         let failed = |error| format!("saving the evidence before {repair_step} failed: {error}");
         saved.map(|_| true).map_err(failed)
     }
@@ -258,6 +271,10 @@ impl Executor<'_> {
                 Ok(None)
             }
             Err(error) => {
+                // Kept for `doctor log`: there is no job that could say why.
+                let why = job_outputs::of_refused_submission(job.nodes.first(), &error);
+                let now = self.clock.now();
+                self.store.record_job_output(self.lease, job.run, &[why], Earlier::Replace, now)?;
                 if error.effect == Effect::NotAppliedPermanent {
                     let retry = &self.settings.policy.retry;
                     self.store.record_rejected(self.lease, job.run, &error.text, self.clock.now(), retry)?;
@@ -324,12 +341,35 @@ impl Executor<'_> {
     }
 }
 
-fn repair_step_of(snapshot: &Snapshot, case: CaseId) -> Option<RepairStep> {
-    snapshot.cases.iter().find(|known| known.id == case).map(|case| case.repair_step)
+fn evidence_label(snapshot: &Snapshot, case: CaseId, op: OpId) -> Option<EvidenceLabel> {
+    let case = snapshot.cases.iter().find(|known| known.id == case)?;
+    let repair_step = case.repair_step;
+    let requested = case.requested_repair().is_some_and(|(_, repair)| repair.op == op);
+    let name = if requested { format!("{repair_step}-{op}") } else { repair_step.to_string() };
+    Some(EvidenceLabel { repair_step, name })
 }
 
-/// Returns the reason for people: the worst finding.
-fn change_reason(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> ChangeReason {
+/// Returns what an operator requested for the case, in this plan or before.
+fn request_of<'a>(
+    snapshot: &'a Snapshot,
+    actions: &'a [WithReason<Action>],
+    id: CaseId,
+) -> Option<&'a OperatorRequest> {
+    let new = actions.iter().find_map(|action| match &action.value {
+        Action::OpenCase(case) if case.id == id => case.request.as_ref(),
+        Action::RequestRepair { case, request, .. } if *case == id => Some(request),
+        _ => None,
+    });
+    new.or_else(|| snapshot.cases.iter().find(|known| known.id == id)?.request.as_ref())
+}
+
+/// Returns the reason for people: the words of the operator who requested the change, and the worst finding.
+fn change_reason(
+    snapshot: &Snapshot,
+    node: &NodeName,
+    case: CaseId,
+    request: Option<&OperatorRequest>,
+) -> ChangeReason {
     let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
     let findings = record.map_or(&[][..], |index| &snapshot.nodes[index].findings);
     let worst = findings
@@ -337,6 +377,11 @@ fn change_reason(snapshot: &Snapshot, node: &NodeName, case: CaseId) -> ChangeRe
         .filter(|one| one.finding.verdict == Verdict::Fail)
         .max_by_key(|one: &&OpenFinding| (one.is_confirmed(), one.finding.severity))
         .map(|one| &one.finding);
+    if let Some(request) = request {
+        let finding = worst.map_or_else(String::new, |finding| format!("; {} {}", finding.reason, finding.text));
+        let text = format!("{}{finding}", request.text());
+        return ChangeReason { case: Some(case), code: "operator".to_owned(), text };
+    }
     ChangeReason {
         case: Some(case),
         code: worst.map_or_else(|| "unhealthy".to_owned(), |finding| finding.reason.to_string()),

@@ -56,6 +56,10 @@ pub(crate) struct PlannerState {
     /// A counter that grows when another process writes to the store.
     operator_changes: Option<u64>,
     day: Option<i64>,
+    /// Whether the cluster answered in this cycle.
+    observed_now: bool,
+    /// When the cluster last answered.
+    observed_at: Option<Timestamp>,
     last_recorded: Option<Timestamp>,
 }
 
@@ -79,7 +83,15 @@ impl PlannerState {
         self.planner.as_ref().map(Planner::snapshot)
     }
 
+    /// Returns when the cluster last answered; `None`: not since this state was built.
+    pub(crate) const fn observed_at(&self) -> Option<Timestamp> {
+        self.observed_at
+    }
+
     pub(crate) fn plan(&mut self, now: Timestamp, ids: &mut IdSource) -> Option<Plan> {
+        if self.observed_now {
+            self.observed_at = Some(now);
+        }
         self.planner.as_mut().map(|planner| planner.plan(now, ids))
     }
 
@@ -111,6 +123,11 @@ impl PlannerState {
         runs.map(|stored| (stored.run.id, (stored.run.clone(), stored.key.clone()))).collect()
     }
 
+    /// Returns the runs that had not ended when they were last read.
+    pub(crate) fn active_runs(&self) -> &[StoredRun] {
+        &self.runs
+    }
+
     pub(crate) fn fill_counts(&self, report: &mut CycleReport) {
         if let Some(snapshot) = self.snapshot() {
             report.nodes = snapshot.nodes.len();
@@ -126,6 +143,7 @@ impl PlannerState {
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
         self.detect_operator_changes(deps)?;
+        self.observed_now = false;
         if self.planner.is_none() || self.stale.runs {
             self.runs = deps.store.active_runs()?;
             self.stale.runs = false;
@@ -149,7 +167,9 @@ impl PlannerState {
             self.failures.update(deps, lease, &observed, report)?;
         }
         self.update_nodes(deps, observed)?;
-        self.update_rest(deps, &polled)
+        self.update_rest(deps, &polled)?;
+        self.observed_now = snapshot_succeeded;
+        Ok(())
     }
 
     /// Operators' commands are written by other processes; after one, nothing in memory is trusted.
@@ -410,7 +430,10 @@ impl PlannerState {
         let trial_runs = snapshot.commands.iter().flat_map(|request| match &request.kind {
             CommandKind::MultiNodeTest { trials, .. } => trials.as_slice(),
             CommandKind::Test { run, .. } => run.as_slice(),
-            CommandKind::Release { .. } | CommandKind::Quarantine { .. } | CommandKind::CancelRun { .. } => &[],
+            CommandKind::Release { .. }
+            | CommandKind::Quarantine { .. }
+            | CommandKind::Repair { .. }
+            | CommandKind::CancelRun { .. } => &[],
         });
         let active: HashMap<RunId, &Run> = snapshot.runs.iter().map(|active| (active.run.id, &active.run)).collect();
         let mut trials = Vec::new();
@@ -455,6 +478,7 @@ impl PlannerState {
                 Action::RaiseSeverity { node, .. }
                 | Action::Advise { node, .. }
                 | Action::Step { node, .. }
+                | Action::RequestRepair { node, .. }
                 | Action::Propose { node, .. }
                 | Action::CloseCase { node, .. }
                 | Action::RebindCase { node, .. }

@@ -63,23 +63,24 @@ impl Publisher {
         deps: &EngineDeps,
         lease: &Lease,
         planner_state: &PlannerState,
-        now: Timestamp,
     ) -> Result<(), StoreError> {
         if self.state_saved.is_some_and(|saved| saved.elapsed() < SAVE_STATE_EVERY) {
             return Ok(());
         }
-        self.save_state(deps, lease, planner_state, now)
+        self.save_state(deps, lease, planner_state)
     }
 
+    /// Stores the cluster state under the time at which the cluster last answered: neither a failed observation nor the stop
+    /// of the controller makes it younger.
     pub(crate) fn save_state(
         &mut self,
         deps: &EngineDeps,
         lease: &Lease,
         planner_state: &PlannerState,
-        now: Timestamp,
     ) -> Result<(), StoreError> {
-        let Some(snapshot) = planner_state.snapshot() else { return Ok(()) };
-        deps.store.save_cluster_state(lease, now, &snapshot::serializable(deps.backend.name(), snapshot))?;
+        let observed = planner_state.snapshot().zip(planner_state.observed_at());
+        let Some((snapshot, observed_at)) = observed else { return Ok(()) };
+        deps.store.save_cluster_state(lease, observed_at, &snapshot::serializable(deps.backend.name(), snapshot))?;
         self.state_saved = Some(Instant::now());
         Ok(())
     }

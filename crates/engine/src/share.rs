@@ -34,6 +34,11 @@ pub struct ShareError {
 }
 
 impl ShareError {
+    /// Whether only space is missing.
+    pub fn is_full(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
     fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let hint = match source.kind() {
             io::ErrorKind::NotFound => "create the directory or set `data` in the configuration",
@@ -79,6 +84,22 @@ impl Share {
             true => Ok(()),
             false => Err(fail(io::ErrorKind::NotADirectory.into())),
         }
+    }
+
+    /// Checks that files can be created in the directory. Leaves nothing behind.
+    ///
+    /// # Errors
+    /// If that fails, unless only space is missing: [`ShareError::is_full`] tells.
+    pub fn check_writable(&self) -> Result<(), ShareError> {
+        let fail = |error: io::Error| ShareError::new("writing to", &self.root, error);
+        // A file without a name is gone when it is closed. Not every file system has such files, NFS for one.
+        let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        if rustix::fs::open(&self.root, nameless, Mode::from_raw_mode(0o600)).is_ok() {
+            return Ok(());
+        }
+        let path = self.root.join(format!(".doctor-trial-{}", std::process::id()));
+        File::options().write(true).create_new(true).open(&path).map_err(fail)?;
+        fs::remove_file(&path).map_err(fail)
     }
 
     pub fn root(&self) -> &Path {

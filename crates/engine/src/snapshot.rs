@@ -26,6 +26,12 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ObservedCluster {
     pub backend: String,
+    /// When a controller last ran a cycle, whether the cluster answered or not. Absent: stored by a version without it.
+    #[serde(default)]
+    pub cycle_at: Option<Timestamp>,
+    /// The version of the controller that observed it. `None`: that controller did not store it.
+    #[serde(default)]
+    pub program: Option<String>,
     pub caps: Capabilities,
     pub policy: Policy,
     pub tests: Vec<TestPolicy>,
@@ -53,6 +59,8 @@ pub struct ClusterStateRow {
 pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl Serialize + 'a {
     ObservedClusterRef {
         backend,
+        cycle_at: snapshot.at,
+        program: env!("CARGO_PKG_VERSION"),
         caps: snapshot.capabilities,
         policy: &snapshot.policy,
         tests: &snapshot.tests,
@@ -64,6 +72,8 @@ pub(crate) fn serializable<'a>(backend: &'a str, snapshot: &'a Snapshot) -> impl
 #[derive(Serialize)]
 struct ObservedClusterRef<'a> {
     backend: &'a str,
+    cycle_at: Timestamp,
+    program: &'static str,
     caps: Capabilities,
     policy: &'a Policy,
     tests: &'a [TestPolicy],
@@ -100,10 +110,17 @@ impl Serialize for NodeRows<'_> {
 }
 
 impl ObservedCluster {
+    /// Returns the time of the last cycle of a cluster that last answered at this time.
+    pub fn last_cycle(&self, observed_at: Timestamp) -> Timestamp {
+        self.cycle_at.map_or(observed_at, |cycle_at| cycle_at.max(observed_at))
+    }
+
     /// A cluster that no cycle has observed yet.
     pub fn unobserved(settings: &Settings) -> Self {
         Self {
             backend: String::new(),
+            cycle_at: None,
+            program: None,
             caps: Capabilities::NONE,
             policy: (*settings.policy).clone(),
             tests: settings.tests.to_vec(),
@@ -128,7 +145,7 @@ impl ClusterStateRow {
     }
 }
 
-/// Returns what the last cycle observed, and when. `None`: no cycle has stored anything.
+/// Returns what the last cycle observed, and when the cluster last answered. `None`: no cycle has stored anything.
 ///
 /// # Errors
 /// If the store fails, or its content cannot be parsed by this version.

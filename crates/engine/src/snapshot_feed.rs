@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use doctor_core::{ids::NodeName, snapshot::Snapshot};
+use doctor_core::{ids::NodeName, snapshot::Snapshot, time::Timestamp};
 
 use crate::settings::Settings;
 
@@ -16,6 +16,10 @@ use crate::settings::Settings;
 #[derive(Debug, Clone)]
 pub struct ObservedSnapshot {
     pub snapshot: Snapshot,
+    /// When the cluster last answered; before `snapshot.at` while it does not.
+    pub observed_at: Option<Timestamp>,
+    /// The backend's name.
+    pub backend: String,
     /// Nodes that the cycle's actions have changed in the store.
     pub changed_in_store: Vec<NodeName>,
     /// The settings of that cycle.
@@ -49,8 +53,7 @@ impl SnapshotFeed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn publish(&self, snapshot: &Snapshot, changed_in_store: Vec<NodeName>, settings: &Settings) {
-        let observed = ObservedSnapshot { snapshot: snapshot.clone(), changed_in_store, settings: settings.clone() };
+    pub(crate) fn publish(&self, observed: ObservedSnapshot) {
         self.send(FeedMessage::Snapshot(Box::new(observed)));
     }
 

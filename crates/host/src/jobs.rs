@@ -22,10 +22,13 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{files, process};
+use crate::{files, output_file, process};
 
 /// How long a killed process may take to disappear. One that is stuck in the kernel takes longer and is abandoned.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+
+/// The program's output, in the directory of its run.
+const OUTPUT: &str = "output.txt";
 
 /// The age, counted from the creation of the run, at which an ended run is removed.
 const RETENTION: Span = Span::days(30);
@@ -45,6 +48,15 @@ pub struct Jobs {
 #[serde(deny_unknown_fields)]
 pub struct DecisionTime {
     at: Timestamp,
+}
+
+/// What is left of a job that ended or is stuck.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRemains {
+    /// `None`: it has not ended.
+    pub ending: Option<String>,
+    /// The end of what the program printed.
+    pub text: String,
 }
 
 /// The state of a child of this process.
@@ -90,7 +102,7 @@ impl Jobs {
         {
             return Ok(());
         }
-        let output = File::options().append(true).create(true).open(directory.join("output.txt"))?;
+        let output = File::options().append(true).create(true).open(directory.join(OUTPUT))?;
         let child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
         children.retain(|(started, _)| *started != run);
         children.push((run, child));
@@ -143,6 +155,24 @@ impl Jobs {
             (None, _) => JobEnd::Lost,
         };
         Ok(ObservedJobState::Ended { job, started, at: ended.at, how })
+    }
+
+    /// Returns the end of what the job's program printed, at most `max_bytes` bytes, and how it ended. `None`: there is no job.
+    pub fn remains(&self, run: RunId, max_bytes: u64) -> io::Result<Option<JobRemains>> {
+        let directory = self.run_directory(run);
+        let ended = files::read::<JobFile>(&self.job_file(run))?.and_then(|file| file.ended);
+        let cancelled = directory.join("cancel.json").exists();
+        let ending = ended.map(|ended| match ended.exit {
+            Some(code) => format!("exit code {code}"),
+            None if cancelled => "cancelled".to_owned(),
+            None => "ended without an exit code: it was killed, or the machine restarted".to_owned(),
+        });
+        let text = match output_file::tail(&directory, Path::new(OUTPUT), max_bytes) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            other => other?,
+        };
+        let found = ending.is_some() || text.is_some();
+        Ok(found.then(|| JobRemains { ending, text: text.unwrap_or_default() }))
     }
 
     /// Records the end of a job that vanished without reporting one, or that cannot be killed.
@@ -266,6 +296,25 @@ fn child_state(children: &mut [(RunId, Child)], run: RunId) -> io::Result<ChildS
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_output_of_a_program_that_cannot_run_remains_with_its_exit_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let jobs = Jobs::open(folder.path(), "x", Span::from_secs(30)).unwrap();
+        let (run, now) = (RunId::from_number(1), Timestamp::from_secs(1));
+        assert_eq!(jobs.remains(run, 100).unwrap(), None);
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec /usr/bin/no-such-program"]);
+        jobs.start(run, command, now).unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(120);
+        while !matches!(jobs.state(run, now).unwrap(), ObservedJobState::Ended { .. }) {
+            assert!(std::time::Instant::now() < until, "it ends");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let left = jobs.remains(run, 100).unwrap().unwrap();
+        assert_eq!(left.ending.as_deref(), Some("exit code 127"));
+        assert!(left.text.contains("no-such-program: not found"), "{left:?}");
+    }
 
     #[test]
     fn a_start_after_its_cancel_starts_no_process() {

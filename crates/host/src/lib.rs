@@ -9,6 +9,7 @@ pub mod host_directory;
 pub mod jobs;
 pub mod marks;
 pub mod occupancy;
+pub mod output_file;
 pub mod process;
 pub mod protocol;
 pub mod vendor_reports;

@@ -14,7 +14,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{marks::MarkChange, vendor_reports::ReportProgress};
+use crate::{jobs::JobRemains, marks::MarkChange, vendor_reports::ReportProgress};
 
 /// The first line that the program prints. The number is the protocol version.
 pub const HELLO: &str = "doctor-node host 1";
@@ -247,6 +247,9 @@ pub struct RunStatus {
     /// The end of the log, under the same conditions.
     #[serde(default)]
     pub log: Option<String>,
+    /// What is left of a job that ended, if it may have no result.
+    #[serde(default)]
+    pub remains: Option<JobRemains>,
     /// All hosts of a multi-node run. Empty: the run uses this host only.
     #[serde(default)]
     pub nodes: Vec<NodeName>,
@@ -255,7 +258,7 @@ pub struct RunStatus {
 impl RunStatus {
     /// A run without document, log or other hosts.
     pub const fn without_result(run: RunId, seen: ObservedJobState) -> Self {
-        Self { run, job: seen, document: None, log: None, nodes: Vec::new() }
+        Self { run, job: seen, document: None, log: None, remains: None, nodes: Vec::new() }
     }
 }
 

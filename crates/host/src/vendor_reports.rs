@@ -3,7 +3,7 @@
 //! `doctor-node report` runs as a job ([`Jobs`]) under the operation's id: it starts once per operation, survives its
 //! caller, has limits, and is polled until it has ended.
 
-use std::{ffi::OsString, fs, io, io::Read as _, path::Path, process::Command};
+use std::{ffi::OsString, io, path::Path, process::Command};
 
 use doctor_core::{
     ids::{OpId, RunId},
@@ -11,8 +11,9 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use crate::jobs::Jobs;
+use crate::{jobs::Jobs, output_file};
 
 /// The vendor's tool is killed after this long.
 pub const TOOL_TIMEOUT: Span = Span::minutes(3);
@@ -20,6 +21,10 @@ pub const TOOL_TIMEOUT: Span = Span::minutes(3);
 pub const MAX_FILE_BYTES: u64 = 12 << 20;
 /// The largest machine report, in bytes. A usual one is a page.
 pub const MAX_MACHINE_BYTES: u64 = 1 << 20;
+
+/// The largest vendor file that is carried in the log of a container, in bytes: a log is rotated at ten megabytes, and the file
+/// takes a third more there.
+pub const MAX_CARRIED_BYTES: u64 = 4 << 20;
 
 /// The machine report, relative to the report's folder.
 pub const MACHINE_FILE: &str = "machine.json";
@@ -42,7 +47,7 @@ pub enum ReportProgress {
 #[serde(deny_unknown_fields)]
 pub struct VendorReport {
     /// Serial numbers, firmware, cloud; whether the vendor's tool ran, and if not, why.
-    pub machine: serde_json::Value,
+    pub machine: Value,
     pub file: Option<VendorFile>,
 }
 
@@ -79,18 +84,10 @@ pub fn report(
         ObservedJobState::Pending { .. } | ObservedJobState::Running { .. } => return Ok(ReportProgress::InProgress),
         ObservedJobState::Unknown { why } => return Ok(ReportProgress::Failed { text: why }),
         ObservedJobState::Ended { how, .. } => {
-            let Some(machine) = read(&folder.join(MACHINE_FILE), MAX_MACHINE_BYTES)? else {
-                return Ok(ReportProgress::Failed {
-                    text: format!("`doctor-node report` ended ({how}) without output"),
-                });
-            };
-            let machine = serde_json::from_slice(&machine).map_err(io::Error::other)?;
-            let file = VENDOR_FILES
-                .iter()
-                .find_map(|name| Some((*name, read(&folder.join(name), MAX_FILE_BYTES).transpose()?)));
-            let file =
-                file.map(|(name, bytes)| Ok::<_, io::Error>(VendorFile { name: name.to_owned(), bytes: bytes? }));
-            return Ok(ReportProgress::Done(Box::new(VendorReport { machine, file: file.transpose()? })));
+            let failed =
+                || ReportProgress::Failed { text: format!("`doctor-node report` ended ({how}) without output") };
+            let read = read(&folder, Path::new(""), MAX_FILE_BYTES)?;
+            return Ok(read.map_or_else(failed, |report| ReportProgress::Done(Box::new(report))));
         }
     }
     jobs.prune(now)?;
@@ -101,15 +98,28 @@ pub fn report(
     Ok(ReportProgress::InProgress)
 }
 
-/// Returns `None` if the file does not exist or is longer than `most` bytes.
-fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
-    let file = match fs::File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
+/// Reads the report that `doctor-node report` wrote into `folder`, a path below `directory`. `None`: there is none. A vendor's file
+/// of more than `max_file_bytes` bytes is left out, and the machine report says so.
+///
+/// # Errors
+/// If a file cannot be read, or the machine report is not JSON.
+pub fn read(directory: &Path, folder: &Path, max_file_bytes: u64) -> io::Result<Option<VendorReport>> {
+    let Some(machine) = output_file::read(directory, &folder.join(MACHINE_FILE), MAX_MACHINE_BYTES)? else {
+        return Ok(None);
     };
-    let mut bytes = Vec::new();
-    file.take(most + 1).read_to_end(&mut bytes)?;
-    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= most))
+    let mut machine: Value = serde_json::from_slice(&machine).map_err(io::Error::other)?;
+    let mut file = None;
+    for name in VENDOR_FILES {
+        if let Some(bytes) = output_file::read(directory, &folder.join(name), max_file_bytes)? {
+            file = Some(VendorFile { name: name.to_owned(), bytes });
+            break;
+        }
+    }
+    if file.is_none() && !machine["vendor_report"]["file"].is_null() {
+        let why = format!("its file has more than {} KiB, or is gone", max_file_bytes >> 10);
+        machine["vendor_report"] = json!({ "why_not": why });
+    }
+    Ok(Some(VendorReport { machine, file }))
 }
 
 /// Serialises bytes as hexadecimal text.

@@ -1,5 +1,8 @@
 //! The command line of `doctor-node`.
 
+#[cfg(test)]
+mod command_line_file;
+
 use std::{
     ffi::OsString,
     io::IsTerminal as _,
@@ -239,6 +242,9 @@ struct ReportArgs {
     /// Output directory; created if missing.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Print the report as well, packed, for a job whose log is all that the controller can read.
+    #[arg(long)]
+    carry: bool,
     /// Kill the vendor's tool after this time.
     #[arg(long, value_name = "DURATION", default_value = "3m")]
     limit: Span,
@@ -462,7 +468,10 @@ fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let stop = Stop::on_signals().context("cannot install signal handlers")?;
     let runner = args.paths.runner(&stop);
     let work = || -> anyhow::Result<u8> {
-        println!("{}", report::report(&args.out, args.limit, &args.metadata, &runner, &stop)?);
+        println!("{}", report::report(&args.out, &args.paths.root, args.limit, &args.metadata, &runner, &stop)?);
+        if args.carry {
+            print!("{}", report::carried(&args.out)?);
+        }
         Ok(0)
     };
     match (&args.job_file, args.run) {

@@ -11,6 +11,8 @@ use std::{
     thread,
 };
 
+use doctor_checks::result_transport::extract_from_log;
+use doctor_host::vendor_reports::VendorReport;
 use doctor_testbed::fake_machine::{FakeMachine, InstalledMachine, fake_nvidia_library};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -109,6 +111,11 @@ fn the_report_has_serials_firmware_cloud_instance_and_the_vendors_file() {
     assert_eq!((&cloud["name"], &cloud["instance_type"]), (&"aws".into(), &"p5.48xlarge".into()), "{cloud:#}");
     assert_eq!((&cloud["instance_id"], &cloud["placement_group"]), (&"i-0123456789abcdef0".into(), &"train-a".into()));
     assert!(!machine.to_string().contains("a-token-of-aws"), "the token must not be stored");
+    // A job whose log is all that the controller can read prints the report, too.
+    let (output, machine) = testbed.report(&["--metadata", &url, "--carry"]);
+    let carried = extract_from_log(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    let carried: VendorReport = serde_json::from_slice(&carried).unwrap();
+    assert_eq!((&carried.machine, carried.file.unwrap().bytes), (&machine, b"all of it".to_vec()));
 
     // Disabled: no query.
     let (_, machine) = testbed.report(&["--metadata", "none"]);
@@ -147,4 +154,15 @@ fn the_partial_output_of_a_hung_tool_is_kept() {
     let (_, machine) = testbed.report(&[]);
     assert!(machine["vendor_report"]["why_not"].as_str().unwrap_or_default().contains("exit status: 3"), "{machine:#}");
     assert_eq!(testbed.left("nvidia-bug-report.log"), None);
+}
+
+#[test]
+fn a_file_that_is_too_long_for_a_log_is_left_out_of_it_with_the_reason() {
+    let testbed = Testbed::new("Unknown Vendor", Some("head -c 5000000 /dev/zero >nvidia-bug-report.log.gz"));
+    let (output, _) = testbed.report(&["--carry"]);
+    let carried = extract_from_log(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    let carried: VendorReport = serde_json::from_slice(&carried).unwrap();
+    assert_eq!((carried.file, carried.machine["gpus"].as_array().map(Vec::len)), (None, Some(8)));
+    let why = carried.machine["vendor_report"]["why_not"].as_str().unwrap().to_owned();
+    assert!(why.contains("more than"), "{why}");
 }

@@ -8,6 +8,8 @@ use doctor_backend::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
+    last_output::LastOutput,
+    run::Run,
     snapshot::Capabilities,
     time::Timestamp,
 };
@@ -95,6 +97,10 @@ impl Backend for SimBackend {
 
     fn poll(&self, runs: &[RunId]) -> Result<Vec<PolledJob>, BackendError> {
         self.world().poll(runs)
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        self.world().remaining_output(run.id)
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {

@@ -50,6 +50,11 @@ impl BackendKind for Sim {
         config.socket = beside.join(&config.socket);
     }
 
+    /// The simulated cluster has to answer, because its clock is the controller's.
+    fn verify(config: &SimConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        config.connect().map(drop)
+    }
+
     fn open(config: &SimConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         let sim = config.connect()?;
         Ok(OpenedCluster { backend: sim.clone(), clock: sim, token_reviewer: None })

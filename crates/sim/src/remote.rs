@@ -17,6 +17,8 @@ use doctor_backend::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
+    last_output::LastOutput,
+    run::Run,
     snapshot::Capabilities,
     time::{Span, Timestamp},
 };
@@ -278,6 +280,13 @@ impl Backend for RemoteSim {
                 jobs.ok_or_else(|| unexpected_response("poll", "a document that is not bytes"))
             }
             other => Err(unexpected_response("poll", &format!("{other:?}"))),
+        }
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        match self.query("read the output of a job", &Call::RemainingOutput(run.id))? {
+            Response::Output(outputs) => Ok(outputs),
+            other => Err(unexpected_response("read the output of a job", &format!("{other:?}"))),
         }
     }
 

@@ -180,6 +180,7 @@ fn respond(served: &SimServer, call: Call) -> Response {
             world.failed_work(since).map(|failed| Response::Failures(failed.into_iter().map(Into::into).collect()))
         }
         Call::Poll(runs) => world.poll(&runs).map(|jobs| Response::Polled(jobs.into_iter().map(Into::into).collect())),
+        Call::RemainingOutput(run) => world.remaining_output(run).map(Response::Output),
         Call::Cancel(run) => world.cancel(run).map(|()| Response::Done),
         Call::Apply { node, op, what } => world.apply(&node, &what.into_op(op)).map(|()| Response::Done),
         Call::Reports => Ok(Response::Reports(world.agent_reports().into_iter().map(Into::into).collect())),

@@ -9,6 +9,7 @@ use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId, TestId},
     job_failures::JobFailure,
+    last_output::LastOutput,
     node::{Node, OurMark},
     run::{NonEmpty, ObservedJobState},
     snapshot::Capabilities,
@@ -33,6 +34,7 @@ pub(crate) enum Call {
     Snapshot,
     Submit(WireJob),
     Poll(Vec<RunId>),
+    RemainingOutput(RunId),
     Cancel(RunId),
     FailedWork(Timestamp),
     Apply { node: NodeName, op: OpId, what: WireChange },
@@ -56,6 +58,7 @@ pub(crate) enum Response {
     Nodes(Vec<WireNode>),
     Job(JobId),
     Polled(Vec<WirePolled>),
+    Output(Vec<LastOutput>),
     Failures(Vec<WireFailure>),
     Done,
     Reports(Vec<WireReport>),

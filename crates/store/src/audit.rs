@@ -12,7 +12,6 @@ use super::{
     Store,
     db::{ColumnType, Row, SqlValue, Tx, vals},
     error::Result,
-    fencing::Lease,
     id_cache::{IdCache, parsed},
     records::{AuditRow, Counters, CycleId, CycleRow},
 };
@@ -194,11 +193,6 @@ impl Store {
     /// Returns a counter that grows with every write by any other process than the controller.
     pub fn operator_changes(&self) -> Result<u64> {
         self.read(|tx| read_counter(tx, Counter::OperatorChanges))
-    }
-
-    /// Counts documents rejected on arrival.
-    pub fn count_rejected(&self, lease: &Lease, documents: u64) -> Result<()> {
-        self.write(lease, |tx| add_counts(tx, &[(Counter::DocumentsRejected, documents)]))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use doctor_core::{
-    case::{Advice, Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
+    case::{Advice, Case, CaseOutcome, CaseState, OperatorRequest, RepairStep, Step, StepKind, StepState},
     ids::{CaseId, NodeName, OpId},
     time::Timestamp,
     view::CaseSpan,
@@ -119,6 +119,19 @@ fn set_node_case(tx: &mut Tx<'_>, node: i64, case: Option<CaseId>) -> Result<()>
 pub(super) fn escalate(tx: &mut Tx<'_>, case: CaseId, to: RepairStep) -> Result<()> {
     let mut file = get(tx, case)?;
     file.repair_step = to;
+    put(tx, &file)
+}
+
+/// Records an operator's request to repair the node of the case.
+pub(super) fn request_repair(
+    tx: &mut Tx<'_>,
+    case: CaseId,
+    op: OpId,
+    request: &OperatorRequest,
+    at: Timestamp,
+) -> Result<()> {
+    let mut file = get(tx, case)?;
+    file.request_repair(request, op, at);
     put(tx, &file)
 }
 

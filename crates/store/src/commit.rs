@@ -99,6 +99,7 @@ fn apply(
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: *tries, text }, at)?;
             if *step == StepKind::SaveEvidence { cases::pin_evidence(tx, *case) } else { Ok(()) }
         }
+        Action::RequestRepair { case, op, request, .. } => cases::request_repair(tx, *case, *op, request, at),
         Action::Propose { case, step, op, .. } => {
             let (state, text) = (StepState::Proposed, action.text.as_str());
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: 0, text }, at)
@@ -145,7 +146,7 @@ fn apply(
 }
 
 /// Returns the nodes that this plan marks on its own initiative, which the breaker counts. Excludes nodes that an
-/// operator asked to quarantine, that were found marked, or that return from a hold.
+/// operator asked to quarantine or repair, that were found marked, or that return from a hold.
 fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BTreeSet<NodeName>> {
     let mut nodes = BTreeSet::new();
     for action in actions {
@@ -155,7 +156,8 @@ fn nodes_taken_out(tx: &mut Tx<'_>, actions: &[WithReason<Action>]) -> Result<BT
     }
     for action in actions {
         if let Action::CompleteCommand { command: request } = action.value
-            && let Some(CommandKind::Quarantine { node, .. }) = read_command(tx, request)?
+            && let Some(CommandKind::Quarantine { node, .. } | CommandKind::Repair { node, .. }) =
+                read_command(tx, request)?
         {
             nodes.remove(&node);
         }
@@ -169,7 +171,10 @@ fn add_trial(tx: &mut Tx<'_>, request: u64, new: RunId) -> Result<()> {
     match &mut command {
         CommandKind::Test { run, .. } => *run = Some(new),
         CommandKind::MultiNodeTest { trials, .. } => trials.push(new),
-        CommandKind::Release { .. } | CommandKind::Quarantine { .. } | CommandKind::CancelRun { .. } => return Ok(()),
+        CommandKind::Release { .. }
+        | CommandKind::Quarantine { .. }
+        | CommandKind::Repair { .. }
+        | CommandKind::CancelRun { .. } => return Ok(()),
     }
     let body = json::write(&command)?;
     tx.execute("adding a trial", "UPDATE operator_command SET body = $2 WHERE id = $1", vals![request, &body]).map(drop)
@@ -217,6 +222,7 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
         Action::RaiseSeverity { case, node } => ("worsen", Some(node), Some(*case), None),
         Action::Advise { case, node, .. } => ("advise", Some(node), Some(*case), None),
         Action::Step { case, node, .. } => ("step", Some(node), Some(*case), None),
+        Action::RequestRepair { case, node, .. } => ("request-repair", Some(node), Some(*case), None),
         Action::Propose { case, node, .. } => ("propose", Some(node), Some(*case), None),
         Action::CompleteStep { case, .. } => ("settle", None, Some(*case), None),
         Action::SetState { node, case, .. } => ("move", Some(node), *case, None),

@@ -36,6 +36,15 @@ pub enum StoreError {
     )]
     OldSchema { found: i64 },
 
+    #[error("the store has no tables: start the controller (`doctor serve`) on it first, or `doctor run`")]
+    NoSchema,
+
+    #[error(
+        "the store has schema {found}, this program reads schema {needed}, and a command that only reads does not migrate \
+         it: start this version's controller, which migrates it, or use the version that wrote it"
+    )]
+    NotMigrated { found: i64, needed: i64 },
+
     #[error(
         "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
          `sslmode=disable`"

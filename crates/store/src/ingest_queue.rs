@@ -11,8 +11,8 @@
 //! - A reader in this process first enters everything stored before.
 //! - Any other writer in this process first closes the ingest queue and enters its content: nothing changes underneath an
 //!   admitted result.
-//! - Another process sees results when they are entered, a moment later. A process that opens the store or takes the
-//!   lease enters what it finds. Two processes that enter the same results do so one after the other, because both lock
+//! - Another process sees results when they are entered, a moment later. A process that opens the store for writing or
+//!   takes the lease enters what it finds. Two processes that enter the same results do so one after the other, because both lock
 //!   the lease's row, and the second finds nothing.
 
 use std::{

@@ -46,6 +46,7 @@ mod id_cache;
 mod import;
 mod ingest_queue;
 mod job_failures;
+mod job_outputs;
 mod json;
 mod leader_election;
 mod measured_counts;
@@ -54,9 +55,11 @@ mod node_hours;
 mod nodes;
 mod operator_commands;
 pub mod outbox;
+mod probe;
 mod publish;
 #[cfg(test)]
 mod query_plan_tests;
+mod rejections;
 mod result_writer;
 mod retention;
 mod runs;
@@ -83,7 +86,9 @@ pub use self::{
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
+    job_outputs::Earlier,
     operator_commands::OperatorCommands,
+    probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
 };
@@ -117,15 +122,31 @@ impl Store {
         Self::from_db(Db::open(url)?)
     }
 
+    /// Opens an existing store for reading. It needs no write permission, for the file or for its directory, never
+    /// migrates the schema, and every write through it fails. Results that a controller has accepted and not yet entered
+    /// become visible when it enters them.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and if the store does not exist or has another schema.
+    pub fn open_to_read(url: &StoreUrl) -> Result<Self> {
+        let store = Self::over(Db::open_to_read(url)?);
+        store.transaction(Access::Read, &mut schema::check_current)?;
+        Ok(store)
+    }
+
     /// Opens an in-memory store, which lasts until its last clone is dropped.
     pub fn open_in_memory() -> Result<Self> {
         Self::from_db(Db::in_memory()?)
     }
 
-    fn from_db(db: Db) -> Result<Self> {
+    fn over(db: Db) -> Self {
         let queue = IngestQueue::new(db.is_sqlite());
         let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: queue };
-        let store = Self { shared: Arc::new(shared), deadline: None };
+        Self { shared: Arc::new(shared), deadline: None }
+    }
+
+    fn from_db(db: Db) -> Result<Self> {
+        let store = Self::over(db);
         store.transaction(Access::WriteExclusive, &mut |tx| {
             schema::migrate(tx)?;
             if operator_commands::meta(tx, STORE_ID)?.is_none() {

@@ -2,13 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use doctor_core::{alert::Mute, case::Case, ids::CaseId, time::Timestamp};
+use doctor_core::{
+    alert::Mute,
+    case::Case,
+    ids::{CaseId, NodeName},
+    time::Timestamp,
+};
 
 use super::{
     Store, case_table,
     db::{Access, Tx, vals},
     error::Result,
-    json, operator_commands, outbox,
+    json,
+    operator_commands::{self, OperatorCommands},
+    outbox,
     records::RoutedNote,
 };
 
@@ -27,14 +34,7 @@ impl Store {
     /// Suppresses notifications of the case until the given time or until it closes. A later mute replaces an earlier
     /// one.
     pub fn mute(&self, case: &Case, mute: &Mute) -> Result<()> {
-        self.write_unfenced(Access::Write, |tx| {
-            let body = json::write(mute)?;
-            let sql = "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
-            tx.execute("muting a case", sql, vals![case.id, &body])?;
-            let node = tx.node_id(&case.node, mute.at)?;
-            let what = if mute.until.is_some() { "snooze" } else { "acknowledge" };
-            operator_commands::audit_operator(tx, what, Some(node), (&mute.by, &mute.why), mute.at)
-        })
+        self.operator_transaction(|commands| commands.mute(case.id, &case.node, mute))
     }
 
     /// Ends an expired mute, and queues the notifications of that in the same transaction.
@@ -53,6 +53,24 @@ impl Store {
             let case = case_table::find(tx, case)?;
             outbox::queue(tx, &case.map_or_else(Vec::new, |case| notes_for(&case, &mute)))
         })
+    }
+}
+
+impl OperatorCommands<'_, '_> {
+    /// Whether this case is stored and open.
+    pub fn is_case_open(&mut self, case: CaseId) -> Result<bool> {
+        Ok(case_table::find(self.tx, case)?.is_some_and(|case| case.is_open()))
+    }
+
+    /// Suppresses notifications of a case of this node.
+    pub fn mute(&mut self, case: CaseId, node: &NodeName, mute: &Mute) -> Result<()> {
+        let body = json::write(mute)?;
+        let sql =
+            "INSERT INTO mute (case_id, body) VALUES ($1, $2) ON CONFLICT (case_id) DO UPDATE SET body = excluded.body";
+        self.tx.execute("muting a case", sql, vals![case, &body])?;
+        let node = self.tx.node_id(node, mute.at)?;
+        let what = if mute.until.is_some() { "snooze" } else { "acknowledge" };
+        operator_commands::audit_operator(self.tx, what, Some(node), (&mute.by, &mute.why), mute.at)
     }
 }
 

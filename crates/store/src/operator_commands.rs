@@ -151,6 +151,7 @@ impl OperatorCommands<'_, '_> {
             CommandKind::Test { node, .. } => ("ask-test", Some(node)),
             CommandKind::Release { node } => ("ask-release", Some(node)),
             CommandKind::Quarantine { node, .. } => ("ask-quarantine", Some(node)),
+            CommandKind::Repair { node, .. } => ("ask-repair", Some(node)),
             CommandKind::CancelRun { .. } => ("ask-withdraw", None),
             CommandKind::MultiNodeTest { nodes, .. } => ("ask-together", Some(nodes.first())),
         };

@@ -18,7 +18,7 @@ use super::{
 
 /// Tables that grow with time, and their aliases in queries. The cluster state is built from all of `latest_result`,
 /// which a query about one node or test need not read.
-const GROWING_TABLES: [&str; 15] = [
+const GROWING_TABLES: [&str; 17] = [
     "history",
     "h",
     "latest_result",
@@ -27,6 +27,8 @@ const GROWING_TABLES: [&str; 15] = [
     "run",
     "r",
     "run_node",
+    "job_output",
+    "o",
     "audit_log",
     "case_record",
     "evidence",
@@ -68,6 +70,10 @@ fn plan_steps_of_all_queries(store: &Store) -> Vec<String> {
         }
         store.runs_before(Some(run), 101, None).unwrap();
         store.run(run).unwrap();
+        store.job_output(run).unwrap();
+        store.last_without_result(&node).unwrap();
+        store.without_result_since(now, 101).unwrap();
+        store.last_run_ends(101).unwrap();
         store.audit_before(None, 101, None).unwrap();
         store.audit_before(Some(7), 101, Some(&node)).unwrap();
         for open in [false, true] {

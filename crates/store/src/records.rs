@@ -7,12 +7,13 @@ use doctor_core::{
     alert::Notification,
     finding::{Finding, OpenFinding, Severity, Verdict},
     ids::{CaseId, HardwareId, NodeName, RunId, TestId},
+    last_output::LastOutput,
     lifecycle::NodeState,
     measured_count::MeasuredCount,
     node::{Hardware, Hold},
-    plan::{Action, SkipReason},
+    plan::{Action, Conclusion, SkipReason},
     reason::{ReasonCode, WithReason},
-    run::{Outcome, Run},
+    run::{Outcome, Run, RunEnd},
     snapshot::{Backoff, Cancelling, TestRecord},
     time::{Span, Timestamp},
 };
@@ -286,6 +287,28 @@ pub struct RunRecord {
     pub started: Option<Timestamp>,
     pub ended: Option<Timestamp>,
     pub cancelling: Option<Cancelling>,
+}
+
+/// A run that ended without a complete result, with the last output of its job on one node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedWithoutResult {
+    pub run: RunId,
+    pub tests: Vec<TestId>,
+    pub ended: Timestamp,
+    pub end: RunEnd,
+    pub output: LastOutput,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunEndRow {
+    pub run: RunId,
+    pub nodes: Vec<NodeName>,
+    pub at: Timestamp,
+    /// `None`: with a result.
+    pub end: Option<Conclusion>,
+    /// Why it has no result, in words; only for the latest runs.
+    pub text: Option<String>,
 }
 
 /// Selects history rows, newest first.

@@ -218,7 +218,7 @@ fn prune_runs(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
                WHERE n.run = r.id) LIMIT $2";
     let old: Vec<SqlValue<'_>> =
         tx.all(operation, sql, vals![first_run(before), LOGS], |row| row.int(0).map(SqlValue::Int))?;
-    for table in ["run_node WHERE run", "run WHERE id"] {
+    for table in ["job_output WHERE run", "run_node WHERE run", "run WHERE id"] {
         let sqlite = format!("DELETE FROM {table} = $1");
         let postgres = format!("DELETE FROM {table} = ANY ($1::int8[])");
         tx.execute_each(operation, (&sqlite, &postgres), &[ColumnType::Int], &old)?;

@@ -259,8 +259,13 @@ fn read_run(row: &Row<'_>, names: &IdCache) -> Result<RunRecord> {
 }
 
 fn read_end(row: &Row<'_>) -> Result<RunEnd> {
-    let why = row.opt_text(16)?.unwrap_or_default();
-    Ok(match row.opt_text(15)? {
+    parse_end(row.opt_text(15)?, row.opt_text(16)?)
+}
+
+/// Parses the columns `end_kind` and `end_reason`.
+pub(super) fn parse_end(kind: Option<&str>, why: Option<&str>) -> Result<RunEnd> {
+    let why = why.unwrap_or_default();
+    Ok(match kind {
         None => RunEnd::Completed(Report::default()),
         Some(INCOMPLETE) => RunEnd::Incomplete { why: parsed("end of a run", why.parse())?, partial: None },
         Some(NOT_STARTED) => RunEnd::NotStarted(parsed("end of a run", why.parse())?),

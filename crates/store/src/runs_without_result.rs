@@ -1,10 +1,10 @@
 //! Ends runs that have no result: writes incomplete history rows if the test had started, and nothing if it had not.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use doctor_core::{
     finding::Verdict,
-    ids::RunId,
+    ids::{NodeName, RunId},
     plan::Conclusion,
     policy::Retry,
     reason::ReasonCode,
@@ -18,9 +18,11 @@ use super::{
     db::{Tx, vals},
     error::Result,
     fencing::Lease,
-    id_cache::OutcomeKind,
+    id_cache::{OutcomeKind, parsed},
+    job_outputs,
     node_hours::{self, RunSpan},
     nodes,
+    records::RunEndRow,
     result_writer::{self, NewHistoryRow},
     runs::{self, INCOMPLETE, NOT_STARTED},
 };
@@ -46,6 +48,51 @@ impl Store {
             audit::append(tx, at, None, &[line])
         })
     }
+
+    /// Returns how the latest runs ended, newest first, without their results.
+    pub fn last_run_ends(&self, limit: u32) -> Result<Vec<RunEndRow>> {
+        self.read(|tx| {
+            let names = Arc::clone(&tx.ids);
+            let sql = "SELECT id, nodes, COALESCE(ended, started, planned), end_kind, end_reason FROM run \
+                       WHERE id < $1 AND NOT EXISTS (SELECT 1 FROM pending_results WHERE pending_results.run = run.id) \
+                       ORDER BY id DESC LIMIT $2";
+            let mut rows = tx.all("reading how runs ended", sql, vals![i64::MAX, limit], |row| {
+                let nodes = runs::decode_ids(row.text(1)?)?;
+                let nodes: Result<Vec<NodeName>> = nodes.into_iter().map(|id| names.node(id).cloned()).collect();
+                let reason = row.opt_text(4)?.unwrap_or_default();
+                let end = match row.opt_text(3)? {
+                    None => None,
+                    Some(INCOMPLETE) => Some(Conclusion::Incomplete(parsed("end of a run", reason.parse())?)),
+                    Some(_) => Some(Conclusion::NotStarted(parsed("end of a run", reason.parse())?)),
+                };
+                Ok(RunEndRow { run: row.run(0)?, nodes: nodes?, at: row.timestamp(2)?, end, text: None })
+            })?;
+            for row in rows.iter_mut().take(EXPLAINED) {
+                row.text = reason_text(tx, row)?;
+            }
+            Ok(rows)
+        })
+    }
+}
+
+/// Runs of which the reason in words is read. Those before them are counted only.
+const EXPLAINED: usize = 20;
+
+/// Returns why a run has no result: what its job printed last, or else what the audit trail says, such as the answer of a
+/// scheduler that rejected it.
+fn reason_text(tx: &mut Tx<'_>, row: &RunEndRow) -> Result<Option<String>> {
+    let code = match row.end {
+        None => return Ok(None),
+        Some(Conclusion::Incomplete(why)) => why.code(),
+        Some(Conclusion::NotStarted(why)) => why.code(),
+    };
+    let Some(node) = row.nodes.first().and_then(|node| tx.ids.node_id(node)) else { return Ok(None) };
+    if let Some(quote) = job_outputs::quote(tx, row.run, node)? {
+        return Ok(Some(quote));
+    }
+    let sql = "SELECT reason_text FROM audit_log WHERE node = $1 AND run = $2 AND reason_code = $3 \
+               ORDER BY id DESC LIMIT 1";
+    tx.first("reading why a run has no result", sql, vals![node, row.run, code], |row| Ok(row.text(0)?.to_owned()))
 }
 
 /// Ends a run. Returns `false` and changes nothing if it has ended already, because its result arrived meanwhile.

@@ -12,13 +12,13 @@ use super::{
 const FIRST: i64 = 11;
 
 /// In order; the first takes an empty database to schema [`FIRST`].
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// The schema this program reads and writes.
 pub(super) const LATEST_VERSION: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
 
 /// Every table, in an order that satisfies references on insert.
-pub(super) const TABLES: [&str; 36] = [
+pub(super) const TABLES: [&str; 37] = [
     "meta",
     "counter",
     "node",
@@ -27,6 +27,7 @@ pub(super) const TABLES: [&str; 36] = [
     "hardware",
     "run",
     "run_node",
+    "job_output",
     "pending_results",
     "history",
     "latest_result",
@@ -81,6 +82,27 @@ pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Fails unless the database has the current schema: a process that only reads does not migrate.
+pub(super) fn check_current(tx: &mut Tx<'_>) -> Result<()> {
+    let operation = "reading the schema version";
+    let exists = match tx.is_sqlite() {
+        true => "SELECT 1 FROM sqlite_schema WHERE name = 'schema_version'",
+        false => "SELECT 1 WHERE to_regclass('schema_version') IS NOT NULL",
+    };
+    let found = match tx.first(operation, exists, &[], |_| Ok(()))? {
+        Some(()) => version(tx)?,
+        None => None,
+    };
+    match found {
+        None => Err(StoreError::NoSchema),
+        Some(found) if found == LATEST_VERSION => Ok(()),
+        Some(found) => {
+            check(found)?;
+            Err(StoreError::NotMigrated { found, needed: LATEST_VERSION })
+        }
+    }
+}
+
 /// Fails on a schema that this program can neither read nor migrate.
 pub(super) const fn check(found: i64) -> Result<()> {
     if found < FIRST {
@@ -93,7 +115,7 @@ pub(super) const fn check(found: i64) -> Result<()> {
 }
 
 /// Returns `None` if the database has no schema yet.
-fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
+pub(super) fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
     let sql = "SELECT MAX(version) FROM schema_version";
     Ok(tx.first("reading the schema version", sql, &[], |row| row.opt_int(0))?.flatten())
 }
@@ -163,6 +185,18 @@ mod tests {
     }
 
     #[test]
+    fn a_store_of_the_first_release_is_migrated() {
+        let database = database(None);
+        database.execute_batch("CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)").unwrap();
+        database.execute_batch(&for_database(MIGRATIONS[0], true)).unwrap();
+        database.execute("INSERT INTO schema_version (version) VALUES (?1)", [FIRST]).unwrap();
+        let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
+        migrate(&mut tx).unwrap();
+        assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION));
+        tx.all("test", "SELECT run, node, at, ending, text FROM job_output", &[], |_| Ok(())).unwrap();
+    }
+
+    #[test]
     fn a_store_of_a_development_version_is_rejected_with_instructions() {
         for found in [1, 10] {
             let database = database(Some(found));
@@ -184,6 +218,19 @@ mod tests {
         let database = database(Some(LATEST_VERSION + 1));
         let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
         assert!(matches!(error, StoreError::NewerSchema { known: LATEST_VERSION, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_reader_accepts_the_current_schema_only_and_changes_nothing() {
+        let check = |database: &rusqlite::Connection| {
+            check_current(&mut Tx::new(Conn::Sqlite(database), std::sync::Arc::default()))
+        };
+        let current = database(None);
+        assert!(matches!(check(&current), Err(StoreError::NoSchema)), "an empty database");
+        migrate(&mut Tx::new(Conn::Sqlite(&current), std::sync::Arc::default())).unwrap();
+        check(&current).unwrap();
+        assert!(matches!(check(&database(Some(LATEST_VERSION + 1))), Err(StoreError::NewerSchema { .. })));
+        assert!(matches!(check(&database(Some(FIRST - 1))), Err(StoreError::OldSchema { .. })));
     }
 
     #[test]

@@ -195,6 +195,12 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
         problems.push(format!("{} is active without a key, or is not a run of that node", row.run(0)?));
         Ok(())
     })?;
+    let sql = "SELECT o.run, o.node FROM job_output o \
+               WHERE NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = o.run AND n.node = o.node)";
+    tx.rows("reading the output of jobs", sql, &[], |row| {
+        problems.push(format!("{} has output of node {}, on which it did not run", row.run(0)?, row.int(1)?));
+        Ok(())
+    })?;
     report.add(format!("{} active runs", busy.len()), problems);
     Ok(())
 }

@@ -19,6 +19,8 @@ mod files;
 mod history;
 #[path = "store_suite/ingest_queue.rs"]
 mod ingest_queue;
+#[path = "store_suite/job_outputs.rs"]
+mod job_outputs;
 #[path = "store_suite/outbox.rs"]
 mod outbox;
 #[path = "store_suite/property.rs"]
@@ -59,6 +61,7 @@ suite!(
     a_started_run_without_results_leaves_incomplete_rows,
     a_run_that_did_not_start_leaves_no_row_and_its_node_backs_off_exponentially,
     a_rejected_job_backs_off_until_a_job_starts,
+    rejected_documents_are_counted_with_the_time_of_the_last,
     a_node_taken_by_other_work_does_not_back_off,
     the_database_rejects_a_plan_with_a_second_run_on_a_node,
     a_result_that_arrived_before_the_conclusion_stays,
@@ -214,11 +217,27 @@ fn a_rejected_job_backs_off_until_a_job_starts(bed: &mut StoreTestbed) {
     let record = bed.store.run(run).unwrap().unwrap();
     assert_eq!(record.run.state, RunState::Ended(RunEnd::NotStarted(NotStartedReason::Rejected)));
     assert_eq!(bed.store.audit(1, None).unwrap()[0].text, "no such partition");
+    let ends = bed.store.last_run_ends(10).unwrap();
+    assert_eq!((ends[0].run, &ends[0].nodes[..]), (run, &[node("n1")][..]));
+    assert_eq!(ends[0].end, Some(Conclusion::NotStarted(NotStartedReason::Rejected)));
+    assert_eq!(ends[0].text.as_deref(), Some("no such partition"));
 
     bed.wait(Span::hours(1));
     let run = bed.plan("n1", &["disk"]);
     bed.store.record_running(&bed.lease, run, bed.now).unwrap();
+    assert_eq!(bed.store.last_run_ends(10).unwrap(), ends, "a run that has not ended is not among them");
     assert_eq!(bed.store.load_nodes().unwrap()[&node("n1")].backoff, None);
+    bed.assert_sound();
+}
+
+fn rejected_documents_are_counted_with_the_time_of_the_last(bed: &mut StoreTestbed) {
+    assert_eq!((bed.store.counters().unwrap().documents_rejected, bed.store.last_rejection().unwrap()), (0, None));
+    for documents in [2, 1] {
+        bed.wait(Span::hours(1));
+        bed.store.count_rejected(&bed.lease, documents, bed.now).unwrap();
+    }
+    let (count, last) = (bed.store.counters().unwrap().documents_rejected, bed.store.last_rejection().unwrap());
+    assert_eq!((count, last), (3, Some(bed.now)));
     bed.assert_sound();
 }
 

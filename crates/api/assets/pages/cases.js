@@ -2,7 +2,7 @@
 
 import { get, getAll } from "../api.js";
 import { badge, severityLegend } from "../colours.js";
-import { LiveSection, SEVERITY_COLUMN, section, selectField } from "../components.js";
+import { LiveSection, SEVERITY_COLUMN, nodesLink, section, selectField } from "../components.js";
 import { el, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
 import { codeLabel, formatMeasurement, severityText, timeElement } from "../format.js";
 import { table } from "../table.js";
@@ -130,7 +130,13 @@ function renderCase(page, id) {
             },
             { key: "text", title: "Finding", wide: true, value: (row) => row.text },
             { key: "evidence", title: "Evidence", wide: true, value: (row) => evidenceText(row.evidence) },
-            { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
+            {
+              key: "rule",
+              title: "Check and rule",
+              value: (row) => `${row.check} / ${row.rule}`,
+              cell: (row) => [nodesLink("check", row.check, row.check), ` / ${row.rule}`],
+            },
+            { key: "reason", title: "Reason", value: (row) => row.reason, cell: (row) => nodesLink("reason", row.reason, codeLabel(row.reason)) },
             { key: "remedy", title: "Remedy", value: (row) => row.remedy },
           ],
         }),

@@ -1,26 +1,13 @@
-// The fleet: health, open problems, and all nodes as a map or a table.
+// The fleet: health, what needs an operator, the open cases, and all nodes as a map or a table.
 
 import { nodeActionButtons } from "../actions.js";
-import { get, getAll } from "../api.js";
-import { badge, severityLegend } from "../colours.js";
+import { attentionList, caseList } from "../attention.js";
+import { get } from "../api.js";
 import { LiveSection, errorView, searchField, selectField } from "../components.js";
-import { el, href, inlineCode, link, nodeLink, replaceContent } from "../dom.js";
-import { Fleet, colourScheme, nodeFilter } from "../fleet-model.js";
-import {
-  codeLabel,
-  formatAge,
-  formatCount,
-  formatMeasurement,
-  formatPercent,
-  parseDuration,
-  plural,
-  setClusterTime,
-  severityRank,
-  severityText,
-  timeElement,
-} from "../format.js";
-import { NodeMap } from "../node-map.js";
-import { table } from "../table.js";
+import { el, href, replaceContent } from "../dom.js";
+import { Fleet } from "../fleet-model.js";
+import { FleetView } from "../fleet-view.js";
+import { codeLabel, formatCount, formatPercent, plural, setClusterTime, timeElement } from "../format.js";
 
 const COLOUR_MODES = [
   ["health", "Health"],
@@ -29,27 +16,19 @@ const COLOUR_MODES = [
   ["occupancy", "Occupancy"],
   ["severity", "Worst finding"],
 ];
+const MAX_REASONS = 8;
+const MAX_TESTS = 4;
+// Nodes that a command may name; the controller accepts no more.
+const MAX_SELECTED = 256;
 
-function renderSummary({ status, findings, map }) {
-  const fleet = new Fleet(map);
+function healthCounts(fleet) {
   const counts = { pass: 0, fail: 0, unknown: 0 };
   for (let node = 0; node < fleet.count; node += 1) counts[fleet.value(node, "health")] += 1;
-  const total = fleet.count;
-  const healthyPercent = total ? (100 * counts.pass) / total : null;
-  const nodesByReason = new Map();
-  for (const { reason, node } of findings.items) nodesByReason.set(reason, (nodesByReason.get(reason) ?? new Set()).add(node));
-  const alerts = [
-    ...status.problems,
-    status.breaker.state !== "closed" &&
-      !status.problems.some((problem) => /breaker/i.test(problem)) &&
-      `The circuit breaker is ${status.breaker.state}: ${status.breaker.why ?? "no node is taken out of service"}`,
-    ...status.pauses.map(
-      (pause) => `Validation ${pause.pool ? `of pool ${pause.pool}` : "of all pools"} is paused by ${pause.by}: ${pause.why}`,
-    ),
-    status.silent.incident &&
-      `${status.silent.silent.length} of ${plural(status.silent.agents, "agent")} stopped reporting: check the network first`,
-  ].filter(Boolean);
-  const healthBar = el(
+  return counts;
+}
+
+function healthBar(counts) {
+  return el(
     "div",
     {
       class: "stacked-bar",
@@ -60,205 +39,71 @@ function renderSummary({ status, findings, map }) {
       .filter((code) => counts[code])
       .map((code) => el("span", { class: code, style: { "flex-grow": String(counts[code]) } })),
   );
-  const filterLink = (text, query) => el("a", { href: href([], query) }, text);
+}
+
+// Which tests do not cover every node within their period, lowest coverage first, and why.
+function validationLine(rows) {
+  const gaps = (row) => [
+    [row.stale, "stale"],
+    [row.never_tested, "never tested"],
+    [row.inconclusive, "inconclusive"],
+  ];
+  const below = rows.filter((row) => gaps(row).some(([count]) => count > 0)).sort((a, b) => a.percent - b.percent);
+  const test = (row) => {
+    const why = gaps(row).filter(([count]) => count > 0);
+    return el(
+      "span",
+      {},
+      el("a", { href: href(["tests", row.test]) }, `${row.test} ${formatPercent(row.percent)}`),
+      el("span", { class: "dim" }, ` (${why.map(([count, name]) => `${formatCount(count)} ${name}`).join(", ")})`),
+    );
+  };
+  if (!rows.length) return null;
+  return el(
+    "p",
+    { class: "facts validation" },
+    el("strong", {}, "Validated in time:"),
+    ...(below.length ? below.slice(0, MAX_TESTS).map(test) : [el("span", {}, "every node, by every test")]),
+    below.length > MAX_TESTS && el("a", { href: href(["coverage"]) }, `and ${plural(below.length - MAX_TESTS, "more test")}`),
+  );
+}
+
+function renderSummary({ status, map }, view) {
+  const fleet = new Fleet(map);
+  const [counts, total] = [healthCounts(fleet), fleet.count];
+  const reasons = fleet.findingGroups("reason");
+  const states = status.nodes.states.filter(([state, count]) => count > 0 && state !== "in-service");
   return [
     el(
       "h1",
       {},
       total ? `${formatCount(counts.pass)} of ${plural(total, "node")} proven healthy` : "No nodes yet",
-      total ? el("span", { class: "dim" }, ` · ${formatPercent(healthyPercent)}`) : "",
+      total ? el("span", { class: "dim" }, ` · ${formatPercent((100 * counts.pass) / total)}`) : "",
     ),
-    total > 0 && healthBar,
+    total > 0 && healthBar(counts),
     el(
       "p",
       { class: "facts" },
-      filterLink(`✕ ${formatCount(counts.fail)} failing`, { filter: "health:fail" }),
-      filterLink(`? ${formatCount(counts.unknown)} unknown`, { filter: "health:unknown" }),
-      el("span", {}, `◷ ${formatCount(status.nodes.overdue)} overdue`),
+      view.filterLink(`✕ ${formatCount(counts.fail)} failing`, "health", "fail"),
+      view.filterLink(`? ${formatCount(counts.unknown)} unknown`, "health", "unknown"),
+      ...states.map(([state, count]) => view.filterLink(`${codeLabel(state)} ${formatCount(count)}`, "state", state)),
+      el("a", { href: href(["coverage"]) }, `◷ ${formatCount(status.nodes.overdue)} overdue`),
       el("span", {}, `${status.running.running} of ${status.running.limit} runs active`),
       el("span", {}, `mode: ${status.mode}`),
-      el("span", {}, `last observed `, status.observed_at ? timeElement(status.observed_at) : "never"),
+      el("span", {}, "last observed ", status.observed_at ? timeElement(status.observed_at) : "never"),
     ),
-    nodesByReason.size > 0 &&
+    reasons.length > 0 &&
       el(
         "p",
         { class: "facts" },
-        el("strong", {}, "Open problems:"),
-        ...[...nodesByReason]
-          .sort((a, b) => b[1].size - a[1].size)
-          .slice(0, 8)
-          .map(([reason, nodes]) => link(["cases"], `${codeLabel(reason)} on ${plural(nodes.size, "node")}`)),
+        el("strong", {}, "Findings:"),
+        ...reasons
+          .slice(0, MAX_REASONS)
+          .map(({ name, nodes }) => view.filterLink(`${codeLabel(name)} on ${plural(nodes.size, "node")}`, "reason", name)),
+        reasons.length > MAX_REASONS && el("a", { href: href(["cases"]) }, `and ${reasons.length - MAX_REASONS} more reasons`),
       ),
-    ...alerts.map((text) => el("p", { class: "alert", role: "alert" }, el("span", { "aria-hidden": "true" }, "⚠ "), inlineCode(text))),
-    ...status.notes.map((text) => el("p", { class: "facts" }, inlineCode(text))),
+    total > 0 && validationLine(status.coverage),
   ];
-}
-
-// The map or table of nodes, its legend and the number of matching nodes.
-class FleetView {
-  constructor(page, container) {
-    this.page = page;
-    this.container = container;
-    this.legend = el("div", { class: "legend", role: "group", "aria-label": "Legend" });
-    this.matchText = el("span", { class: "dim", role: "status" });
-    this.map = new NodeMap({
-      label: "Map of the nodes: arrow keys move, Enter opens a node, Escape leaves. For a table choose “Table”.",
-      open: (node) => (location.hash = href(["nodes", this.fleet.name(node)])),
-      describe: (node) => this.describe(node),
-    });
-    page.onEvent((name) => name === "theme" && this.render(true));
-  }
-
-  get colourMode() {
-    return this.page.query.get("colour") ?? "health";
-  }
-
-  describe(node) {
-    const fleet = this.fleet;
-    const validated = fleet.validated(node);
-    const [health, state, occupancy, severity] = ["health", "state", "occupancy", "severity"].map((key) => fleet.value(node, key));
-    const lines = [
-      fleet.name(node),
-      `${codeLabel(health)} · ${codeLabel(state)} · ${codeLabel(occupancy)}`,
-      validated === null ? "Not fully tested" : `Fully tested: ${formatAge(validated)}`,
-    ];
-    if (severity) lines.push(`Worst finding: ${severityText(severity)}`);
-    if (this.measurement && this.colourMode.startsWith("metric:"))
-      lines.push(`${this.measurement.metric}: ${formatMeasurement(this.measurement.values[fleet.name(node)], this.measurement.unit)}`);
-    return lines;
-  }
-
-  // Shows a new response of the controller.
-  update({ map, tests }) {
-    const previous = this.fleet;
-    this.fleet = new Fleet(map);
-    this.period = Math.max(...tests.filter((test) => test.routine).map((test) => parseDuration(test.cutoff)), 3_600_000);
-    if (previous && this.fleet.hasSameLayout(previous, this.group)) this.render();
-    else this.layout();
-  }
-
-  get group() {
-    return this.page.query.get("group") ?? (this.fleet.has("rack") ? "rack" : "pool");
-  }
-
-  layout() {
-    if (!this.fleet) return;
-    this.renderSurroundings();
-    this.map.show({
-      groups: this.fleet.groups(this.group),
-      count: this.fleet.count,
-      styles: this.styles,
-      styleIndex: this.styleIndex,
-      matches: this.matches,
-    });
-  }
-
-  // Computes the style of each node and whether it matches the filter.
-  updateStyles() {
-    const { styles, styleOf } = colourScheme(this.fleet, this.colourMode, { period: this.period, measurement: this.measurement });
-    const matchesFilter = nodeFilter(this.fleet, this.page.query.get("filter") ?? "");
-    const selected = styles.findIndex((style) => style.code === this.page.query.get("only"));
-    this.styles = styles;
-    [this.styleIndex, this.matches] = [new Uint8Array(this.fleet.count), new Uint8Array(this.fleet.count)];
-    for (let node = 0; node < this.fleet.count; node += 1) {
-      this.styleIndex[node] = styleOf(node);
-      this.matches[node] = matchesFilter(node) && (selected < 0 || this.styleIndex[node] === selected) ? 1 : 0;
-    }
-  }
-
-  get matchingNodes() {
-    return Array.from({ length: this.fleet.count }, (_, node) => node).filter((node) => this.matches[node]);
-  }
-
-  // Renders after a change of colour mode, filter, selected style or view.
-  render(redrawLabels = false) {
-    if (!this.fleet) return;
-    this.renderSurroundings();
-    this.map.recolour(this.styles, this.styleIndex, this.matches, redrawLabels);
-  }
-
-  // Renders everything except the cells of the map.
-  renderSurroundings() {
-    this.updateStyles();
-    const counts = this.styles.map(() => 0);
-    let matched = 0;
-    for (let node = 0; node < this.fleet.count; node += 1) {
-      counts[this.styleIndex[node]] += 1;
-      matched += this.matches[node];
-    }
-    this.matchText.textContent =
-      matched === this.fleet.count
-        ? plural(matched, "node")
-        : `${formatCount(matched)} of ${plural(this.fleet.count, "node")}`;
-    this.drawLegend(counts);
-    if (!this.fleet.count) {
-      replaceContent(this.container, el("p", { class: "placeholder" }, "Nodes appear here when the controller has observed the cluster."));
-    } else if (this.page.query.get("view") === "table") replaceContent(this.container, this.table());
-    else if (this.map.element.parentNode !== this.container) replaceContent(this.container, this.map.element);
-  }
-
-  drawLegend(counts) {
-    const selected = this.page.query.get("only");
-    const legendJson = JSON.stringify([this.styles, counts, selected]);
-    if (legendJson === this.legendJson) return;
-    this.legendJson = legendJson;
-    const toggleStyle = (code) => {
-      this.page.setParam("only", selected === code ? null : code);
-      this.render();
-    };
-    replaceContent(
-      this.legend,
-      ...this.styles.map((style, index) =>
-        el(
-          "button",
-          {
-            type: "button",
-            class: "legend-item",
-            "aria-pressed": String(selected === style.code),
-            "data-key": `only-${style.code}`,
-            on: { click: () => toggleStyle(style.code) },
-          },
-          el("span", { class: `swatch ${style.shape}`, style: { "--swatch": style.colour }, "aria-hidden": "true" }),
-          `${style.text} `,
-          el("span", { class: "dim" }, formatCount(counts[index])),
-        ),
-      ),
-    );
-  }
-
-  table() {
-    const fleet = this.fleet;
-    const rows = this.matchingNodes;
-    const textColumn = (key, heading) => ({ key, title: heading, value: (node) => fleet.value(node, key) ?? "" });
-    const badgeColumn = (key, heading) => ({
-      ...textColumn(key, heading),
-      cell: (node) => (fleet.value(node, key) ? badge(fleet.value(node, key)) : "–"),
-    });
-    const iso = (node) => (fleet.validated(node) === null ? "" : new Date(fleet.validated(node)).toISOString());
-    const columns = [
-      { key: "node", title: "Node", value: (node) => fleet.name(node), cell: (node) => nodeLink(fleet.name(node)) },
-      textColumn("pool", "Pool"),
-      fleet.has("rack") && textColumn("rack", "Rack"),
-      textColumn("sku", "SKU"),
-      badgeColumn("health", "Health"),
-      badgeColumn("state", "State"),
-      badgeColumn("occupancy", "Occupancy"),
-      { key: "validated", title: "Fully tested", value: iso, cell: (node) => (iso(node) ? timeElement(iso(node)) : "never") },
-      { ...badgeColumn("severity", "Worst finding"), sortValue: (node) => severityRank(fleet.value(node, "severity")) },
-      this.measurement &&
-        this.colourMode.startsWith("metric:") && {
-          key: "metric",
-          title: this.measurement.metric,
-          alignRight: true,
-          value: (node) => this.measurement.values[fleet.name(node)] ?? "",
-          cell: (node) => formatMeasurement(this.measurement.values[fleet.name(node)], this.measurement.unit),
-        },
-    ].filter(Boolean);
-    return [
-      table(this.page, { name: "nodes", caption: "Nodes", columns, rows, emptyText: "No nodes match the filter." }),
-      severityLegend(rows.map((node) => fleet.value(node, "severity"))),
-    ];
-  }
 }
 
 // The "Colour by" field. It includes the measurements of each test, which are fetched when selected.
@@ -309,18 +154,49 @@ function colourField(page, view, tests) {
   return field;
 }
 
+// The commands on the nodes that the filter shows. Without a filter they name no node: a command on the whole fleet is typed.
+function addActions(page, view, container) {
+  const selected = () => (view.isFiltered && view.matchingNodes.length <= MAX_SELECTED ? view.matchingNodes.map((node) => view.fleet.name(node)) : []);
+  const buttons = nodeActionButtons(page, selected, () => {});
+  if (!buttons) return;
+  const text = el("span", { class: "dim" });
+  view.onRender = () => {
+    const count = selected().length;
+    if (count) text.textContent = `For ${plural(count, "node")} shown:`;
+    else text.textContent = view.isFiltered && view.matchingNodes.length ? `Over ${MAX_SELECTED} nodes match: name the nodes` : "Filter to select nodes, or name them";
+  };
+  view.onRender();
+  container.append(el("div", { class: "node-actions" }, text, buttons));
+}
+
 export function render(page) {
-  const summaryContainer = el("section", { class: "summary" });
+  const summaryContainer = el("section", { class: "summary", "aria-label": "Health" });
+  const [attentionContainer, casesContainer] = ["Needs an operator", "Open cases"].map((name) =>
+    el("section", { class: "card", "aria-label": name }),
+  );
   const controls = el("div", { class: "controls" });
   const container = el("div", { class: "fleet-nodes" });
-  const body = el("div", { class: "card" }, controls, container);
-  const view = new FleetView(page, container);
-  replaceContent(page.main, summaryContainer, body);
+  const overview = el(
+    "div",
+    { class: "overview" },
+    el("div", { class: "overview-lists" }, attentionContainer, casesContainer),
+    el("section", { class: "card", "aria-label": "Nodes" }, el("h2", {}, "Nodes"), controls, container),
+  );
+  const view = new FleetView(page, container, overview);
+  replaceContent(page.main, summaryContainer, overview);
 
   const addControls = (tests) => {
-    const matchingNames = () => view.matchingNodes.slice(0, 256).map((node) => view.fleet.name(node));
+    const search = searchField(page, "filter", "Filter", "name, health:fail, reason:…", () => view.render());
+    const input = search.querySelector("input");
+    view.onFilter = (text) => (input.value = text);
+    input.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      // One node is left: open it.
+      if (view.matchingNodes.length === 1) view.open(view.matchingNodes[0]);
+      else container.querySelector(".map, .scroll")?.focus();
+    });
     controls.append(
-      searchField(page, "filter", "Filter", "name, gpu*, health:fail, state:held, pool:…", () => view.render()),
+      search,
       selectField(
         page,
         "group",
@@ -346,29 +222,47 @@ export function render(page) {
         "map",
         () => view.render(),
       ),
-      view.matchText,
+      view.matchBar,
       view.legend,
-      el("div", {}, nodeActionButtons(page, matchingNames, () => {}) ?? ""),
+      view.breakdown,
     );
+    addActions(page, view, controls);
+    if (page.focusSearch) input.focus();
   };
-  let controlsAdded = false;
+
+  let attention = [];
+  let cases = null;
+  // The cases are read after the first painting of the nodes, which must not wait for them.
+  const showCases = () => {
+    cases = new LiveSection(page, casesContainer, {
+      events: ["cases"],
+      load: async (signal) => ({ ...(await get(["cases"], { limit: 500 }, signal)), attention }),
+      render: ({ items, next }) => caseList(items, attention, next === null),
+    });
+  };
+  replaceContent(attentionContainer, el("h2", {}, "Needs an operator"));
+  replaceContent(casesContainer, el("h2", {}, "Open cases"));
   new LiveSection(page, summaryContainer, {
     events: ["nodes", "runs", "cases", "status"],
     load: async (signal) => {
-      const [status, map, tests, findings] = await Promise.all([
+      const [status, map, tests] = await Promise.all([
         get(["status"], {}, signal),
         get(["map"], {}, signal),
         get(["tests"], {}, signal),
-        getAll(["findings"], {}, signal, 1000),
       ]);
-      return { status, map, tests, findings };
+      return { status, map, tests };
     },
     render: (data) => {
       setClusterTime(data.status.at);
       view.update(data);
-      if (!controlsAdded) addControls(data.tests);
-      controlsAdded = true;
-      return renderSummary(data);
+      const changed = JSON.stringify(attention) !== JSON.stringify(data.status.attention);
+      attention = data.status.attention;
+      if (!cases || changed) replaceContent(attentionContainer, attentionList(attention));
+      if (!cases) {
+        addControls(data.tests);
+        showCases();
+      } else if (changed) cases.scheduleReload();
+      return renderSummary(data, view);
     },
   });
 }

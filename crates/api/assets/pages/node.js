@@ -4,7 +4,7 @@ import { nodeActionButtons } from "../actions.js";
 import { download, get } from "../api.js";
 import { histogram, historyChart, timelineChart } from "../charts.js";
 import { badge, severityLegend } from "../colours.js";
-import { LiveSection, SEVERITY_COLUMN, emptyView, errorView, section } from "../components.js";
+import { LiveSection, SEVERITY_COLUMN, emptyView, errorView, nodesLink, section } from "../components.js";
 import { el, inlineCode, link, replaceContent } from "../dom.js";
 import { codeLabel, formatMeasurement, plural, setClusterTime, shortDuration, timeElement } from "../format.js";
 import { logViewer } from "../log-viewer.js";
@@ -22,13 +22,13 @@ function agentText(agent) {
 function renderState(page, why, reload) {
   const fact = (name, ...value) => el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, ...value));
   return [
-    el("h1", {}, why.node, " ", badge(why.state), " ", why.occupancy && badge(why.occupancy)),
+    el("h1", {}, why.node, " ", nodesLink("state", why.state, badge(why.state)), " ", why.occupancy && badge(why.occupancy)),
     el("p", { class: "strong" }, inlineCode(why.headline)),
     nodeActionButtons(page, () => [why.node], reload),
     el(
       "dl",
       { class: "card fact-list" },
-      fact("Pool", why.pool ?? "–"),
+      fact("Pool", why.pool ? nodesLink("pool", why.pool, why.pool) : "–"),
       fact("Hardware", why.hardware ?? "unknown"),
       fact("In this state since", why.since ? timeElement(why.since) : "–"),
       fact("In use by", inlineCode(why.occupancy_text ?? "–")),
@@ -55,7 +55,13 @@ function renderState(page, why, reload) {
           { key: "entity", title: "Component", value: (row) => row.entity },
           { key: "text", title: "Finding", wide: true, value: (row) => row.text },
           { key: "evidence", title: "Evidence", wide: true, value: (row) => row.evidence },
-          { key: "rule", title: "Check and rule", value: (row) => `${row.check} / ${row.rule}` },
+          {
+            key: "rule",
+            title: "Check and rule",
+            value: (row) => `${row.check} / ${row.rule}`,
+            cell: (row) => [nodesLink("check", row.check, row.check), ` / ${row.rule}`],
+          },
+          { key: "reason", title: "Reason", value: (row) => row.reason, cell: (row) => nodesLink("reason", row.reason, codeLabel(row.reason)) },
           {
             key: "times",
             title: "Occurrences",
@@ -134,7 +140,7 @@ function renderMeasurements(page, rows) {
             return el(
               "div",
               { class: "measurement" },
-              el("h4", {}, measurement.name, el("span", { class: "dim" }, ` ${formatMeasurement(last, measurement.unit)}`)),
+              el("h3", {}, measurement.name, el("span", { class: "dim" }, ` ${formatMeasurement(last, measurement.unit)}`)),
               el(
                 "div",
                 { class: "two-columns" },

@@ -35,10 +35,11 @@ macro_rules! files {
 const PAGE: &str = include_str!("../../assets/index.html");
 
 /// Every file the page loads. A test compares this list with the folder.
-const FILES: [File; 25] = files![
+const FILES: [File; 28] = files![
     "actions.js": SCRIPT,
     "api.js": SCRIPT,
     "app.js": SCRIPT,
+    "attention.js": SCRIPT,
     "charts.js": SCRIPT,
     "colours.js": SCRIPT,
     "components.js": SCRIPT,
@@ -46,10 +47,12 @@ const FILES: [File; 25] = files![
     "dom.js": SCRIPT,
     "event-stream.js": SCRIPT,
     "fleet-model.js": SCRIPT,
+    "fleet-view.js": SCRIPT,
     "format.js": SCRIPT,
     "icon.svg": SVG,
     "log-viewer.js": SCRIPT,
     "node-map.js": SCRIPT,
+    "pages/attention.js": SCRIPT,
     "pages/audit.js": SCRIPT,
     "pages/budget.js": SCRIPT,
     "pages/cases.js": SCRIPT,

@@ -94,7 +94,7 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "doctor_cycle_age_seconds",
         &[],
-        "Age of the cluster state that a cycle last stored, which happens every 15 seconds.",
+        "Time since the cluster last answered a cycle; known to within 15 seconds. A cycle that could not observe the cluster does not reset it.",
     ),
     gauge(
         "doctor_cycle_duration_seconds",

@@ -1,8 +1,10 @@
 //! Bodies of action requests: the fields of each, in one table, and the operator command they describe.
 
 use doctor_core::{
+    case::Repair,
     hostlist::{HostlistError, Selector},
-    ids::{PoolName, TestId},
+    ids::{CaseId, PoolName, TestId},
+    reason::UnknownCode,
     time::{Span, Timestamp},
 };
 use doctor_engine::operator_commands::{self, OperatorCommand};
@@ -12,30 +14,46 @@ use super::error::ApiError;
 
 /// An action of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ActionKind {
+pub enum ActionKind {
     Test,
     Hold,
     Release,
     Quarantine,
+    Repair,
     Pause,
     Resume,
     CloseBreaker,
+    Acknowledge,
+    Snooze,
 }
 
 impl ActionKind {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Test, Self::Hold, Self::Release, Self::Quarantine, Self::Pause, Self::Resume, Self::CloseBreaker];
+    pub const ALL: [Self; 10] = [
+        Self::Test,
+        Self::Hold,
+        Self::Release,
+        Self::Quarantine,
+        Self::Repair,
+        Self::Pause,
+        Self::Resume,
+        Self::CloseBreaker,
+        Self::Acknowledge,
+        Self::Snooze,
+    ];
 
     /// Its name in the path.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Test => "test",
             Self::Hold => "hold",
             Self::Release => "release",
             Self::Quarantine => "quarantine",
+            Self::Repair => "repair",
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::CloseBreaker => "close-breaker",
+            Self::Acknowledge => "acknowledge",
+            Self::Snooze => "snooze",
         }
     }
 
@@ -46,9 +64,12 @@ impl ActionKind {
             Self::Hold => "api-hold",
             Self::Release => "api-release",
             Self::Quarantine => "api-quarantine",
+            Self::Repair => "api-repair",
             Self::Pause => "api-pause",
             Self::Resume => "api-resume",
             Self::CloseBreaker => "api-close-breaker",
+            Self::Acknowledge => "api-acknowledge",
+            Self::Snooze => "api-snooze",
         }
     }
 
@@ -58,9 +79,12 @@ impl ActionKind {
             Self::Hold => "Hold nodes: the controller leaves them alone",
             Self::Release => "Release nodes: ends a hold, requalifies a node that was out of service",
             Self::Quarantine => "Take nodes out of service and examine them",
+            Self::Repair => "Reset, reboot or replace nodes once, then requalify them",
             Self::Pause => "Pause validation",
             Self::Resume => "Resume validation",
             Self::CloseBreaker => "Close the circuit breaker: nodes may be taken out again",
+            Self::Acknowledge => "Acknowledge cases: no more notifications about them until they close",
+            Self::Snooze => "Snooze cases: no notifications about them for a while",
         }
     }
 
@@ -74,10 +98,22 @@ impl ActionKind {
             ],
             Self::Hold => &[("nodes", true, FieldKind::TextList), ("until", false, FieldKind::Text)],
             Self::Release => &[("nodes", true, FieldKind::TextList)],
-            Self::Quarantine => &[("nodes", true, FieldKind::TextList), ("drain", false, FieldKind::Flag)],
+            Self::Quarantine => &[
+                ("nodes", true, FieldKind::TextList),
+                ("drain", false, FieldKind::Flag),
+                (CONFIRM_NODES, false, FieldKind::Count),
+            ],
+            Self::Repair => &[
+                ("nodes", true, FieldKind::TextList),
+                ("step", true, FieldKind::Repair),
+                ("drain", false, FieldKind::Flag),
+                (CONFIRM_NODES, false, FieldKind::Count),
+            ],
             Self::Pause => &[("pool", false, FieldKind::Text), ("for", false, FieldKind::Text)],
             Self::Resume => &[("pool", false, FieldKind::Text)],
             Self::CloseBreaker => &[],
+            Self::Acknowledge => &[("cases", true, FieldKind::TextList)],
+            Self::Snooze => &[("cases", true, FieldKind::TextList), ("until", true, FieldKind::Text)],
         }
     }
 
@@ -106,6 +142,8 @@ enum FieldKind {
     Text,
     TextList,
     Flag,
+    Count,
+    Repair,
 }
 
 impl FieldKind {
@@ -113,10 +151,13 @@ impl FieldKind {
         let about = match name {
             "nodes" => "selectors: node[01-64], pool=NAME, state=STATE, or a name with `*`",
             "tests" => "tests or suites; default: all regular tests",
+            "cases" => "case ids, as `GET /cases` lists them",
             "multi_node" => "one run over all these nodes",
-            "until" => "a duration such as 4h, or a time; default: until released",
+            "until" => "a duration such as 4h, or a time; default of `hold`: until released",
             "for" => "a duration such as 4h; default: until resumed",
             "drain" => "evict user work, if the cluster supports it",
+            "step" => "what is done to each node, once",
+            CONFIRM_NODES => "the number of nodes, required with `confirm` if the plan has `confirm_nodes`",
             _ => "only this pool; default: all pools",
         };
         match self {
@@ -126,9 +167,17 @@ impl FieldKind {
                 "items": { "type": "string", "minLength": 1, "maxLength": 4096 },
             }),
             Self::Flag => json!({ "type": "boolean", "description": about }),
+            Self::Count => json!({ "type": "integer", "minimum": 1, "description": about }),
+            Self::Repair => {
+                let accepted: Vec<&str> = Repair::ALL.iter().map(|repair| repair.code()).collect();
+                json!({ "type": "string", "enum": accepted, "description": about })
+            }
         }
     }
 }
+
+/// The field with the number of nodes. As `confirm`, it is not part of the command.
+const CONFIRM_NODES: &str = "confirm_nodes";
 
 /// Node names that one request may list: more than a cluster has, but less than a mistyped range expands to.
 pub(super) const MAX_NODE_NAMES: usize = 20_000;
@@ -152,6 +201,7 @@ pub(super) struct ActionRequest {
     fields: Map<String, Value>,
     pub(super) why: String,
     pub(super) confirm: Option<String>,
+    pub(super) confirm_nodes: Option<u64>,
 }
 
 impl ActionRequest {
@@ -178,7 +228,11 @@ impl ActionRequest {
             Some(Value::String(confirm)) if confirm.len() <= 128 => Some(confirm),
             Some(_) => return Err(bad("`confirm` must be the text from the first response".to_owned())),
         };
-        Ok(Self { fields, why, confirm })
+        let number = fields.remove(CONFIRM_NODES);
+        let confirm_nodes = number
+            .map(|number| number.as_u64().filter(|number| *number > 0))
+            .map(|number| number.ok_or_else(|| bad(format!("`{CONFIRM_NODES}` must be the number of nodes"))));
+        Ok(Self { fields, why, confirm, confirm_nodes: confirm_nodes.transpose()? })
     }
 
     /// Returns the request without its confirmation.
@@ -192,6 +246,11 @@ impl ActionRequest {
             Some(Value::String(text)) if (1..=256).contains(&text.len()) => Ok(Some(text)),
             Some(_) => Err(ApiError::BadBody { why: format!("`{name}` must be a string of 1 to 256 characters") }),
         }
+    }
+
+    fn repair(&self) -> Result<Repair, ApiError> {
+        let step = self.text("step")?.unwrap_or_default();
+        step.parse().map_err(|error: UnknownCode| ApiError::BadBody { why: format!("`step`: {error}") })
     }
 
     fn flag(&self, name: &str) -> Result<bool, ApiError> {
@@ -221,6 +280,11 @@ impl ActionRequest {
         Ok(selectors)
     }
 
+    fn cases(&self) -> Result<Vec<CaseId>, ApiError> {
+        let bad = |error: doctor_core::ids::InvalidName| ApiError::BadBody { why: format!("`cases`: {error}") };
+        self.text_list("cases")?.into_iter().map(|text| text.parse().map_err(bad)).collect()
+    }
+
     fn pool(&self) -> Result<Option<PoolName>, ApiError> {
         let pool = self.text("pool")?.map(str::parse).transpose();
         pool.map_err(|error: doctor_core::ids::InvalidName| ApiError::BadBody { why: format!("`pool`: {error}") })
@@ -236,6 +300,9 @@ impl ActionRequest {
             }
             ActionKind::Release => OperatorCommand::Release { nodes: self.nodes()? },
             ActionKind::Quarantine => OperatorCommand::Quarantine { nodes: self.nodes()?, evict: self.flag("drain")? },
+            ActionKind::Repair => {
+                OperatorCommand::Repair { nodes: self.nodes()?, step: self.repair()?, evict: self.flag("drain")? }
+            }
             ActionKind::Pause => {
                 let length = self.text("for")?.map(str::parse::<Span>).transpose();
                 let length = length.map_err(|error| ApiError::BadBody { why: format!("`for`: {error}") })?;
@@ -243,6 +310,11 @@ impl ActionRequest {
             }
             ActionKind::Resume => OperatorCommand::Resume { pool: self.pool()? },
             ActionKind::CloseBreaker => OperatorCommand::CloseBreaker,
+            ActionKind::Acknowledge => OperatorCommand::Acknowledge { cases: self.cases()? },
+            ActionKind::Snooze => {
+                let until = self.text("until")?.unwrap_or_default();
+                OperatorCommand::Snooze { cases: self.cases()?, until: operator_commands::parse_deadline(until, now)? }
+            }
         })
     }
 
@@ -288,6 +360,10 @@ mod tests {
             (ActionKind::Pause, r#"{"for": "long", "why": "x"}"#, "duration"),
             (ActionKind::Pause, "[1]", "not a JSON object"),
             (ActionKind::Quarantine, r#"{"nodes": ["n1"], "why": "x", "drain": 1}"#, "true or false"),
+            (ActionKind::Quarantine, r#"{"nodes": ["n1"], "why": "x", "confirm_nodes": "1"}"#, "number of nodes"),
+            (ActionKind::Hold, r#"{"nodes": ["n1"], "why": "x", "confirm_nodes": 1}"#, "accepted: nodes, until"),
+            (ActionKind::Repair, r#"{"nodes": ["n1"], "why": "x"}"#, "`step` is missing"),
+            (ActionKind::Repair, r#"{"nodes": ["n1"], "why": "x", "step": "kick"}"#, "reset, reboot, replace"),
         ] {
             let error = read(action, bad).unwrap_err();
             assert!(error.to_string().contains(part), "{bad}: {error}");

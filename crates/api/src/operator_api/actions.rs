@@ -30,7 +30,7 @@ use super::{
     confirmations::CONFIRMATION_TTL,
     error::ApiError,
     limits::REQUEST_TIMEOUT,
-    schema::{list, object, one_of, or_null, text, timestamp},
+    schema::{count, list, object, one_of, or_null, text, timestamp},
     state::ApiState,
 };
 use crate::response::{RawBody, SharedResponse};
@@ -55,6 +55,9 @@ struct ActionResponse<'a> {
     by: &'a str,
     why: &'a str,
     at: Timestamp,
+    /// More nodes than the circuit breaker would allow: what the limit is, and the number to be returned with `confirm`.
+    limit: Option<&'a str>,
+    confirm_nodes: Option<usize>,
     /// Returned with the next request, it carries out this plan.
     confirm: Option<String>,
     expires: Option<Timestamp>,
@@ -78,6 +81,8 @@ pub(super) fn schema() -> Value {
         "by": text(),
         "why": text(),
         "at": timestamp(),
+        "limit": or_null(text()),
+        "confirm_nodes": or_null(count()),
         "confirm": or_null(text()),
         "expires": or_null(timestamp()),
         "next": or_null(text()),
@@ -180,6 +185,7 @@ fn try_prepare_and_run(
     // Wall-clock time, which may differ from the cluster's.
     let (now, at) = (SystemClock.now(), facts.now);
     let message = signed_bytes(action, request, caller, &prepared);
+    let over_limit = prepared.over_limit.as_ref();
     let response = |action_state, text, confirm: Option<(String, Timestamp)>, next| ActionResponse {
         action: action.name(),
         state: action_state,
@@ -189,6 +195,8 @@ fn try_prepare_and_run(
         by,
         why,
         at,
+        limit: over_limit.map(|limit| limit.text.as_str()),
+        confirm_nodes: over_limit.map(|limit| limit.nodes),
         expires: confirm.as_ref().map(|(_, expires)| *expires),
         confirm: confirm.map(|(confirm, _)| confirm),
         next,
@@ -206,6 +214,9 @@ fn try_prepare_and_run(
     if !confirmations.is_valid(confirm, &message, now) {
         let plan = serde_json::to_value(planned()).map_err(|_| ApiError::StoreUnavailable)?;
         return Err(ApiError::PlanChanged(plan));
+    }
+    if let Some(limit) = over_limit.filter(|limit| !limit.is_confirmed_by(request.confirm_nodes)) {
+        return Err(ApiError::NumberNotConfirmed { limit: limit.text.clone(), nodes: limit.nodes });
     }
     let command_origin = CommandOrigin { by: by.clone(), why: why.clone(), at };
     let node = if let [one] = prepared.nodes.as_slice() { Some(one.clone()) } else { None };

@@ -1,10 +1,11 @@
 //! Cases: one fault of one machine each.
 
 use doctor_core::{
-    case::Case,
+    case::{Case, Repair},
     ids::{CaseId, NodeName},
     snapshot::NodeRecord,
 };
+use doctor_engine::support_bundle::{self, BundleError};
 use serde_json::{Value, json};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
     params::{Param, ParamSyntax},
     response_cache::CachePolicy,
     schema::{
-        advice, any_value, count, list, object, object_with_optional, one_of, or_null, page, remedy, repair_step,
+        advice, any_value, count, flag, list, object, object_with_optional, one_of, or_null, page, remedy, repair_step,
         severity, step_kind, step_state, tagged_union, text, timestamp, verdict,
     },
 };
@@ -49,6 +50,21 @@ pub(super) const ONE: Route = Route {
     handler: one_case,
 };
 
+pub(super) const BUNDLE: Route = Route {
+    path: "/cases/{case}/bundle",
+    name: "bundle",
+    summary: "The support bundle of a case",
+    description: "A .tar.gz for the vendor or the cloud provider, as `doctor bundle` writes it, without a new report of the node. Text \
+            that looks like a secret is removed.",
+    params: &[Param::new("case", "a case's id", ParamSyntax::Name)],
+    cache_policy: CachePolicy::Briefly,
+    response_schema: || json!({ "type": "string", "contentMediaType": GZIP }),
+    content_type: GZIP,
+    handler: bundle,
+};
+
+const GZIP: &str = "application/gzip";
+
 /// Batches of a page's size that are read for one page.
 const MAX_BATCHES: usize = 10;
 
@@ -80,9 +96,29 @@ fn list_cases(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
 
 fn one_case(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let id: CaseId = context.params.path_segment("case")?;
-    let known = "GET /api/v1/cases lists them".to_owned();
-    let case = context.store.case(id)?;
-    RawBody::json_redacted(&case.ok_or_else(|| ApiError::UnknownName { what: "case", name: id.to_string(), known })?)
+    RawBody::json_redacted(&context.store.case(id)?.ok_or_else(|| unknown_case(id))?)
+}
+
+fn unknown_case(id: CaseId) -> ApiError {
+    let known = "those that `doctor cases --all` lists".to_owned();
+    ApiError::UnknownName { what: "case", name: id.to_string(), known }
+}
+
+fn bundle(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
+    let id: CaseId = context.params.path_segment("case")?;
+    let from_node = Err("not requested (`doctor bundle --from-node`)".to_owned());
+    // Without the shared directory the archive lacks logs but is still useful.
+    let share = context.state.share.as_ref().filter(|share| share.check().is_ok());
+    let bytes =
+        support_bundle::archive(&context.store, share, id, &from_node, Vec::new()).map_err(|error| match error {
+            BundleError::NoCase(case) => unknown_case(case),
+            BundleError::Store(error) => error.into(),
+            error => {
+                tracing::warn!(%error, case = %id, "API: cannot pack a support bundle");
+                ApiError::StoreUnavailable
+            }
+        })?;
+    Ok(RawBody { bytes, content_type: GZIP, file_name: Some(format!("case-{id}.tar.gz")) })
 }
 
 fn case_schema() -> Value {
@@ -98,6 +134,10 @@ fn case_schema() -> Value {
         ("open", json!({})),
         ("closed", json!({ "at": timestamp(), "how": one_of(&["returned", "replaced", "withdrawn"]) })),
     ]);
+    let repairs: Vec<&str> = Repair::ALL.iter().map(|repair| repair.code()).collect();
+    let repair = json!({ "what": one_of(&repairs), "op": text(), "evict": flag(), "boot_id": text() });
+    let repair = object_with_optional(repair, &["boot_id"]);
+    let request = object_with_optional(json!({ "by": text(), "why": text(), "repair": repair }), &["repair"]);
     let fields = json!({
         "id": text(),
         "hardware": text(),
@@ -111,6 +151,7 @@ fn case_schema() -> Value {
         "boot_id": or_null(text()),
         "advice": or_null(advice()),
         "job_failures": list(job_failure()),
+        "request": request,
     });
-    object_with_optional(fields, &["advice", "job_failures"])
+    object_with_optional(fields, &["advice", "job_failures", "request"])
 }

@@ -28,6 +28,12 @@ pub(super) enum ApiError {
     UnknownName { what: &'static str, name: String, known: String },
     #[error("{0}")]
     BadCommand(String),
+    #[error("refused: {why}")]
+    Refused { why: String, instead: String },
+    #[error("{limit}: send their number as `confirm_nodes`")]
+    NumberNotConfirmed { limit: String, nodes: usize },
+    #[error("the controller (doctor {}) does not run this command for a client: {why}", env!("CARGO_PKG_VERSION"))]
+    CommandLine { why: String },
     #[error("sign in required: send Authorization: Bearer TOKEN")]
     SignInRequired,
     #[error("the token is unknown, expired or revoked")]
@@ -96,6 +102,9 @@ impl ApiError {
             Self::BadBody { .. } => "bad-body",
             Self::UnknownName { .. } => "unknown",
             Self::BadCommand(_) => "bad-order",
+            Self::Refused { .. } => "refused",
+            Self::NumberNotConfirmed { .. } => "confirm-nodes",
+            Self::CommandLine { .. } => "command-line",
             Self::SignInRequired => "no-token",
             Self::BadToken => "bad-token",
             Self::UntrustedProxy(_) => "not-a-proxy",
@@ -136,9 +145,11 @@ impl ApiError {
         match self {
             Self::NotFound | Self::UnknownName { .. } => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            Self::UnknownParameter { .. } | Self::BadParameter { .. } | Self::BadBody { .. } | Self::BadCommand(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::UnknownParameter { .. }
+            | Self::BadParameter { .. }
+            | Self::BadBody { .. }
+            | Self::BadCommand(_)
+            | Self::CommandLine { .. } => StatusCode::BAD_REQUEST,
             Self::SignInRequired | Self::BadToken => StatusCode::UNAUTHORIZED,
             Self::UntrustedProxy(_)
             | Self::AmbiguousUser
@@ -149,7 +160,9 @@ impl ApiError {
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodyTooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::PlanChanged(_) | Self::Replayed => StatusCode::CONFLICT,
+            Self::PlanChanged(_) | Self::Replayed | Self::Refused { .. } | Self::NumberNotConfirmed { .. } => {
+                StatusCode::CONFLICT
+            }
             Self::Gone => StatusCode::GONE,
             Self::TooManyStreams(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::CapacityReached
@@ -165,6 +178,8 @@ impl ApiError {
             Self::NotFound => Some("GET /api/v1/ lists the endpoints".to_owned()),
             Self::UnknownParameter { accepted, .. } => Some(accepted.clone()),
             Self::UnknownName { known, .. } => Some(known.clone()),
+            Self::Refused { instead, .. } => Some(instead.clone()),
+            Self::NumberNotConfirmed { nodes, .. } => Some(format!("confirm_nodes: {nodes}")),
             Self::RoleRequired { needed, .. } => Some(format!("a token with the role {needed}")),
             _ => None,
         }
@@ -226,6 +241,7 @@ impl From<CommandError> for ApiError {
         match error {
             CommandError::Unknown { what, name, known } => Self::UnknownName { what, name, known },
             CommandError::Usage(text) => Self::BadCommand(text),
+            CommandError::Refused { why, instead } => Self::Refused { why, instead },
         }
     }
 }

@@ -14,7 +14,8 @@ pub(super) const MAP: Route = Route {
     name: "fleetMap",
     summary: "One compact row per node",
     description: "For ten thousand nodes: `columns` names the columns of a row, and a number is an index into the list of that column \
-            (`pools`, `racks`, `skus`, `health`, `lives`, `uses`, `severities`). `validated` is the time since which all applicable \
+            (`pools`, `racks`, `skus`, `health`, `states`, `occupancies`, `severities`). An entry of `findings` has the indices of \
+            a node, of a reason and of a check with an open finding. `validated` is the time since which all applicable \
             tests have results, in minutes since 1970; null: a test has never run. The response does not contain the current \
             time: with If-None-Match it is sent only after a change.",
     params: &[],
@@ -35,6 +36,9 @@ fn schema() -> Value {
         "states": list(text()),
         "occupancies": list(text()),
         "severities": list(text()),
+        "reasons": list(text()),
+        "checks": list(text()),
         "nodes": list(row),
+        "findings": list(tuple(&[count()], 3)),
     }))
 }

@@ -61,6 +61,7 @@ impl FuzzApi {
             snapshot_feed: Arc::default(),
             share: None,
             settings: settings.clone(),
+            cli: None,
         };
         let config = WebConfig::listening_on((Ipv4Addr::LOCALHOST, 0).into());
         let state = Arc::new(api_state(&config, deps).map_err(io::Error::other)?);

@@ -6,7 +6,8 @@
 //! server, the description ([`openapi`](self::openapi())) and the tests use.
 //!
 //! Acting. Commands are those of the command line ([`doctor_engine::operator_commands`]), shown for confirmation before they are
-//! carried out and written to the audit trail ([`actions`]). Authentication and roles are in one place ([`auth`]).
+//! carried out and written to the audit trail ([`actions`]). Reading commands of the command line run here too, for clients without
+//! access to the store ([`cli`]). Authentication and roles are in one place ([`auth`]).
 //!
 //! Everything has a limit: connections, headers, bodies, pages, time, cached memory.
 
@@ -17,6 +18,8 @@ mod audit_throttle;
 mod auth;
 mod budget;
 mod cases;
+mod cli;
+mod cli_handler;
 mod config;
 mod confirmations;
 mod endpoint;
@@ -49,7 +52,7 @@ mod worker_pool;
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
@@ -76,7 +79,6 @@ use tokio::{
 use tracing::{Instrument, field::Empty};
 
 use self::{
-    action_request::ActionKind,
     auth::Caller,
     endpoint::{RequestContext, Route},
     error::ApiError,
@@ -94,7 +96,9 @@ use super::{
 };
 
 pub use self::{
+    action_request::ActionKind,
     auth::Proxy,
+    cli_handler::{CliCall, CliError, CliHandler, CliOutput},
     config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
     state::ApiDeps,
@@ -132,18 +136,38 @@ pub struct ApiServer {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Refuses settings with which remote clients could read without a token, or tokens could be read on the way.
+fn check_access(
+    config: &WebConfig,
+    has_tokens: impl FnOnce() -> Result<bool, StoreError>,
+) -> Result<(), ApiServerError> {
+    let loopback = config.listen.ip().is_loopback();
+    if !loopback && config.proxy.is_none() && !has_tokens()? {
+        return Err(ApiServerError::Unauthenticated(config.listen));
+    }
+    if config.is_unencrypted() && !config.plain {
+        return Err(ApiServerError::Unencrypted(config.listen));
+    }
+    Ok(())
+}
+
 impl ApiServer {
+    /// Checks that the server could start: who may read, the certificate, and the address, which stays bound until the
+    /// returned listener is dropped. `has_tokens`: whether the store has a token.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn verify(config: &WebConfig, has_tokens: bool) -> Result<TcpListener, ApiServerError> {
+        check_access(config, || Ok(has_tokens))?;
+        config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
+        TcpListener::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })
+    }
+
     /// # Errors
     /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
     pub fn open(config: &WebConfig, deps: ApiDeps) -> Result<Self, ApiServerError> {
-        let loopback = config.listen.ip().is_loopback();
-        if !loopback && config.proxy.is_none() && deps.store.tokens()?.is_empty() {
-            return Err(ApiServerError::Unauthenticated(config.listen));
-        }
+        check_access(config, || Ok(!deps.store.tokens()?.is_empty()))?;
         if config.is_unencrypted() {
-            if !config.plain {
-                return Err(ApiServerError::Unencrypted(config.listen));
-            }
             tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }
         let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
@@ -199,7 +223,7 @@ impl Drop for ApiServer {
 fn api_state(config: &WebConfig, deps: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
-    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name))?)
+    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name).chain([cli::NAME]))?)
 }
 
 fn peer(request: &Request) -> IpAddr {
@@ -223,6 +247,12 @@ fn router(state: &Arc<ApiState>) -> Router {
         };
         router = router.route(&format!("/api/v1/actions/{}", action.name()), post(handler));
     }
+    let cli_state = Arc::clone(state);
+    let run_cli = move |request: Request| {
+        let (state, from) = (Arc::clone(&cli_state), peer(&request));
+        let (parts, body) = request.into_parts();
+        cli::handle(state, from, parts.headers, body)
+    };
     let events_state = Arc::clone(state);
     let with = |state: &Arc<ApiState>, handler: fn(&ApiState, &Caller, &Request) -> Result<Response, ApiError>| {
         let state = Arc::clone(state);
@@ -230,6 +260,7 @@ fn router(state: &Arc<ApiState>) -> Router {
     };
     router
         .route("/api/v1/events", get(move |request: Request| stream_events(Arc::clone(&events_state), request)))
+        .route("/api/v1/cli", post(run_cli))
         .route("/api/v1/whoami", with(state, whoami))
         .route("/api/v1/openapi.json", with(state, |_, _, request| respond(RawBody::json(&openapi())?, request)))
         .route(

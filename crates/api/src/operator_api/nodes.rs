@@ -263,10 +263,14 @@ fn why_schema() -> Value {
     }));
     let hold = object(json!({ "by": text(), "why": text(), "since": timestamp(), "until": or_null(timestamp()) }));
     let test_line = object(json!({
-        "test": text(), "status": test_status(), "cutoff": duration(), "last": or_null(last), "due": due,
+        "test": text(), "suite": or_null(text()), "status": test_status(), "cutoff": duration(), "last": or_null(last), "due": due,
     }));
     let audit = object(json!({
         "at": timestamp(), "by": text(), "what": text(), "code": text(), "text": text(), "run": or_null(text()),
+    }));
+    let without_result = object(json!({
+        "run": text(), "node": text(), "tests": list(text()), "state": one_of(&["incomplete", "not-started"]),
+        "end": or_null(text()), "ended": timestamp(), "last_output": or_null(text()),
     }));
     let rest = object(json!({
         "at": timestamp(),
@@ -280,6 +284,7 @@ fn why_schema() -> Value {
         "job_failures": list(job_failure()),
         "test_lines": list(test_line),
         "audit": list(audit),
+        "without_result": or_null(without_result),
         "next": list(text()),
     }));
     merged(&[node_row(), rest])

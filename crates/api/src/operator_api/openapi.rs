@@ -6,7 +6,7 @@ use doctor_store::access::Role;
 
 use super::{
     action_request::ActionKind,
-    actions,
+    actions, cli,
     endpoint::Route,
     error::ApiError,
     events::Change,
@@ -26,7 +26,8 @@ pub(super) const EVENTS_DESCRIPTION: &str = "Server-sent events. An event says w
      gets `dropped` and is disconnected. One caller may have at most 32 streams.";
 pub(super) const ACTIONS_DESCRIPTION: &str = "Requires the role operator. Without `confirm` nothing is done: the response is the plan, with a confirmation that is valid \
      for this plan for ten minutes. The same request with `confirm` carries the plan out; if the plan has changed meanwhile, the \
-     response is 409 with the current plan. Each node has a line in `changes` that names what blocks the command there: a hold, a \
+     response is 409 with the current plan. A plan with `confirm_nodes` takes out more nodes than the circuit breaker would: the \
+     second request repeats that number. Each node has a line in `changes` that names what blocks the command there: a hold, a \
      repair, or that the node left the cluster. The audit trail records commands that were carried out or rejected.";
 
 /// Returns the description, as served and committed.
@@ -37,6 +38,7 @@ pub fn openapi() -> Value {
     }
     paths.insert("/api/v1/whoami".to_owned(), json!({ "get": whoami() }));
     paths.insert("/api/v1/events".to_owned(), json!({ "get": events() }));
+    paths.insert("/api/v1/cli".to_owned(), json!({ "post": cli_operation() }));
     for action in ActionKind::ALL {
         paths.insert(format!("/api/v1/actions/{}", action.name()), json!({ "post": post_operation(action) }));
     }
@@ -145,6 +147,16 @@ fn post_operation(action: ActionKind) -> Value {
     })
 }
 
+fn cli_operation() -> Value {
+    json!({
+        "operationId": cli::NAME,
+        "summary": "Run a reading command of the command line",
+        "description": cli::DESCRIPTION,
+        "requestBody": { "required": true, "content": { "application/json": { "schema": cli::request_schema() } } },
+        "responses": responses("what the command printed, and its exit code", "application/json", &cli::response_schema()),
+    })
+}
+
 /// Returns the description as one HTML page without scripts or styles.
 pub(super) fn html_page() -> String {
     let mut html = format!(
@@ -162,6 +174,7 @@ pub(super) fn html_page() -> String {
         html.push_str(&format!("<h2>{title}</h2>"));
         if method == "post" {
             html.push_str(&format!("<p>{}</p>", with_code(ACTIONS_DESCRIPTION)));
+            html.push_str(&format!("<p><code>/api/v1/cli</code>: {}</p>", with_code(cli::DESCRIPTION)));
         }
         for (path, operation) in paths.iter().filter_map(|(path, operation)| Some((path, operation.get(method)?))) {
             html.push_str(&section(method, path, operation));
@@ -233,7 +246,7 @@ mod tests {
             for (method, operation) in operations.as_object().unwrap() {
                 let responses = &operation["responses"];
                 assert!(responses["503"]["headers"]["Retry-After"].is_object(), "{method} {path}");
-                assert_eq!(responses.get("409").is_some(), method == "post", "{method} {path}");
+                assert_eq!(responses.get("409").is_some(), path.contains("/actions/"), "{method} {path}");
             }
         }
     }

@@ -5,7 +5,7 @@ use super::{
     test_catalog,
 };
 
-pub(super) const ROUTES: [&Route; 22] = [
+pub(super) const ROUTES: [&Route; 23] = [
     &status::STATUS,
     &status::COVERAGE,
     &fleet::MAP,
@@ -16,6 +16,7 @@ pub(super) const ROUTES: [&Route; 22] = [
     &findings::LIST,
     &cases::LIST,
     &cases::ONE,
+    &cases::BUNDLE,
     &plan::PLAN,
     &runs::LIST,
     &runs::ONE,

@@ -7,7 +7,8 @@ use std::{
 
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
-    run::RunState,
+    last_output::LastOutput,
+    run::{RunEnd, RunState},
     view::{self, OutcomeView, RunFacts, RunView},
 };
 use doctor_engine::{
@@ -46,7 +47,8 @@ pub(super) const ONE: Route = Route {
     path: "/runs/{run}",
     name: "run",
     summary: "One run and its results",
-    description: "",
+    description: "`last_output`: for a run that ended without a complete result, the end of what its job printed on each node, and \
+            how the cluster says it ended. At most 8 KiB for each node, without secrets and control characters.",
     params: &[RUN],
     cache_policy: CachePolicy::Briefly,
     response_schema: one_schema,
@@ -59,7 +61,8 @@ pub(super) const LOG: Route = Route {
     name: "runLog",
     summary: "The log of a test of a run",
     description: "At most 256 KiB, in whole lines: an `offset` within a line returns that line from its start. To follow a run, repeat \
-            with `offset` = `next_offset` until `ended`. Apparent secrets are redacted and control characters replaced, because \
+            with `offset` = `next_offset` until `ended`. `ending` says how the job of a run without a complete result ended; if there is \
+            no log, `text` is the last output of that job. Apparent secrets are redacted and control characters replaced, because \
             nodes are not trusted.",
     params: &[
         RUN,
@@ -120,11 +123,24 @@ struct RunDetails {
     #[serde(flatten)]
     run: RunView,
     outcomes: Vec<OutcomeView>,
+    last_output: Vec<LastOutput>,
 }
 
 fn one_run(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
-    let facts = run_facts(find_run(context)?);
-    RawBody::json(&RunDetails { run: view::run_view(&facts), outcomes: view::outcomes(&facts) })
+    let record = find_run(context)?;
+    let last_output = last_output(context, &record)?;
+    let facts = run_facts(record);
+    RawBody::json(&RunDetails { run: view::run_view(&facts), outcomes: view::outcomes(&facts), last_output })
+}
+
+/// Returns the last output of the job of a run without a complete result. It was cleaned before it was stored.
+fn last_output(context: &RequestContext<'_>, record: &RunRecord) -> Result<Vec<LastOutput>, ApiError> {
+    match &record.run.state {
+        RunState::Planned | RunState::Ended(RunEnd::Incomplete { .. } | RunEnd::NotStarted(_)) => {
+            Ok(context.store.job_output(record.run.id)?)
+        }
+        RunState::Submitted { .. } | RunState::Running { .. } | RunState::Ended(RunEnd::Completed(_)) => Ok(Vec::new()),
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -139,6 +155,8 @@ struct LogResponse {
     /// Nothing will be appended.
     ended: bool,
     text: String,
+    /// How the job of a run without a complete result ended.
+    ending: Option<String>,
 }
 
 fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
@@ -148,18 +166,33 @@ fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let test = pick_from_run(context.params.get("test")?, &run.tests, "test")?;
     // Read before the log, so that everything written before the end is in it.
     let ended = matches!(run.state, RunState::Ended(_));
-    let share = context.state.share.as_ref().ok_or(ApiError::Gone)?;
-    let file = share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
-        tracing::warn!(%error, run = %run.id, "cannot read a log");
-        ApiError::StoreUnavailable
-    })?;
-    let Some(file) = file else {
-        // Not written yet, or deleted by retention.
-        let part =
-            LogResponse { run: run.id, node, test, size: 0, offset: 0, next_offset: 0, ended, text: String::new() };
-        return RawBody::json(&part);
+    let job = last_output(context, &record)?.into_iter().find(|output| output.node == node);
+    let (job_text, ending) = job.map_or((String::new(), None), |output| (output.text, output.ending));
+    let file = match &context.state.share {
+        Some(share) => share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
+            tracing::warn!(%error, run = %run.id, "cannot read a log");
+            ApiError::StoreUnavailable
+        })?,
+        None if job_text.is_empty() && ending.is_none() => return Err(ApiError::Gone),
+        None => None,
     };
     let (offset, tail): (Option<u64>, Option<u64>) = (context.params.get("offset")?, context.params.get("tail")?);
+    let Some(file) = file else {
+        // Not written yet, deleted by retention, or the job died before its test.
+        let (run, size) = (run.id, job_text.len() as u64);
+        let text = if offset == Some(size) { String::new() } else { job_text };
+        return RawBody::json(&LogResponse {
+            run,
+            node,
+            test,
+            size,
+            offset: 0,
+            next_offset: size,
+            ended,
+            text,
+            ending,
+        });
+    };
     let part = read_slice(file, offset, tail, ended).map_err(|error| {
         tracing::warn!(%error, run = %run.id, "cannot read a log");
         ApiError::StoreUnavailable
@@ -173,6 +206,7 @@ fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         next_offset: part.next,
         ended: ended && part.next >= part.size,
         text: part.redacted_text(),
+        ending,
     })
 }
 
@@ -296,13 +330,14 @@ fn one_schema() -> Value {
     let outcome = object(json!({
         "node": text(), "test": text(), "verdict": verdict(), "reason": text(), "at": timestamp(), "duration": duration(),
     }));
-    merged(&[run_view(), object(json!({ "outcomes": list(outcome) }))])
+    let output = object(json!({ "node": text(), "ending": or_null(text()), "text": text() }));
+    merged(&[run_view(), object(json!({ "outcomes": list(outcome), "last_output": list(output) }))])
 }
 
 fn log_schema() -> Value {
     object(json!({
         "run": text(), "node": text(), "test": text(), "size": count(), "offset": count(), "next_offset": count(),
-        "ended": flag(), "text": text(),
+        "ended": flag(), "text": text(), "ending": or_null(text()),
     }))
 }
 

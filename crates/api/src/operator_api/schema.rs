@@ -7,7 +7,7 @@ use doctor_core::{
     hostlist::NODE_STATES,
     policy::Mode,
     run::Purpose,
-    view::{BreakerState, OccupancyKind, TestStatus},
+    view::{AttentionKind, BreakerState, OccupancyKind, OverallState, TestStatus, Urgency},
 };
 use serde_json::{Map, Value, json};
 
@@ -119,6 +119,9 @@ enum_schemas! {
     step_kind: StepKind,
     step_state: StepState,
     breaker_state: BreakerState,
+    attention_kind: AttentionKind,
+    urgency: Urgency,
+    overall_state: OverallState,
     mode: Mode,
 }
 

@@ -15,9 +15,9 @@ use doctor_engine::{
 use doctor_store::{Store, StoreError};
 
 use super::{
-    audit_throttle::AuditThrottle, auth::Authenticator, config::WebConfig, confirmations::Confirmations,
-    events::EventBroker, fleet_view::FleetView, measurement_cache::MeasurementCache, response_cache::ResponseCache,
-    worker_pool::WorkerPools,
+    audit_throttle::AuditThrottle, auth::Authenticator, cli_handler::CliHandler, config::WebConfig,
+    confirmations::Confirmations, events::EventBroker, fleet_view::FleetView, measurement_cache::MeasurementCache,
+    response_cache::ResponseCache, worker_pool::WorkerPools,
 };
 
 /// Dependencies of the API.
@@ -31,6 +31,8 @@ pub struct ApiDeps {
     /// The shared directory, which contains the logs.
     pub share: Option<Share>,
     pub settings: Settings,
+    /// Runs reading commands for clients. `None`: there is no such endpoint.
+    pub cli: Option<CliHandler>,
 }
 
 impl std::fmt::Debug for ApiDeps {
@@ -54,6 +56,7 @@ pub(super) struct ApiState {
     pub(super) events: EventBroker,
     pub(super) confirmations: Confirmations,
     pub(super) audit_throttle: AuditThrottle,
+    pub(super) cli: Option<CliHandler>,
 }
 
 impl std::fmt::Debug for ApiState {
@@ -70,7 +73,7 @@ impl ApiState {
         key: [u8; 32],
         endpoints: impl Iterator<Item = &'static str>,
     ) -> Result<Self, StoreError> {
-        let ApiDeps { store, clock, cycle_trigger, share, settings, .. } = deps;
+        let ApiDeps { store, clock, cycle_trigger, share, settings, cli, .. } = deps;
         let unobserved = ObservedCluster::unobserved(&settings);
         let facts = cluster_state::facts(&store, None, unobserved, clock.now())?;
         let view = FleetView::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
@@ -88,6 +91,7 @@ impl ApiState {
             events: EventBroker::new(hex::encode(&key[..4])),
             confirmations: Confirmations::new(key),
             audit_throttle: AuditThrottle::default(),
+            cli,
         })
     }
 

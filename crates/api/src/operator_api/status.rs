@@ -1,6 +1,6 @@
 //! The status of the cluster, coverage, and the policy in force.
 
-use doctor_core::view;
+use doctor_core::view::{self, AttentionItem, AttentionKind, OverallState, Urgency};
 use doctor_engine::cluster_state;
 use serde_json::{Value, json};
 
@@ -9,8 +9,8 @@ use super::{
     error::ApiError,
     response_cache::CachePolicy,
     schema::{
-        breaker_state, count, duration, flag, list, mode, node_state, number, object, or_null, tagged_union, text,
-        timestamp, tuple,
+        attention_kind, breaker_state, count, duration, flag, list, mode, node_state, number, object, or_null,
+        overall_state, tagged_union, text, timestamp, tuple, urgency,
     },
 };
 use crate::response::RawBody;
@@ -19,7 +19,7 @@ pub(super) const STATUS: Route = Route {
     path: "/status",
     name: "status",
     summary: "Status of the cluster and of the controller",
-    description: "The leader, problems, notes, coverage, and whether the limits can hold the periods. As `doctor status --json`.",
+    description: "What needs an operator, most urgent first, with the command that resolves or explains it; the leader, coverage, and whether the limits can hold the periods. As `doctor status --json`.",
     params: &[],
     cache_policy: CachePolicy::Briefly,
     response_schema: status_schema,
@@ -27,9 +27,12 @@ pub(super) const STATUS: Route = Route {
     handler: |context| {
         let facts = &context.fleet_view.facts;
         let mut status = view::status(facts, &cluster_state::status_ledger(&context.store, facts)?);
-        status
-            .problems
-            .extend(context.fleet_view.stale_age().map(|age| format!("the displayed cluster state is {age} old")));
+        if let Some(age) = context.fleet_view.stale_age() {
+            let text = format!("the displayed cluster state is {age} old");
+            let item = AttentionItem::new(AttentionKind::StateOld, Urgency::Critical, text);
+            status.attention.insert(0, item.since(facts.now).next("doctor status"));
+            status.state = OverallState::of(facts, &status.attention);
+        }
         RawBody::json(&status)
     },
 };
@@ -66,6 +69,7 @@ fn read_policy(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
 pub(super) fn coverage_row() -> Value {
     object(json!({
         "test": text(),
+        "suite": or_null(text()),
         "cutoff": duration(),
         "nodes": count(),
         "covered": count(),
@@ -77,6 +81,19 @@ pub(super) fn coverage_row() -> Value {
         "never_tested": count(),
         "not_applicable": count(),
         "not_judged": count(),
+    }))
+}
+
+/// Schema of one thing that needs an operator.
+fn attention_item() -> Value {
+    object(json!({
+        "kind": attention_kind(),
+        "urgency": urgency(),
+        "nodes": list(text()),
+        "since": or_null(timestamp()),
+        "text": text(),
+        "next": or_null(text()),
+        "case": or_null(text()),
     }))
 }
 
@@ -112,6 +129,9 @@ fn status_schema() -> Value {
     }));
     object(json!({
         "at": timestamp(),
+        "state": overall_state(),
+        "attention": list(attention_item()),
+        "backend": or_null(text()),
         "mode": mode(),
         "leader": leader,
         "last_cycle": or_null(cycle),
@@ -126,7 +146,5 @@ fn status_schema() -> Value {
         "rejected": count(),
         "spent_today_hours": number(),
         "capacity": capacity,
-        "notes": list(text()),
-        "problems": list(text()),
     }))
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use doctor_backend::{
     Backend, Change, JobOutput, JobRequest, NodeOp, RenderedStatus,
     clock::{Clock, SystemClock},
+    contract_tests::run_of,
 };
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, inspect, manifests};
 use doctor_checks::{document::RunKey, result_transport::PackedDocument};
@@ -22,7 +23,7 @@ use crate::{AGENT, AUDIENCE, Cluster, NAMESPACE, cluster, everything, nothing_sh
 
 /// Everything that the service does in a cluster. A new operation needs a new entry.
 const FLOWS: &[fn(&Stage<'_>)] =
-    &[looking, running, carrying, marking, showing, evicting, repairing, hearing, inspecting, replacing];
+    &[looking, running, waiting, carrying, marking, showing, evicting, repairing, hearing, inspecting, replacing];
 
 struct Stage<'a> {
     cluster: &'a Cluster,
@@ -66,6 +67,26 @@ fn running(stage: &Stage<'_>) {
     stage.backend.cancel(over_several.run).unwrap();
 }
 
+/// A job that cannot start says why, in the events of its pod.
+fn waiting(stage: &Stage<'_>) {
+    let (run, node) = (ids(83).run(), NodeName::new("gpu-1").unwrap());
+    let cordon = |value: bool| {
+        let patch = json!({ "spec": { "unschedulable": value } });
+        let answer = stage.cluster.plane.request("PATCH", "/api/v1/nodes/gpu-1", Some(&patch)).unwrap();
+        assert!(answer.is_success(), "{}", answer.text);
+    };
+    cordon(true);
+    let request = request(run, &node);
+    stage.backend.submit(&request).unwrap();
+    let run = run_of(request, SystemClock.now());
+    until("the reason", || {
+        let outputs = stage.backend.remaining_output(&run).unwrap();
+        outputs.iter().any(|output| output.node == node && output.text.contains("FailedScheduling"))
+    });
+    stage.backend.cancel(run.id).unwrap();
+    cordon(false);
+}
+
 /// A job that returns its result with its pod. The emulated kubelet has no logs; requesting one is enough here.
 fn carrying(stage: &Stage<'_>) {
     let share = nothing_shared().share;
@@ -99,6 +120,7 @@ fn showing(stage: &Stage<'_>) {
         severity: None,
         state: "in-service",
         case: None,
+        operator: None,
         advice: None,
         passed: 1,
         not_applicable: 0,

@@ -7,7 +7,9 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, contract_tests::Length,
+    Backend, BackendError, Change, ChangeReason, Effect, NodeOp, RenderedStatus, ReportProgress,
+    clock::{Clock, SystemClock},
+    contract_tests::Length,
 };
 use doctor_backend_slurm::{OutAs, SlurmBackend, SlurmConfig};
 use doctor_core::{
@@ -31,7 +33,9 @@ struct Operator<'a> {
 
 impl<'a> Operator<'a> {
     fn new(backend: &'a SlurmBackend) -> Self {
-        Self { backend, ids: IdSource::new(run_id(0).number()) }
+        let mut ids = IdSource::new(run_id(0).number());
+        ids.set_time(SystemClock.now());
+        Self { backend, ids }
     }
 
     fn op(&mut self) -> OpId {
@@ -263,6 +267,17 @@ pub(crate) fn a_reset_runs_on_the_drained_node_and_leaves_it_drained(generation:
     assert_eq!(reservations(&stage), 0);
     update(&["state=resume"]);
     operator.take_out();
+    // The node's own report is taken before, inside a reservation that ends with it.
+    let reporter = stage.open();
+    let report = wait("the report", || match reporter.collect_report(&node(NODE), op) {
+        ReportProgress::Done(report) => Ok(report),
+        ReportProgress::InProgress => Err("in progress".to_owned()),
+        ReportProgress::Failed { text } => panic!("{text}"),
+    });
+    assert!(report.machine["hardware"]["boot_id"].is_string(), "{:#}", report.machine);
+    assert_eq!(reporter.collect_report(&node(NODE), op), ReportProgress::Done(report), "it is taken once");
+    assert_eq!(reservations(&stage), 0);
+    assert!(!stage.is_open_to_users(NODE));
     wait("the reset", || backend.apply(&node(NODE), &reset).map_err(|error| error.to_string()));
     assert_eq!(std::fs::read_to_string(&done).unwrap(), format!("{NODE}\n"), "once");
     assert_eq!(reservations(&stage), 0);
@@ -303,6 +318,7 @@ pub(crate) fn results_are_shown_on_the_node(generation: Generation) {
             severity: None,
             state: "in-service",
             case: None,
+            operator: None,
             advice: None,
             passed: 1,
             not_applicable: 0,

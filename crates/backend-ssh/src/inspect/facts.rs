@@ -25,6 +25,8 @@ pub(super) struct Facts {
     /// Free space in the folder, in KiB.
     pub(super) space: Option<u64>,
     pub(super) systemd: bool,
+    /// How many `/dev/nvidia0`, `/dev/nvidia1` and so on there are.
+    pub(super) gpu_files: Option<usize>,
     /// Those of the requested programs that are installed.
     pub(super) has: Vec<String>,
 }
@@ -48,7 +50,8 @@ pub(super) fn script(remote: &str, as_root: &str, hash: &str, programs: &[&str])
          command -v sha256sum >/dev/null && echo sha256sum; F=\"$D\"; \
          while [ ! -d \"$F\" ] && [ \"$F\" != / ]; do F=$(dirname \"$F\"); done; [ -w \"$F\" ] && echo writable; \
          echo \"space $(df -Pk \"$F\" 2>/dev/null | tail -n 1 | tr -s \" \" | cut -d \" \" -f 4)\"; \
-         [ -d /run/systemd/system ] && echo systemd; {checks}echo {END}"
+         [ -d /run/systemd/system ] && echo systemd; \
+         echo \"gpus $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)\"; {checks}echo {END}"
     )
 }
 
@@ -78,6 +81,7 @@ impl Facts {
             Some(("clock", seconds)) => self.clock = seconds.trim().parse().ok(),
             Some(("machine", machine)) => self.machine = machine.trim().chars().take(64).collect(),
             Some(("space", kibibytes)) => self.space = kibibytes.trim().parse().ok(),
+            Some(("gpus", count)) => self.gpu_files = count.trim().parse().ok(),
             Some(("has", program)) => self.has.push(program.trim().to_owned()),
             _ => match line {
                 "program" => self.program = true,
@@ -122,6 +126,7 @@ mod tests {
         let output = std::process::Command::new("sh").args(["-c", &text]).env("HOME", "/").output().unwrap();
         let facts = parse_output(&String::from_utf8(output.stdout).unwrap()).unwrap();
         assert!(facts.clock.is_some() && facts.root.is_some() && facts.space.is_some(), "{facts:?}");
+        assert!(facts.gpu_files.is_some(), "{facts:?}");
         assert_eq!(facts.has, ["sh"]);
     }
 

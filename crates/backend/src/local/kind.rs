@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use doctor_core::toml_text::Limit;
+use doctor_core::{policy::Policy, toml_text::Limit};
 
-use super::{LocalBackend, LocalConfig};
+use super::{LocalBackend, LocalConfig, inspect::try_node};
 use crate::{
     BackendError,
+    inspection::{Inspection, InspectionItem},
     registration::{BackendKind, OpenedCluster, ServiceSettings},
 };
 
@@ -40,7 +41,22 @@ impl BackendKind for Local {
         config.policy = service.policy.map(Path::to_owned);
     }
 
+    fn verify(config: &LocalConfig, _service: &ServiceSettings<'_>) -> Result<(), BackendError> {
+        LocalBackend::verify(config)
+    }
+
     fn open(config: &LocalConfig, _service: &ServiceSettings<'_>) -> Result<OpenedCluster, BackendError> {
         Ok(OpenedCluster::new(LocalBackend::open(config.clone())?))
+    }
+
+    /// Does not open the backend, which would create its directories.
+    fn inspect(config: &LocalConfig, _service: &ServiceSettings<'_>, _policy: &Policy) -> Inspection {
+        let cluster = match LocalBackend::verify(config) {
+            Ok(()) => {
+                InspectionItem::good("cluster", format!("local: this machine is the node {}", config.node_name()))
+            }
+            Err(error) => InspectionItem::bad("cluster", error.to_string(), "check the section [backend]"),
+        };
+        Inspection { items: vec![cluster], agents: None, trial: Some(try_node(config)) }
     }
 }

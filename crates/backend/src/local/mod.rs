@@ -4,6 +4,7 @@
 mod config;
 #[doc(hidden)]
 pub mod fuzz_targets;
+mod inspect;
 mod kind;
 mod load;
 
@@ -18,24 +19,38 @@ use std::{
 use doctor_checks::document::RunKey;
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
+    last_output::LastOutput,
     node::{Node, Occupancy},
-    run::ObservedJobState,
+    run::{ObservedJobState, Run},
     snapshot::Capabilities,
     time::Timestamp,
 };
 use doctor_host::{
-    jobs::Jobs,
+    jobs::{JobRemains, Jobs},
     marks::MarkFiles,
     parse_load_average, process,
     vendor_reports::{self, ReportProgress},
 };
 
-use super::{Backend, BackendError, Effect, JobOutput, JobRequest, NodeOp, ObservedNode, PolledJob, program};
+use super::{
+    Backend, BackendError, Effect, JobOutput, JobRequest, MAX_REMAINING_OUTPUT, NodeOp, ObservedNode, PolledJob,
+    program, state_directory,
+};
 use crate::clock::{Clock, SystemClock};
 use load::OwnLoad;
 
 pub use config::LocalConfig;
 pub use kind::Local;
+
+const OPEN: &str = "open the local backend";
+
+fn check_load_limit(config: &LocalConfig) -> Result<(), BackendError> {
+    if config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0 {
+        return Ok(());
+    }
+    let text = format!("`max_load_per_core` is {}, expected a number above 0, such as 0.7", config.max_load_per_core);
+    Err(refused(OPEN, text))
+}
 
 #[derive(Debug)]
 pub struct LocalBackend {
@@ -50,13 +65,19 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
+    /// Checks what [`Self::open`] would refuse, and that there is a program to run. Changes nothing.
+    ///
+    /// # Errors
+    /// With the setting that is wrong.
+    pub fn verify(config: &LocalConfig) -> Result<(), BackendError> {
+        check_load_limit(config)?;
+        state_directory::check_usable(&config.state).map_err(|text| refused(OPEN, text))?;
+        program::find_executable(config.doctor_node.as_deref()).map(drop).map_err(|text| refused(OPEN, text))
+    }
+
     pub fn open(config: LocalConfig) -> Result<Self, BackendError> {
-        if !(config.max_load_per_core.is_finite() && config.max_load_per_core > 0.0) {
-            let text =
-                format!("`max_load_per_core` is {}, expected a number above 0, such as 0.7", config.max_load_per_core);
-            return Err(refused("open the local backend", text));
-        }
-        let failed = |error| try_again("open the local backend", &error);
+        check_load_limit(&config)?;
+        let failed = |error| try_again(OPEN, &error);
         // A job runs in another working directory, so its paths must be absolute.
         let config = LocalConfig {
             state: absolute(&config.state).map_err(failed)?,
@@ -189,6 +210,13 @@ impl Backend for LocalBackend {
             PolledJob { state: seen, documents: Vec::new() }
         };
         Ok(runs.iter().map(job_of).collect())
+    }
+
+    fn remaining_output(&self, run: &Run) -> Result<Vec<LastOutput>, BackendError> {
+        let remains = self.jobs.remains(run.id, MAX_REMAINING_OUTPUT);
+        let remains = remains.map_err(|error| try_again("read the output of a job", &error))?;
+        let output = |JobRemains { ending, text }| LastOutput { node: self.node.clone(), ending, text };
+        Ok(remains.map(output).into_iter().collect())
     }
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {

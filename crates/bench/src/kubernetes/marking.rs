@@ -226,6 +226,7 @@ fn plan(nodes: &[usize]) -> Result<Vec<WithReason<Action>>> {
             boot_id: None,
             advice: None,
             job_failures: Vec::new(),
+            request: None,
         };
         let step = Action::Step { case: case.id, node, step: StepKind::Mark, op: ids.op(), attempts: 1 };
         actions.push(WithReason::new(Action::OpenCase(case), "bench", "750 at once"));

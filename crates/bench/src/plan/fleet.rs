@@ -75,6 +75,7 @@ pub(crate) fn unhindered(mut snapshot: Snapshot, jobs: u32) -> Snapshot {
 fn test(index: usize) -> TestPolicy {
     TestPolicy {
         id: TestId::new(&format!("test-{index:02}")).expect("a plain name"),
+        suite: None,
         cutoff: Span::days(7),
         limit: Span::minutes(30),
         typical_duration: Span::minutes(10),

@@ -17,7 +17,7 @@ pub use self::{
     text::{command, headline, line, paragraphs, summary},
 };
 use crate::{
-    case::{Advice, Case, CaseOutcome, RepairStep, StepKind},
+    case::{Advice, Case, CaseOutcome, OperatorRequest, RepairStep, StepKind},
     finding::{Finding, Severity},
     ids::{CaseId, HardwareId, NodeName, PoolName},
     plan::Action,
@@ -66,6 +66,9 @@ pub struct CaseNotification {
     pub findings: Vec<FindingSummary>,
     /// Number of findings that are not listed.
     pub more_findings: u32,
+    /// What an operator requested: what, by whom, why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<String>,
 }
 
 /// One change of a case, and its reason.
@@ -85,6 +88,8 @@ coded! {
         Escalated => "escalated",
         /// The examination has ended with a recommendation.
         Advised => "advised",
+        /// An operator requested a repair.
+        RepairRequested => "repair-requested",
         /// A step that the policy leaves to an operator.
         Proposed => "proposed",
         /// It waits for an operator.
@@ -204,6 +209,7 @@ fn change(snapshot: &Snapshot, action: &WithReason<Action>) -> Option<(CaseId, C
             (*case, (worst(snapshot, node)? > before).then_some(ChangeKind::Worsened)?)
         }
         Action::Advise { case, .. } => (*case, ChangeKind::Advised),
+        Action::RequestRepair { case, .. } => (*case, ChangeKind::RepairRequested),
         Action::Propose { case, .. } => (*case, ChangeKind::Proposed),
         Action::Step { case, step: StepKind::HandOver, .. } => (*case, ChangeKind::HandedOver),
         Action::CloseCase { case, .. } => (*case, ChangeKind::Closed),
@@ -259,6 +265,7 @@ impl CaseNotification {
             changes: Vec::new(),
             findings: Vec::new(),
             more_findings: 0,
+            requested: case.request.as_ref().map(OperatorRequest::text),
         };
         note.set_findings(case.findings.iter());
         note
@@ -274,6 +281,10 @@ impl CaseNotification {
     fn apply(&mut self, snapshot: &Snapshot, action: &Action, change: Change) {
         match action {
             Action::Escalate { to, .. } => self.repair_step = *to,
+            Action::RequestRepair { request, .. } => {
+                self.requested = Some(request.text());
+                self.repair_step = request.repair.as_ref().map_or(self.repair_step, |repair| repair.what.level());
+            }
             Action::RaiseSeverity { node, .. } => {
                 if let Some(record) = record(snapshot, node) {
                     self.set_findings(record.findings.iter().map(|open| &open.finding));

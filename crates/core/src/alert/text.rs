@@ -87,6 +87,9 @@ fn paragraph(note: &Notification) -> String {
             lines.push(format!("  severity {}", case.severity.described()));
         }
         lines.extend(case.changes.iter().map(|change| format!("  {}: {}", change.what, truncate(&change.why, 500))));
+        // Often a change says it already.
+        let words = case.requested.iter().filter(|text| case.changes.iter().all(|change| !change.why.contains(*text)));
+        lines.extend(words.map(|text| format!("  operator: {}", truncate(text, 500))));
         lines.extend(case.findings.iter().map(|finding| {
             let evidence = truncate(&finding.evidence, 500);
             format!("  {} on {}: {evidence}", finding.check, finding.entity)

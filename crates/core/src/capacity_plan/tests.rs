@@ -5,6 +5,7 @@ use super::*;
 fn test(id: &str, period: Span, duration: Span) -> TestPolicy {
     TestPolicy {
         id: TestId::new(id).unwrap(),
+        suite: None,
         cutoff: period,
         limit: Span::hours(1),
         typical_duration: duration,

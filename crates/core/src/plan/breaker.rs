@@ -64,6 +64,13 @@ impl BreakerGuard {
         self.state == BreakerGuardState::Closed && self.limit_reached(pool, name, count).is_none()
     }
 
+    /// As [`Self::try_take_out`], but a refusal opens nothing: other pools may still lose nodes.
+    pub(super) fn take_if_room(&mut self, pool: u16, name: &str, count: &PoolCount) -> bool {
+        let room = self.has_room(pool, name, count);
+        self.added[pool as usize] += u32::from(room);
+        room
+    }
+
     fn limit_reached(&self, pool: u16, name: &str, count: &PoolCount) -> Option<String> {
         let added_here = self.added[pool as usize];
         let lately = self.taken_out_last_hour + self.added.iter().sum::<u32>();

@@ -46,7 +46,11 @@ pub(super) fn advance(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRec
             StepKind::HandOver => hand_over(builder, node, record, case, "the policy's next repair step is hand-over"),
             // Part of draining.
             StepKind::Evict => true,
-            StepKind::SaveEvidence | StepKind::Release | StepKind::Undrain | StepKind::Unmark => true,
+            StepKind::SaveEvidence
+            | StepKind::Release
+            | StepKind::RequestRepair
+            | StepKind::Undrain
+            | StepKind::Unmark => true,
         };
         if !done {
             return;
@@ -73,7 +77,7 @@ fn repair_steps(builder: &PlanBuilder<'_>, case: &Case) -> Vec<StepKind> {
 }
 
 /// Handles a new finding that needs a higher escalation level.
-fn raise_severity(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+pub(super) fn raise_severity(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
     let open: Vec<&OpenFinding> = record.findings.iter().collect();
     let Some(worst) = worst_confirmed(&open).filter(|worst| *worst > case.severity) else { return false };
     let text = format!("severity raised to {worst}");
@@ -84,7 +88,7 @@ fn raise_severity(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord,
     );
     builder.touched.insert(node);
     let repair_step = Policy::first_repair_step(worst);
-    if repair_step > case.repair_step && !case.waits_for_operator() {
+    if repair_step > case.repair_step && !case.waits_for_operator() && case.requested_repair().is_none() {
         builder.push_action(Action::Escalate { case: case.id, to: repair_step }, "worsened", text);
     }
     true
@@ -138,7 +142,7 @@ fn ensure_drained(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord,
 }
 
 /// Proposes the drain to an operator if user work does not end, or cannot be ruled out, for too long.
-fn propose_if_stuck(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
+pub(super) fn propose_if_stuck(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) {
     let why = match record.node.occupancy {
         Occupancy::Busy { .. } => "user work did not end within the drain deadline; waiting for an operator",
         Occupancy::Free => "eviction did not finish within the drain deadline; waiting for an operator",
@@ -152,7 +156,7 @@ fn propose_if_stuck(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
 
 /// Returns whether the step would end no user work. A node that does not answer may still run some: it must have been
 /// seen free since it was drained. Such a node cannot be reset.
-fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
+pub(super) fn is_empty(record: &NodeRecord, case: &Case, kind: StepKind) -> bool {
     match record.node.occupancy {
         Occupancy::Free => true,
         Occupancy::Unknown { .. } if kind == StepKind::Replace && record.node.is_vacant() => true,
@@ -254,7 +258,13 @@ fn ensure_repaired(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
 }
 
 /// Returns whether the node came back after a completed reset or reboot. Once it did, a later outage has another cause.
-fn has_come_back(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, step: &Step) -> bool {
+pub(super) fn has_come_back(
+    builder: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+    step: &Step,
+) -> bool {
     let kind = step.what;
     if !matches!(record.state, NodeState::Repairing { step, .. } if step == kind) {
         return true;
@@ -306,7 +316,7 @@ fn restart_in_progress(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRe
     }
 }
 
-fn deadline(builder: &PlanBuilder<'_>, kind: StepKind) -> Span {
+pub(super) fn deadline(builder: &PlanBuilder<'_>, kind: StepKind) -> Span {
     let repair = &builder.snapshot.policy.repair;
     if kind == StepKind::Reset { repair.reset_deadline } else { repair.reboot_deadline }
 }
@@ -315,13 +325,18 @@ fn boot_known(record: &NodeRecord, case: &Case) -> bool {
     case.boot_id.is_some() && record.node.hardware.as_ref().is_some_and(|hardware| hardware.boot_id.is_some())
 }
 
-fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
+pub(super) fn boot_changed(record: &NodeRecord, case: &Case) -> bool {
     let now = record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.as_ref());
     boot_known(record, case) && now != case.boot_id.as_ref()
 }
 
 /// Returns whether the evidence was saved at this escalation level, after the last step that destroyed some.
-fn ensure_evidence_saved(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case) -> bool {
+pub(super) fn ensure_evidence_saved(
+    builder: &mut PlanBuilder<'_>,
+    node: u32,
+    record: &NodeRecord,
+    case: &Case,
+) -> bool {
     let ended = |step: &&Step| matches!(step.state, StepState::Done | StepState::Failed);
     let last = case.steps.iter().rev().filter(ended).find(|step| {
         (step.what == StepKind::SaveEvidence && step.state == StepState::Done) || step.what.destroys_evidence()

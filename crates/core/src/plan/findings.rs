@@ -5,10 +5,10 @@ use super::{
     builder::{PlanBuilder, is_in_service},
     escalation, hardware_identity, holds,
     new_case::new_case,
-    steps,
+    repair_request, steps,
 };
 use crate::{
-    case::{Case, CaseOutcome, RepairStep, Step, StepKind, StepState},
+    case::{Case, CaseOutcome, OperatorRequest, RepairStep, Step, StepKind, StepState},
     finding::{OpenFinding, Severity, worst_confirmed},
     ids::{CaseId, RunId},
     lifecycle::{NodeEvent, NodeState},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Fewer silent agents than this are never an incident, however small the cluster.
-const MIN_SILENT_AGENTS: u32 = 3;
+pub const MIN_SILENT_AGENTS: u32 = 3;
 
 pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
     let silent = silent_nodes(builder);
@@ -45,7 +45,10 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
         }
         match builder.open_case(record) {
             Some(case) if is_in_service(&record.state) => handle_proposed_mark(builder, node, record, case),
-            Some(case) => escalation::advance(builder, node, record, case),
+            Some(case) => match case.requested_repair() {
+                Some(request) => repair_request::advance(builder, node, record, case, request),
+                None => escalation::advance(builder, node, record, case),
+            },
             None if record.state.is_out_of_service() || record.node.marks.keeps_out_of_service() => {
                 adopt(builder, node, record);
             }
@@ -201,7 +204,8 @@ pub(super) fn open_for_operator(
 }
 
 /// Opens a case for an operator's quarantine: out of service immediately, examined as soon as the node is empty.
-pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: bool, text: &str) {
+pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: bool, request: &OperatorRequest) {
+    let text = request.text();
     let record = &builder.snapshot.nodes[node as usize];
     if let Some(open) = builder.open_case(record) {
         let close = Action::CloseCase { case: open.id, node: record.node.name.clone(), how: CaseOutcome::Withdrawn };
@@ -210,6 +214,7 @@ pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: b
     let findings = record.findings.iter().map(|open| open.finding.clone()).collect();
     let mut case = new_case(builder, record, Severity::Isolate, findings);
     case.repair_step = RepairStep::Quarantine;
+    case.request = Some(request.clone());
     let marks = &record.node.marks;
     let unmarked = !marks.has_ours(MarkKind::Unhealthy);
     let is_theirs = marks.blocking_foreign_mark().is_some();
@@ -221,17 +226,17 @@ pub(super) fn open_to_examine(builder: &mut PlanBuilder<'_>, node: u32, evict: b
     ];
     for what in commanded.into_iter().flatten() {
         let (op, rung, state, at) = (builder.ids.op(), case.repair_step, StepState::Intended, builder.snapshot.at);
-        case.steps.push(Step { op, what, repair_step: rung, state, at, attempts: 1, text: text.to_owned() });
+        case.steps.push(Step { op, what, repair_step: rung, state, at, attempts: 1, text: text.clone() });
     }
     let id = case.id;
     let marking = case
         .step(StepKind::Mark)
         .filter(|_| !is_theirs && steps::is_commanded(builder, &case, StepKind::Mark))
         .map(|step| step.op);
-    builder.push_action(Action::OpenCase(case), "operator", text);
+    builder.push_action(Action::OpenCase(case), "operator", text.clone());
     if let Some(op) = marking {
         let step = Action::Step { case: id, node: record.node.name.clone(), step: StepKind::Mark, op, attempts: 1 };
-        builder.push_action(step, "operator", text);
+        builder.push_action(step, "operator", text.clone());
     }
     let to = record.state.apply(&NodeEvent::TakenOut).unwrap_or_else(|| record.state.clone());
     builder.set_state(node, to, Some(id), "operator", text);

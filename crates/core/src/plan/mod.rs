@@ -5,6 +5,7 @@
 //! exactly once: an action names it, a run occupies it, or it is passed over for a reason.
 
 mod breaker;
+mod breaker_allowance;
 mod builder;
 mod candidates;
 mod capacity;
@@ -18,6 +19,7 @@ mod multi_node;
 mod new_case;
 mod operator_commands;
 mod priority;
+mod repair_request;
 mod requalification;
 mod required_tests;
 mod running;
@@ -30,9 +32,12 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+pub use breaker_allowance::{BreakerAllowance, breaker_allowance};
 pub(crate) use due::{due_at, is_run_by_agent};
-pub use findings::unhealthy_mark;
+pub use findings::{MIN_SILENT_AGENTS, unhealthy_mark};
 pub use multi_node::MAX_TEST_NODES;
+pub(crate) use repair_request::waiting as repair_waiting;
+pub use repair_request::{RepairBlock, can_repair, repair_block};
 pub(crate) use requalification::{Blocked, blocked, names};
 
 use self::{
@@ -41,7 +46,7 @@ use self::{
     priority::{Eligibility, Index},
 };
 use crate::{
-    case::{Advice, Case, CaseOutcome, RepairStep, StepKind},
+    case::{Advice, Case, CaseOutcome, OperatorRequest, RepairStep, StepKind},
     ids::{CaseId, HardwareId, IdSource, NodeName, OpId, PoolName, RunId, TestId},
     lifecycle::NodeState,
     reason::WithReason,
@@ -107,6 +112,13 @@ pub enum Action {
         node: NodeName,
         step: StepKind,
         op: OpId,
+    },
+    /// A repair step that an operator requested, on a case that is open by then. `op` identifies the request, not the step.
+    RequestRepair {
+        case: CaseId,
+        node: NodeName,
+        op: OpId,
+        request: OperatorRequest,
     },
     /// Completes (`done`) or fails a step without executing it: it took effect by other means, or its deadline has passed.
     CompleteStep {

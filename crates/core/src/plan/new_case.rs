@@ -33,6 +33,7 @@ pub(super) fn new_case(
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
         job_failures: record.job_failures.as_ref().map_or_else(Vec::new, |failed| failed.failures.clone()),
+        request: None,
     }
 }
 

@@ -7,10 +7,10 @@ use super::{
     Action,
     builder::{PlanBuilder, is_in_service, purpose_with_reason, tests_in},
     due::is_run_by_agent,
-    findings, multi_node,
+    findings, multi_node, repair_request,
 };
 use crate::{
-    case::{Case, RepairStep, StepKind},
+    case::{Case, OperatorRequest, RepairStep, StepKind},
     ids::{NodeName, RunId, TestId},
     lifecycle::{NodeEvent, NodeState},
     policy::TestPolicy,
@@ -25,6 +25,9 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) {
             CommandKind::Test { node, tests, run } => test(builder, request, (node, tests), *run),
             CommandKind::Release { node } => release(builder, request, node),
             CommandKind::Quarantine { node, evict } => quarantine(builder, request, node, *evict),
+            CommandKind::Repair { node, step, evict } => {
+                repair_request::accept(builder, request, (node, *step, *evict))
+            }
             // Running work was handled before: the run has been cancelled by now, or there is none.
             CommandKind::CancelRun { .. } => true,
             CommandKind::MultiNodeTest { nodes, test, trials } => {
@@ -181,8 +184,8 @@ fn quarantine(builder: &mut PlanBuilder<'_>, request: &PendingCommand, name: &No
         return false;
     }
     if is_in_service(&record.state) && !builder.state_changed.contains(&node) {
-        let text = format!("taken out by {}: {}", request.by, request.why);
-        findings::open_to_examine(builder, node, evict, &text);
+        let words = OperatorRequest { by: request.by.clone(), why: request.why.clone(), repair: None };
+        findings::open_to_examine(builder, node, evict, &words);
     }
     true
 }

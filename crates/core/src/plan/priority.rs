@@ -380,7 +380,7 @@ fn needs_attention(record: &NodeRecord) -> bool {
 }
 
 /// Returns whether users cannot have the node, for whatever reason: this is what the breaker counts.
-fn is_out(record: &NodeRecord) -> bool {
+pub(super) fn is_out(record: &NodeRecord) -> bool {
     record.state.is_out_of_service()
         || record.node.marks.keeps_out_of_service()
         || record.node.marks.blocking_foreign_mark().is_some()

@@ -217,9 +217,11 @@ pub(super) fn start(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecor
     false
 }
 
-/// Returns the requalification runs at this escalation level since an operator last released the node.
+/// Returns the requalification runs at this escalation level since an operator last released the node, or requested a
+/// repair.
 fn requalification_runs(case: &Case) -> Vec<&Step> {
-    let given = case.steps.iter().rposition(|step| step.what == StepKind::Release).unwrap_or(0);
+    let decides = |step: &Step| matches!(step.what, StepKind::Release | StepKind::RequestRepair);
+    let given = case.steps.iter().rposition(decides).unwrap_or(0);
     case.steps[given..]
         .iter()
         .filter(|step| step.what == StepKind::Requalify && step.repair_step == case.repair_step)

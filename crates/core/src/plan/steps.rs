@@ -24,9 +24,12 @@ pub(super) fn is_allowed(builder: &PlanBuilder<'_>, kind: StepKind) -> bool {
         // to.
         StepKind::Unmark => policy.mode != Mode::Observe && caps.mark,
         StepKind::Undrain => policy.mode != Mode::Observe && caps.drain,
-        StepKind::SaveEvidence | StepKind::Requalify | StepKind::Examine | StepKind::HandOver | StepKind::Release => {
-            true
-        }
+        StepKind::SaveEvidence
+        | StepKind::Requalify
+        | StepKind::Examine
+        | StepKind::HandOver
+        | StepKind::Release
+        | StepKind::RequestRepair => true,
     }
 }
 
@@ -119,6 +122,12 @@ pub(super) fn propose(
 }
 
 pub(super) fn escalate(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, why: &str) {
+    // After a repair that an operator requested, the operator decides what follows.
+    if let Some((request, repair)) = case.requested_repair() {
+        let text = format!("{} requested by {} did not help: {why}; waiting for an operator", repair.what, request.by);
+        hand_over(builder, node, record, case, &text);
+        return;
+    }
     let Some(to) = case.repair_step.next() else {
         hand_over(builder, node, record, case, why);
         return;

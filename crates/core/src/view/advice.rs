@@ -2,7 +2,7 @@
 
 use super::{Due, OccupancyKind, TestLine, TestStatus, WhyView, plural, text::clock};
 use crate::{
-    case::{Advice, StepKind, StepState},
+    case::{Advice, StepKind},
     finding::Severity,
     lifecycle::NodeState,
     plan::{self, Blocked},
@@ -50,6 +50,10 @@ impl Blocker {
                 }
             }
         }
+    }
+
+    pub(super) fn into_what(self) -> String {
+        self.what
     }
 }
 
@@ -175,7 +179,7 @@ fn operator_lines(view: &WhyView) -> Vec<String> {
     let Some(case) = view.case.as_ref().filter(|case| case.open) else { return Vec::new() };
     let node = &view.row.node;
     let mut lines: Vec<String> = Vec::new();
-    for step in case.steps.iter().filter(|step| step.state == StepState::Proposed) {
+    for step in &case.proposals {
         let what = step.what;
         lines.push(match what {
             StepKind::Mark

@@ -12,6 +12,8 @@ use crate::{ids::TestId, policy::TestPolicy, snapshot::NodeRecord, time::Span};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoverageRow {
     pub test: TestId,
+    /// The suite under which the test is counted.
+    pub suite: Option<TestId>,
     pub cutoff: Span,
     pub nodes: u32,
     /// Nodes with a pass or fail within the cut-off.
@@ -32,6 +34,7 @@ impl CoverageRow {
     fn empty(test: &TestPolicy) -> Self {
         Self {
             test: test.id.clone(),
+            suite: test.suite.clone(),
             cutoff: test.cutoff,
             nodes: 0,
             covered: 0,
@@ -43,6 +46,19 @@ impl CoverageRow {
             never_tested: 0,
             not_applicable: 0,
             not_judged: 0,
+        }
+    }
+
+    /// Returns the number of nodes with this status.
+    pub const fn count_of(&self, status: TestStatus) -> u32 {
+        match status {
+            TestStatus::Pass => self.pass,
+            TestStatus::Fail => self.fail,
+            TestStatus::Inconclusive => self.inconclusive,
+            TestStatus::Stale => self.stale,
+            TestStatus::NeverTested => self.never_tested,
+            TestStatus::NotApplicable => self.not_applicable,
+            TestStatus::NotJudged => self.not_judged,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Formatting of times and counts, the same in every sentence.
 
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 /// Formats a time to the second, in UTC.
 pub fn format_time(at: Timestamp) -> String {
@@ -8,6 +8,17 @@ pub fn format_time(at: Timestamp) -> String {
     match text.split_once('T') {
         Some((day, time)) => format!("{day} {}", time.get(..8).unwrap_or(time).trim_end_matches('Z')),
         None => text,
+    }
+}
+
+/// Formats a duration in its largest unit: `3d`, `5h`, `12m`, `8s`. `Display` of [`Span`] is exact.
+pub fn short_duration(span: Span) -> String {
+    let secs = span.secs();
+    match secs {
+        ..60 => format!("{secs}s"),
+        60..3600 => format!("{}m", secs / 60),
+        3600..172_800 => format!("{}h", secs / 3600),
+        _ => format!("{}d", secs / 86_400),
     }
 }
 

@@ -4,7 +4,7 @@
 //! current time: the same cluster gives the same bytes, so that a client with the present version need not fetch it
 //! again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Serialize, Serializer, ser::SerializeTuple};
 
@@ -30,8 +30,16 @@ pub struct FleetMap {
     pub states: Vec<&'static str>,
     pub occupancies: Vec<&'static str>,
     pub severities: Vec<&'static str>,
+    pub reasons: Vec<String>,
+    pub checks: Vec<String>,
     pub nodes: Vec<MapRow>,
+    /// One entry per node, reason and check of an open finding. Few nodes have any, so that they are no columns.
+    pub findings: Vec<MapFinding>,
 }
+
+/// Indexes of the node's row, of the reason and of the check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MapFinding(pub u32, pub u32, pub u32);
 
 /// Indexes into the lists of the map; `None` if unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -95,6 +103,7 @@ fn position_in<T: PartialEq>(all: &[T], one: &T) -> u32 {
 /// Builds the map, sorted by name. The rack of a node is the part of its name before the last `rack_before`.
 pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
     let (mut pools, mut racks, mut skus) = (StringTable::default(), StringTable::default(), StringTable::default());
+    let (mut reasons, mut checks, mut findings) = (StringTable::default(), StringTable::default(), Vec::new());
     let mut nodes = Vec::with_capacity(facts.snapshot.nodes.len() + facts.gone.len());
     for (record, here) in facts.nodes() {
         let name = &record.node.name;
@@ -102,6 +111,12 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
         // The health of a node that is gone is unknown.
         let health = if here { NodeStatus::health_of(&facts.snapshot, record) } else { NodeHealth::Unknown };
         let worst = record.findings.iter().map(|open| open.finding.severity).max();
+        let row = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+        let kinds: BTreeSet<(&str, &str)> =
+            record.findings.iter().map(|open| (open.finding.reason.as_str(), open.finding.check.as_str())).collect();
+        findings.extend(
+            kinds.into_iter().map(|(reason, check)| MapFinding(row, reasons.index_of(reason), checks.index_of(check))),
+        );
         nodes.push(MapRow {
             node: name.clone(),
             pool: here.then(|| pools.index_of(record.node.pool.as_str())),
@@ -123,7 +138,10 @@ pub fn fleet_map(facts: &Facts, rack_before: Option<&str>) -> FleetMap {
         states: NODE_STATES.to_vec(),
         occupancies: OccupancyKind::ALL.iter().map(|used| used.code()).collect(),
         severities: Severity::ALL.iter().map(|severity| severity.code()).collect(),
+        reasons: reasons.strings,
+        checks: checks.strings,
         nodes,
+        findings,
     }
 }
 

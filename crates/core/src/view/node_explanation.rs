@@ -3,9 +3,9 @@
 
 use serde::Serialize;
 
-use super::{Due, LatestResult, NodeRow, TestStatus, evidence};
+use super::{Due, LatestResult, NodeRow, RunWithoutResult, TestStatus, evidence};
 use crate::{
-    case::{Advice, Case, RepairStep, StepKind, StepState},
+    case::{Advice, Case, RepairStep, Step, StepKind, StepState},
     finding::{OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, CheckId, HardwareId, RuleId, RunId, TestId},
     job_failures::JobFailure,
@@ -37,6 +37,8 @@ pub struct WhyView {
     #[serde(rename = "test_lines")]
     pub tests: Vec<TestLine>,
     pub audit: Vec<AuditLine>,
+    /// The newest run that ended without a complete result, while a test of it has no newer pass or fail.
+    pub without_result: Option<RunWithoutResult>,
     /// Next steps, one line each.
     pub next: Vec<String>,
 }
@@ -54,6 +56,9 @@ pub struct CaseView {
     /// User work that had failed on the node when the case was opened.
     pub job_failures: Vec<JobFailure>,
     pub steps: Vec<StepView>,
+    /// Steps that wait for an operator.
+    #[serde(skip)]
+    pub proposals: Vec<StepView>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -88,6 +93,8 @@ pub struct FindingView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TestLine {
     pub test: TestId,
+    /// The suite under which it is counted.
+    pub suite: Option<TestId>,
     pub status: TestStatus,
     pub cutoff: Span,
     pub last: Option<LatestResult>,
@@ -128,15 +135,14 @@ impl FindingView {
     }
 }
 
+impl StepView {
+    fn of(step: &Step) -> Self {
+        Self { at: step.at, what: step.what, state: step.state, attempts: step.attempts, text: step.text.clone() }
+    }
+}
+
 impl CaseView {
     pub(super) fn of(case: &Case) -> Self {
-        let steps = case.steps.iter().map(|step| StepView {
-            at: step.at,
-            what: step.what,
-            state: step.state,
-            attempts: step.attempts,
-            text: step.text.clone(),
-        });
         Self {
             id: case.id,
             opened: case.opened,
@@ -146,7 +152,8 @@ impl CaseView {
             waits_for_operator: case.waits_for_operator(),
             advice: case.advice,
             job_failures: case.job_failures.clone(),
-            steps: steps.collect(),
+            steps: case.steps.iter().map(StepView::of).collect(),
+            proposals: case.open_proposals().map(StepView::of).collect(),
         }
     }
 }

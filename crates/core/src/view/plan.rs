@@ -70,6 +70,7 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
         Action::Step { node, step, attempts: tries, .. } => {
             ("do", Some(node.to_string()), format!("{step}, try {tries}"))
         }
+        Action::RequestRepair { node, request, .. } => ("repair", Some(node.to_string()), request.text()),
         Action::Propose { node, step, .. } => ("propose", Some(node.to_string()), step.to_string()),
         Action::CompleteStep { case, done, .. } => {
             ("settle", None, format!("a step of {case} {}", if *done { "is done" } else { "failed" }))

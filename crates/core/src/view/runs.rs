@@ -30,6 +30,33 @@ pub struct RunView {
     pub limit: Span,
 }
 
+/// A run that ended without a complete result, as one of its nodes saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RunWithoutResult {
+    pub run: RunId,
+    pub node: NodeName,
+    pub tests: Vec<TestId>,
+    /// `incomplete` or `not-started`.
+    pub state: &'static str,
+    /// The reason code.
+    pub end: Option<&'static str>,
+    pub ended: Timestamp,
+    /// The last line that its job printed and how it ended, for a sentence. `None`: neither is known.
+    pub last_output: Option<String>,
+}
+
+impl RunWithoutResult {
+    /// Returns one sentence: what ended when, and the last words of its job.
+    pub fn sentence(&self) -> String {
+        let end = self.end.unwrap_or(self.state);
+        let what = format!("run {} ended without a complete result ({end})", self.run);
+        match &self.last_output {
+            Some(quote) => format!("{what}: {quote}"),
+            None => format!("{what}; its job left no output"),
+        }
+    }
+}
+
 /// The result of one test of a run on one node.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OutcomeView {

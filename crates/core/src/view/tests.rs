@@ -6,31 +6,29 @@ use super::*;
 use crate::{
     access::Place,
     case::{Case, CaseOutcome, CaseState, RepairStep, Step, StepKind, StepState},
-    classify::disturbed_repeatedly,
     finding::{Evidence, Finding, OpenFinding, Remedy, Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, OpId, PoolName, RuleId},
     lifecycle::NodeState,
     node::{Hold, Marks, Node, Occupancy},
-    observation::{Entity, Event},
+    observation::Entity,
     policy::Policy,
     reason::{ReasonCode, WithReason},
     run::{IncompleteReason, NonEmpty, NotStartedReason, ObservedJobState, Purpose, Report, RunEnd, RunState},
-    snapshot::{ActiveRun, Breaker, Capabilities, Pause, RecentActions, TestRecords},
-    software::Software,
+    snapshot::{ActiveRun, Breaker, Capabilities, RecentActions, TestRecords},
     time::Span,
 };
 
-const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+pub(super) const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
-fn name(text: &str) -> NodeName {
+pub(super) fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-fn test_id(text: &str) -> TestId {
+pub(super) fn test_id(text: &str) -> TestId {
     TestId::new(text).unwrap()
 }
 
-fn days(days: i64) -> Timestamp {
+pub(super) fn days(days: i64) -> Timestamp {
     NOW.minus(Span::days(days))
 }
 
@@ -38,6 +36,7 @@ fn days(days: i64) -> Timestamp {
 fn tests() -> Vec<TestPolicy> {
     let test = |id: &str, cutoff: i64, pools: Option<Vec<PoolName>>| TestPolicy {
         id: test_id(id),
+        suite: None,
         cutoff: Span::days(cutoff),
         limit: Span::minutes(20),
         typical_duration: Span::minutes(10),
@@ -53,10 +52,12 @@ fn tests() -> Vec<TestPolicy> {
     vec![test("dl", 3, Some(vec![PoolName::new("gpu").unwrap()])), test("storage", 7, None)]
 }
 
-fn cluster() -> Facts {
+pub(super) fn cluster() -> Facts {
     Facts {
         now: NOW,
+        backend: Some("slurm".to_owned()),
         observed_at: Some(NOW),
+        cycle_at: Some(NOW),
         snapshot: Snapshot {
             at: NOW,
             nodes: Vec::new(),
@@ -107,28 +108,28 @@ impl Facts {
         self
     }
 
-    fn with(self, text: &str) -> Self {
+    pub(super) fn with(self, text: &str) -> Self {
         self.node_in(text, "gpu")
     }
 
-    fn last(&mut self) -> &mut NodeRecord {
+    pub(super) fn last(&mut self) -> &mut NodeRecord {
         self.snapshot.nodes.last_mut().unwrap()
     }
 
     /// Adds a result to the node added last. Results are given oldest first.
-    fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
+    pub(super) fn result(mut self, test: &str, verdict: Verdict, at: Timestamp) -> Self {
         let index = self.snapshot.tests.iter().position(|known| known.id.as_str() == test).unwrap();
         self.last().test_records[index].add(verdict, at);
         self
     }
 
-    fn change(mut self, change: impl FnOnce(&mut NodeRecord)) -> Self {
+    pub(super) fn change(mut self, change: impl FnOnce(&mut NodeRecord)) -> Self {
         change(self.last());
         self
     }
 }
 
-fn finding(check: &str, severity: Severity, times: u32, confirm: u32) -> OpenFinding {
+pub(super) fn finding(check: &str, severity: Severity, times: u32, confirm: u32) -> OpenFinding {
     OpenFinding {
         finding: Finding {
             check: test_id(check),
@@ -285,6 +286,7 @@ fn why_names_the_agents_checks_that_a_requalification_waits_for() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let headline = |silent_for: Span| {
         let mut facts = cluster();
@@ -331,6 +333,7 @@ fn why_explains_cause_and_next_step_for_every_state() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let suspect = |record: &mut NodeRecord| {
         record.state = NodeState::Suspect;
@@ -357,6 +360,40 @@ fn why_explains_cause_and_next_step_for_every_state() {
 }
 
 #[test]
+fn a_run_without_a_result_is_shown_until_each_of_its_tests_has_one() {
+    let facts = cluster().with("a");
+    let ended = RunWithoutResult {
+        run: RunId::from_number(7),
+        node: name("a"),
+        tests: vec![test_id("dl"), test_id("storage")],
+        state: "incomplete",
+        end: Some("crashed"),
+        ended: days(1),
+        last_output: Some("exec: doctor-node: not found (exit code 127)".to_owned()),
+    };
+    let conclusive = |at: Timestamp| LatestResult {
+        at,
+        verdict: Verdict::Pass,
+        reason: ReasonCode::fixed("within-limits"),
+        run: None,
+        conclusive: Some((Verdict::Pass, at)),
+        misses: 0,
+    };
+    let shown = |latest: &[(&str, Timestamp)]| {
+        let latest = latest.iter().map(|(test, at)| (test_id(test), conclusive(*at))).collect();
+        let without_result = Some(ended.clone());
+        let stored = StoredNodeData { latest, without_result, ..StoredNodeData::default() };
+        why(&facts, &name("a"), stored).unwrap().without_result
+    };
+    let sentence = shown(&[]).unwrap().sentence();
+    assert!(sentence.ends_with("without a complete result (crashed): exec: doctor-node: not found (exit code 127)"));
+    assert!(shown(&[("dl", NOW), ("storage", days(2))]).is_some(), "storage has no result since");
+    assert_eq!(shown(&[("dl", NOW), ("storage", NOW)]), None);
+    let silent = RunWithoutResult { last_output: None, ..ended.clone() };
+    assert!(silent.sentence().ends_with("(crashed); its job left no output"));
+}
+
+#[test]
 fn an_expired_hold_is_not_in_the_view() {
     let hold = Hold { by: "ann".into(), why: "fan".into(), since: days(2), until: Some(days(1)) };
     let facts = cluster().with("a").change(|record| record.hold = Some(hold));
@@ -377,111 +414,6 @@ fn a_node_no_longer_listed_is_gone_and_not_free() {
             .headline
             .contains("no longer listed by the cluster")
     );
-}
-
-#[test]
-fn status_lists_only_problems_that_need_attention() {
-    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
-    assert_eq!(status(&cluster().with("a"), &leads).problems, Vec::<String>::new());
-
-    let leaderless = status(&cluster(), &StoredStatus::default());
-    assert_eq!((leaderless.leader, leaderless.problems.len()), (LeaderView::NoLeader, 1));
-
-    let lost = StoredStatus { leader: Some(("ctl".into(), NOW.minus(Span::hours(1)))), ..StoredStatus::default() };
-    assert!(status(&cluster(), &lost).problems[0].contains("the lease of ctl expired 1h ago"));
-
-    let mut facts = cluster().with("a").with("b").with("c");
-    facts.snapshot.nodes[0].node_mut().occupancy = Occupancy::Unknown { why: "no answer".into() };
-    for record in &mut facts.snapshot.nodes {
-        record.last_report = Some(NOW.minus(Span::hours(1)));
-    }
-    facts.snapshot.breaker = Breaker::Open { since: days(0), why: "3 nodes within the hour".into() };
-    facts.snapshot.pauses =
-        vec![Pause { pool: None, by: "ann".into(), why: "upgrade".into(), since: days(1), until: None }];
-    let view = status(&facts, &leads);
-    for part in ["breaker is open", "paused everywhere by ann", "3 of 3 agents are silent", "1 node: occupancy"] {
-        assert!(view.problems.iter().any(|line| line.contains(part)), "{part}: {:?}", view.problems);
-    }
-    assert_eq!((view.nodes.free, view.nodes.unknown, view.nodes.overdue), (2, 1, 3));
-}
-
-#[test]
-fn a_node_under_repair_that_does_not_answer_is_no_problem() {
-    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
-    let mut facts = cluster().with("a");
-    facts.snapshot.nodes[0].node_mut().occupancy = Occupancy::Unknown { why: "it is rebooting".into() };
-    assert_eq!(status(&facts, &leads).problems.len(), 1);
-    facts.snapshot.nodes[0].state = NodeState::Out;
-    assert_eq!(status(&facts, &leads).problems, Vec::<String>::new());
-}
-
-#[test]
-fn missing_software_is_one_line_for_the_fleet_with_the_remedy() {
-    let facts = cluster().with("n1").with("n2").with("n3");
-    let missing = |software, tests: &[&str], nodes: &[&str]| {
-        let nodes: Vec<NodeName> = nodes.iter().map(|node| name(node)).collect();
-        tests.iter().map(|test| (software, TestId::new(test).unwrap(), nodes.clone())).collect::<Vec<_>>()
-    };
-    let mut stored = StoredStatus::default();
-    assert!(status(&facts, &stored).notes.is_empty());
-    stored.missing_software = missing(Software::Fio, &["storage"], &["n1", "n2", "left"]);
-    stored.missing_software.extend(missing(Software::Dcgm, &["dcgm", "dcgm-level-4"], &["n1", "n2", "n3"]));
-    let view = status(&facts, &stored);
-    let [dcgm, fio] = &view.notes[..] else { panic!("{:?}", view.notes) };
-    assert!(
-        dcgm.starts_with("DCGM is not installed on any of the 3 nodes: dcgm, dcgm-level-4 not applicable; install")
-    );
-    assert!(
-        fio.starts_with("fio is not installed on 2 nodes (n[1-2]): storage not applicable; install the package `fio`")
-    );
-    assert!(view.problems.iter().all(|problem| !problem.contains("fio")), "nothing is wrong with the nodes");
-}
-
-#[test]
-fn status_reports_a_limit_that_cannot_hold_a_period() {
-    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
-    let mut facts = (0..20).fold(cluster(), |facts, n| facts.with(&format!("n{n:02}")));
-    let mut policy = Policy::built_in();
-    policy.limits.jobs = 1.into();
-    facts.snapshot.policy = policy.into();
-    assert_eq!(status(&facts, &leads).problems, Vec::<String>::new());
-    let test = facts.snapshot.tests.iter().find(|test| test.routine && test.exclusive).unwrap().id.clone();
-    let measured = StoredStatus { durations: [(test, Span::hours(10))].into(), ..leads };
-    let view = status(&facts, &measured);
-    assert!(view.problems[0].contains("raise `limits.jobs` to"), "{:?}", view.problems);
-    assert_eq!(view.problems, view.capacity.shortfalls);
-}
-
-#[test]
-fn tests_that_one_program_disturbs_repeatedly_are_one_line_of_attention() {
-    let leads = StoredStatus { leader: Some(("ctl".into(), NOW.plus(Span::minutes(1)))), ..StoredStatus::default() };
-    let mut facts = cluster();
-    for node in ["a", "b", "c", "d", "e"] {
-        let mut open = finding("dl", Severity::Monitor, 1, 1);
-        let event = Event::disturbed(Entity::node(), "python3 of uid 1000", "used by python3 (pid 7, user ann)");
-        if node != "e" {
-            open.finding = disturbed_repeatedly(&test_id("dl"), &event);
-        }
-        facts = facts.with(node).change(|record| record.findings.push(open));
-    }
-    let problems = status(&facts, &leads).problems;
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    for part in
-        ["4 nodes:", "a: dl disturbed 3 times in a row by python3 of uid 1000", "(pid 7, user ann)", "; 1 more)"]
-    {
-        assert!(problems[0].contains(part), "{part}: {problems:?}");
-    }
-}
-
-#[test]
-fn one_silent_agent_of_many_is_no_incident() {
-    let mut facts = cluster();
-    for number in 0..10 {
-        facts = facts.with(&format!("n{number}"));
-        facts.last().last_report = Some(NOW.minus(if number == 0 { Span::hours(1) } else { Span::minutes(1) }));
-    }
-    let silent = status(&facts, &StoredStatus::default()).silent;
-    assert_eq!((silent.agents, silent.silent.len(), silent.incident), (10, 1, false));
 }
 
 #[test]
@@ -524,6 +456,7 @@ fn a_report_counts_what_was_queued_run_and_skipped_and_what_it_cost() {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let result = |verdict, at| TestResult { test: test_id("storage"), node: name("a"), verdict, at };
     let period = Period {
@@ -580,6 +513,25 @@ fn every_view_is_json() {
     assert_eq!(json["test_lines"][1]["due"]["is"], "now");
     assert!(serde_json::to_string(&status(&facts, &StoredStatus::default())).is_ok());
     assert!(serde_json::to_string(&report(&facts, &Period::default(), days(1))).is_ok());
+}
+
+#[test]
+fn the_map_lists_each_reason_and_check_of_a_node_once() {
+    let facts = cluster()
+        .with("a")
+        .with("b")
+        .change(|record| {
+            // Two disks of one node are slow: one entry.
+            record.findings.push(finding("storage", Severity::Monitor, 1, 2));
+            record.findings.push(finding("storage", Severity::Reset, 1, 2));
+            record.findings.push(finding("dl", Severity::Reset, 1, 2));
+        })
+        .with("c")
+        .change(|record| record.findings.push(finding("storage", Severity::Monitor, 1, 2)));
+    let map = fleet_map(&facts, None);
+    assert_eq!(map.reasons, ["slow"]);
+    assert_eq!(map.checks, ["dl", "storage"]);
+    assert_eq!(map.findings, [MapFinding(1, 0, 0), MapFinding(1, 0, 1), MapFinding(2, 0, 1)]);
 }
 
 /// Counts how often a key appears below the top level.

@@ -80,7 +80,7 @@ struct RevokeArgs {
 
 /// List agents with the time of their last report, their version and their clock skew.
 #[derive(Debug, clap::Args)]
-struct ListArgs {
+pub(crate) struct ListArgs {
     /// Nodes: node[01-64]. Default: all.
     #[arg(value_name = "NODE")]
     nodes: Vec<NodeList>,
@@ -102,6 +102,13 @@ fn node_names(hosts: &[NodeList]) -> Vec<NodeName> {
     names.sort();
     names.dedup();
     names
+}
+
+impl Args {
+    /// Whether this only reads.
+    pub(crate) const fn reads(&self) -> bool {
+        matches!(self.command, AgentCommand::List(_))
+    }
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -236,7 +243,7 @@ fn write(out: &Path, credential: &Credential) -> Result<PathBuf> {
 }
 
 fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
-    let store = context.store()?;
+    let store = context.store_for_changes()?;
     let (by, at, nodes) = (args.change_args.operator_name(), change_time(context, &store)?, node_names(&args.nodes));
     let known: Vec<NodeName> =
         store.agents()?.into_iter().filter(|agent| agent.revoked.is_none()).map(|agent| agent.node).collect();
@@ -262,7 +269,7 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
     })
 }
 
-fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
+pub(super) fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let mut agents = agents::views(&store, &facts)?;

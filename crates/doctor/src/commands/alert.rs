@@ -37,13 +37,20 @@ struct TestArgs {
 }
 
 #[derive(Debug, clap::Args)]
-struct ListArgs {
+pub(crate) struct ListArgs {
     /// Include delivered messages.
     #[arg(long)]
     all: bool,
     /// Maximum number of messages, newest first.
     #[arg(long, value_name = "N", default_value_t = 50)]
-    limit: u32,
+    pub(super) limit: u32,
+}
+
+impl Args {
+    /// Whether this only reads the store.
+    pub(crate) const fn reads(&self) -> bool {
+        matches!(self.command, AlertCommand::List(_))
+    }
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -98,7 +105,7 @@ struct ListView {
     lost_within_a_day: u64,
 }
 
-fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
+pub(super) fn list(context: &Context, args: &ListArgs) -> Result<Exit> {
     let store = context.store()?;
     let now = SystemClock.now();
     let view = ListView {

@@ -16,7 +16,7 @@ pub(crate) struct Args {
     node: Option<NodeName>,
     /// Maximum number of lines.
     #[arg(long, value_name = "N", default_value_t = 50)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {

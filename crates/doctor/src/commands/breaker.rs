@@ -1,10 +1,11 @@
 //! `doctor breaker`: shows and closes the circuit breaker.
 
 use clap::Subcommand;
+use doctor_api::operator_api::ActionKind;
 use doctor_core::view::{self, BreakerState, BreakerView, StoredStatus};
 use doctor_engine::operator_commands::OperatorCommand;
 
-use super::confirmation::ChangeArgs;
+use super::confirmation::{ApiAction, ChangeArgs};
 use crate::{
     context::Context,
     exit::Exit,
@@ -36,6 +37,13 @@ struct CloseArgs {
     change_args: ChangeArgs,
 }
 
+impl Args {
+    /// Whether this only reads.
+    pub(crate) const fn reads(&self) -> bool {
+        matches!(self.command, BreakerCommand::Show)
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         BreakerCommand::Show => show(context),
@@ -43,7 +51,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
 }
 
-fn show(context: &Context) -> Result<Exit> {
+pub(super) fn show(context: &Context) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let view = view::status(&facts, &StoredStatus::default()).breaker;
@@ -73,5 +81,6 @@ fn why(view: &BreakerView) -> String {
 }
 
 fn close(context: &Context, args: &CloseArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::CloseBreaker))
+    let action = ApiAction::new(ActionKind::CloseBreaker);
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(OperatorCommand::CloseBreaker))
 }

@@ -25,14 +25,15 @@ use crate::{
 /// evidence lines, the hardware inventory, results, the audit trail, evidence documents and logs of the newest runs,
 /// firmware versions read by the node's checks, and the fields that Azure (guest-health category), AWS and Google ask
 /// for. --from-node also queries the node: current firmware, its name at the cloud provider, and the output of
-/// nvidia-bug-report.sh. That works for this machine and for SSH hosts; if it fails, the summary gives the reason. Text
+/// nvidia-bug-report.sh. A job on the node does that on Kubernetes, Slurm and dstack, which may wait while the node is
+/// in use; if it fails, the summary gives the reason. Text
 /// that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
 /// shared directory before a step that destroys evidence.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Case id, as `doctor cases` prints it.
     #[arg(value_name = "CASE")]
-    case: CaseId,
+    pub case: CaseId,
     /// File to write. Default: case-CASE.tar.gz in the current directory.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -73,20 +74,36 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         Err("not requested (`doctor bundle --from-node`)".to_owned())
     };
     let bytes = support_bundle::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
-    let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("case-{}.tar.gz", args.case)));
-    fs::write(&path, &bytes).map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
-    let packed = BundleView { case: args.case, path, bytes: bytes.len() };
-    context.out.show(&packed, |page| {
-        page.line(format!("Wrote {} ({} KiB).", packed.path.display(), packed.bytes.div_ceil(1024)));
-        if let (true, Err(why)) = (args.from_node, &from_node) {
-            page.line(format!("The node sent no report: {why}."));
-        }
-        if share.is_none() {
-            page.line("The shared directory could not be read: the archive has no logs.");
-        }
-        page.line("Review it before you share it: only text that looks like a secret is removed.");
-    })?;
-    Ok(Exit::Ok)
+    let mut remarks = Vec::new();
+    if let (true, Err(why)) = (args.from_node, &from_node) {
+        remarks.push(format!("The node sent no report: {why}."));
+    }
+    if share.is_none() {
+        remarks.push("The shared directory could not be read: the archive has no logs.".to_owned());
+    }
+    args.save(context, &bytes, &remarks)
+}
+
+impl Args {
+    /// Whether only this machine can pack the archive: with a new report of the node, or with more files.
+    pub(crate) const fn needs_this_machine(&self) -> bool {
+        self.from_node || !self.more.is_empty()
+    }
+
+    /// Writes the archive and reports that.
+    pub(crate) fn save(&self, context: &Context, bytes: &[u8], remarks: &[String]) -> Result<Exit> {
+        let path = self.out.clone().unwrap_or_else(|| PathBuf::from(format!("case-{}.tar.gz", self.case)));
+        fs::write(&path, bytes).map_err(|source| Failure::File { operation: "writing", path: path.clone(), source })?;
+        let packed = BundleView { case: self.case, path, bytes: bytes.len() };
+        context.out.show(&packed, |page| {
+            page.line(format!("Wrote {} ({} KiB).", packed.path.display(), packed.bytes.div_ceil(1024)));
+            for remark in remarks {
+                page.line(remark);
+            }
+            page.line("Review it before you share it: only text that looks like a secret is removed.");
+        })?;
+        Ok(Exit::Ok)
+    }
 }
 
 /// Starts the report on the node and waits for it.

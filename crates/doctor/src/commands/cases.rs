@@ -17,6 +17,13 @@ use crate::{
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<mute::MuteCommand>,
+    #[command(flatten)]
+    query: Query,
+}
+
+/// The cases to list.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Query {
     /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`. Default: all.
     #[arg(value_name = "SELECTOR")]
     nodes: Vec<Selector>,
@@ -25,13 +32,24 @@ pub(crate) struct Args {
     all: bool,
     /// Maximum number of cases, newest first.
     #[arg(long, value_name = "N", default_value_t = 100)]
-    limit: u32,
+    pub(super) limit: u32,
+}
+
+impl Args {
+    /// Whether this only reads.
+    pub(crate) const fn reads(&self) -> bool {
+        self.command.is_none()
+    }
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     if let Some(what) = &args.command {
         return mute::run(context, what);
     }
+    list(context, &args.query)
+}
+
+pub(super) fn list(context: &Context, args: &Query) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let mut cases = if args.all { store.cases_all(args.limit)? } else { store.cases(facts.now)? };
@@ -73,6 +91,10 @@ fn row(case: &Case) -> Vec<Cell> {
         cell(case.severity.code()),
         cell(case.repair_step.code()),
         cell(format_time(case.opened)),
-        cell(worst.map_or("requested by an operator", |finding| finding.text.as_str())),
+        cell(match (worst, &case.request) {
+            (Some(finding), _) => finding.text.clone(),
+            (None, Some(request)) => request.text(),
+            (None, None) => "requested by an operator".to_owned(),
+        }),
     ]
 }

@@ -3,6 +3,7 @@
 mod agent_check;
 mod capacity_check;
 mod live;
+mod node_trial;
 
 use std::{
     fs::OpenOptions,
@@ -13,6 +14,7 @@ use std::{
 use clap::Subcommand;
 use doctor_backend::inspection::{InspectionItem, InspectionStatus};
 use doctor_core::policy::{Mode, Policy};
+use doctor_store::StoreProbe;
 use serde::Serialize;
 
 use self::capacity_check::CapacityCheck;
@@ -22,6 +24,7 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
     output::{comma_separated, plural},
+    startup::{self, StartupReport},
 };
 
 /// Write, check or show the configuration.
@@ -43,11 +46,18 @@ enum ConfigCommand {
         #[arg(long)]
         observe_first: bool,
     },
-    /// Read all files and report errors with line and column.
+    /// Judge whether the service would start with this configuration, and change nothing.
+    ///
+    /// Reads all files and reports errors with line and column. Then tries what `doctor serve` needs on this machine: the
+    /// store, the shared directory, programs, certificate, and addresses to listen on. `serve` refuses the same settings
+    /// in the same words, with the same exit code.
     ///
     /// Also computes whether the limits can hold the periods of the tests: with the nodes that were last observed and
     /// the measured durations where there is a store, else with the declared durations.
     Check {
+        /// Only read the files: for a machine on which the service does not run.
+        #[arg(long, conflicts_with = "live")]
+        files_only: bool,
         /// Also check that the configured services exist and respond: the store, the shared directory, and the cluster
         /// with the permissions, volume, priority class, image, GPU nodes and agents that the service needs. Failures
         /// are printed with a remedy; what could not be checked is unknown, never good.
@@ -58,10 +68,22 @@ enum ConfigCommand {
     Show,
 }
 
+impl Args {
+    /// Whether this shows the configuration in force.
+    pub(crate) const fn shows(&self) -> bool {
+        matches!(self.command, ConfigCommand::Show)
+    }
+
+    /// Whether this needs no configuration.
+    pub(crate) const fn initialises(&self) -> bool {
+        matches!(self.command, ConfigCommand::Init { .. })
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         ConfigCommand::Init { dir, observe_first } => init(context, dir, *observe_first),
-        ConfigCommand::Check { live } => check(context, *live),
+        ConfigCommand::Check { files_only, live } => check(context, *files_only, *live),
         ConfigCommand::Show => show(context),
     }
 }
@@ -121,26 +143,27 @@ struct CheckView {
     capacity: CapacityCheck,
     /// Valid settings that will not work yet.
     remarks: Vec<String>,
+    /// What could not be tried, and why.
+    notes: Vec<String>,
     /// The live checks, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     live: Option<Vec<InspectionItem>>,
 }
 
-fn check(context: &Context, live: bool) -> Result<Exit> {
+fn check(context: &Context, files_only: bool, live: bool) -> Result<Exit> {
     let loaded = context.loaded()?;
     let config = &loaded.config;
-    let mut remarks = Vec::new();
-    config.create_directories(&loaded.source)?;
-    if let Err(error) = context.share() {
-        remarks.push(error.to_string());
+    let mut startup = match files_only {
+        true => StartupReport::default(),
+        false => startup::judge(context)?,
+    };
+    startup.excuse_running_service();
+    if !live {
+        startup.refuse()?;
     }
-    if let Err(absent) = config.backend.available() {
-        remarks.push(absent.to_owned());
-    }
-    if loaded.settings.tests.is_empty() {
-        remarks.push("no test is enabled: nothing will be tested".to_owned());
-    }
-    let capacity = capacity_check::check_capacity(context, loaded);
+    let has_store = startup.store.as_ref().is_some_and(StoreProbe::is_current);
+    let capacity = capacity_check::check_capacity(context, loaded, has_store);
+    let mut remarks = std::mem::take(&mut startup.remarks);
     remarks.extend(capacity.plan.iter().flat_map(|plan| plan.shortfalls.iter().cloned()));
     let view = CheckView {
         configuration: loaded.source.to_string(),
@@ -150,10 +173,14 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
         rules: loaded.settings.rules.len(),
         capacity,
         remarks,
-        live: live.then(|| live::inspect(context, loaded)).transpose()?,
+        notes: std::mem::take(&mut startup.notes),
+        live: live.then(|| live::inspect(context, loaded, &startup)).transpose()?,
     };
     context.out.show(&view, |page| {
-        page.line(format!("{} is valid.", view.configuration));
+        page.line(match startup.failures.len() {
+            0 => format!("{} is valid.", view.configuration),
+            _ => format!("The files are valid: {}. The service would not start with them.", view.configuration),
+        });
         let policy =
             view.policy.as_ref().map_or_else(|| "the built-in policy".to_owned(), |path| path.display().to_string());
         page.line(format!(
@@ -168,10 +195,14 @@ fn check(context: &Context, live: bool) -> Result<Exit> {
         for remark in &view.remarks {
             page.line(format!("  ! {remark}"));
         }
+        for note in &view.notes {
+            page.line(format!("  {note}"));
+        }
         if let Some(found) = &view.live {
             live::show(page, found);
         }
     })?;
+    startup.refuse()?;
     let is_bad = view.live.iter().flatten().any(|found| found.status == InspectionStatus::Bad);
     Ok(if view.remarks.is_empty() && !is_bad { Exit::Ok } else { Exit::ProblemsFound })
 }
@@ -184,7 +215,7 @@ struct EffectiveConfig<'a> {
     policy: &'a Policy,
 }
 
-fn show(context: &Context) -> Result<Exit> {
+pub(super) fn show(context: &Context) -> Result<Exit> {
     let loaded = context.loaded()?;
     if context.out.is_json() {
         context.out.json(&EffectiveConfig { service: &loaded.config, policy: &loaded.settings.policy })?;

@@ -1,5 +1,7 @@
 //! Confirmation of changes: who makes them, why, and the prompt before they are made.
 
+mod api_action;
+
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     sync::Arc,
@@ -7,7 +9,7 @@ use std::{
 
 use doctor_checks::Catalogue;
 use doctor_core::time::Timestamp;
-use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand};
+use doctor_engine::operator_commands::{CommandOrigin, OperatorCommand, OverLimit};
 use doctor_store::{Store, StoreError};
 use serde::Serialize;
 
@@ -16,6 +18,8 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
 };
+
+pub(crate) use self::api_action::ApiAction;
 
 /// How often a command with `--yes` is planned if the controller changes its nodes meanwhile.
 const MAX_PLANS: u32 = 10;
@@ -29,6 +33,16 @@ pub(crate) struct ChangeArgs {
     /// Skip the confirmation prompt.
     #[arg(long, short)]
     yes: bool,
+}
+
+/// The options of a command that takes nodes out of service.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct NodeChangeArgs {
+    #[command(flatten)]
+    change_args: ChangeArgs,
+    /// Number of nodes that the command names. Required with `--yes` for more nodes than the circuit breaker would allow.
+    #[arg(long, value_name = "N")]
+    confirm_nodes: Option<u64>,
 }
 
 /// A change to be confirmed, or made.
@@ -48,6 +62,19 @@ pub(crate) struct Change {
     pub next: String,
 }
 
+impl NodeChangeArgs {
+    /// As [`ChangeArgs::submit_command`], for a command that takes nodes out of service.
+    pub(crate) fn submit_command(
+        &self,
+        context: &Context,
+        why: &str,
+        action: &ApiAction,
+        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
+        self.change_args.submit(context, why, self.confirm_nodes, action, &order)
+    }
+}
+
 impl ChangeArgs {
     /// Returns the name for the audit trail.
     pub(crate) fn operator_name(&self) -> String {
@@ -56,32 +83,57 @@ impl ChangeArgs {
         named.unwrap_or_else(|| "unknown user".to_owned())
     }
 
+    /// Whether the operator is named on the command line.
+    const fn names_operator(&self) -> bool {
+        self.by.is_some()
+    }
+
+    /// Whether the change is confirmed without a prompt.
+    const fn is_confirmed(&self) -> bool {
+        self.yes
+    }
+
     /// Prepares an operator command, asks for confirmation, stores the command and reports it. `order` receives the
-    /// current time.
+    /// current time. With a connection to a controller, the controller does the same by `action`.
     ///
     /// With `--yes` no plan is reviewed, so a command whose plan is outdated when it is stored is planned again.
     pub(crate) fn submit_command(
         &self,
         context: &Context,
         why: &str,
+        action: &ApiAction,
         order: impl Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
-        let store = context.store()?;
+        self.submit(context, why, None, action, &order)
+    }
+
+    fn submit(
+        &self,
+        context: &Context,
+        why: &str,
+        number: Option<u64>,
+        action: &ApiAction,
+        order: &dyn Fn(Timestamp) -> Result<OperatorCommand>,
+    ) -> Result<Exit> {
+        if let Some(server) = context.server() {
+            return action.submit(context, server, self, (why, number));
+        }
+        let store = context.store_for_changes()?;
         for _ in 1..MAX_PLANS {
-            match self.plan_and_store(context, &store, why, &order) {
+            match self.plan_and_store(context, &store, (why, number), order) {
                 Err(Failure::Store(StoreError::StateChanged { .. })) if self.yes => {}
                 done => return done,
             }
         }
-        self.plan_and_store(context, &store, why, &order)
+        self.plan_and_store(context, &store, (why, number), order)
     }
 
     fn plan_and_store(
         &self,
         context: &Context,
         store: &Store,
-        why: &str,
-        order: impl Fn(Timestamp) -> Result<OperatorCommand>,
+        (why, number): (&str, Option<u64>),
+        order: &dyn Fn(Timestamp) -> Result<OperatorCommand>,
     ) -> Result<Exit> {
         let facts = context.facts(store)?;
         let (by, why, at) = (self.operator_name(), why.to_owned(), facts.now);
@@ -92,6 +144,7 @@ impl ChangeArgs {
             false => Arc::new(Catalogue::new([])),
         };
         let prepared = order.prepare(&facts, &catalogue)?;
+        let over_limit = unconfirmed_limit(prepared.nodes.len(), prepared.over_limit.as_ref(), number)?;
         let change = Change {
             plan: prepared.plan.clone(),
             changes: prepared.changes.clone(),
@@ -101,7 +154,10 @@ impl ChangeArgs {
             done: prepared.done.clone(),
             next: prepared.next.clone(),
         };
-        self.apply(context, &change, || Ok(prepared.execute(store, &CommandOrigin { by, why, at })?))
+        self.confirm_within(&change, over_limit)?;
+        prepared.execute(store, &CommandOrigin { by, why, at })?;
+        self.report(context, &change)?;
+        Ok(Exit::Ok)
     }
 
     /// Shows the change, asks for confirmation, makes the change and reports it.
@@ -119,7 +175,16 @@ impl ChangeArgs {
 
     /// Shows the change and asks for confirmation, unless `--yes` is given.
     pub(crate) fn confirm(&self, change: &Change) -> Result<()> {
-        if self.yes { Ok(()) } else { Self::prompt(change) }
+        self.confirm_within(change, None)
+    }
+
+    /// As [`Self::confirm`]. Beyond a limit, `--yes` is not enough: the number of nodes confirms the change.
+    fn confirm_within(&self, change: &Change, over_limit: Option<&OverLimit>) -> Result<()> {
+        match over_limit {
+            _ if !self.yes => Self::prompt(change, over_limit),
+            Some(limit) => Err(not_confirmed(limit)),
+            None => Ok(()),
+        }
     }
 
     /// Reports a change that was made.
@@ -138,20 +203,45 @@ impl ChangeArgs {
         })?)
     }
 
-    fn prompt(change: &Change) -> Result<()> {
+    fn prompt(change: &Change, over_limit: Option<&OverLimit>) -> Result<()> {
         // The prompt goes to standard error, because a program may read standard output.
         let mut err = io::stderr().lock();
         writeln!(err, "{}", change.plan)?;
         for line in &change.changes {
             writeln!(err, "  {line}")?;
         }
-        if !io::stdin().is_terminal() {
-            return Err(Failure::NotConfirmed);
+        if let Some(limit) = over_limit {
+            writeln!(err, "Note: {}.", limit.text)?;
         }
-        write!(err, "Proceed? [y/N] ")?;
+        if !io::stdin().is_terminal() {
+            return Err(over_limit.map_or(Failure::NotConfirmed, not_confirmed));
+        }
+        match over_limit {
+            Some(_) => write!(err, "Type the number of nodes to proceed: ")?,
+            None => write!(err, "Proceed? [y/N] ")?,
+        }
         err.flush()?;
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer)?;
-        if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
+        match over_limit {
+            Some(limit) if limit.is_confirmed_by(answer.trim().parse().ok()) => Ok(()),
+            Some(limit) => Err(not_confirmed(limit)),
+            None if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
+            None => Err(Failure::NotConfirmed),
+        }
     }
+}
+
+/// Returns the limit that this number does not confirm. A number that does not fit the command is an error.
+fn unconfirmed_limit(nodes: usize, limit: Option<&OverLimit>, number: Option<u64>) -> Result<Option<&OverLimit>> {
+    let Some(number) = number else { return Ok(limit) };
+    if usize::try_from(number).is_ok_and(|number| number == nodes) {
+        return Ok(None);
+    }
+    let limit = format!("the command names {nodes} nodes, and `--confirm-nodes` {number}");
+    Err(Failure::NumberNotConfirmed { limit, nodes })
+}
+
+fn not_confirmed(limit: &OverLimit) -> Failure {
+    Failure::NumberNotConfirmed { limit: limit.text.clone(), nodes: limit.nodes }
 }

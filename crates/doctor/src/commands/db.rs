@@ -42,7 +42,7 @@ struct RestoreArgs {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         DbCommand::Backup { file } => {
-            context.store()?.backup(file)?;
+            context.store_for_changes()?.backup(file)?;
             let view = serde_json::json!({ "backup": file });
             context.out.show(&view, |page| {
                 page.line(format!("Wrote a backup to {}.", file.display()));
@@ -53,7 +53,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         DbCommand::Restore(args) => restore(context, args),
         DbCommand::Verify => {
-            let verified = context.store()?.verify()?;
+            let verified = context.store_for_changes()?.verify()?;
             show(context, &verified)
         }
     }

@@ -9,8 +9,9 @@ use doctor_sim::harness::{
     demo::{Demo, DemoError, DemoSummary},
     score::Score,
 };
+use doctor_store::StoreUrl;
 
-use super::serve::stop_flag;
+use super::{api_cli, serve::stop_flag};
 use crate::{
     context::Context,
     exit::Exit,
@@ -84,6 +85,8 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
     let result = demo.play_and_continue(&mut std::io::stdout().lock());
     let (summary, mut running) = result.map_err(|error| Failure::Other(error.to_string()))?;
     let (cycle_trigger, snapshot_feed) = (Arc::new(Trigger::default()), Arc::new(SnapshotFeed::default()));
+    let named = StoreUrl::Sqlite(summary.store.clone());
+    let cli = context.config_source().ok().map(|source| api_cli::handler(source, Some(named)));
     let parts = ApiDeps {
         store: running.store().clone(),
         clock: running.clock(),
@@ -91,6 +94,7 @@ fn serve(context: &Context, args: &Args, demo: &Demo) -> Result<Exit> {
         snapshot_feed: Arc::clone(&snapshot_feed),
         share: Some(Share::open(&summary.share)?),
         settings: running.settings().clone(),
+        cli,
     };
     let web = ApiServer::open(&WebConfig::listening_on(args.listen), parts)?;
     let (url, store) = (format!("http://{}/api/v1/", web.address()), summary.store.display().to_string());

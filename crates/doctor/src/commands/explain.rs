@@ -8,6 +8,7 @@ use doctor_checks::{Catalogue, Check, Params, Suite};
 use doctor_core::{
     access::{Access, Place},
     ids::{CheckId, TestId},
+    near,
     policy::{Policy, Rule, TestPolicy},
     time::Span,
 };
@@ -22,11 +23,24 @@ use crate::{
     reference_pages::{Reason, place_sentence, reasons, rule_condition},
 };
 
-/// Explain a check, a rule, a reason code or an error number: its meaning, the settings in force, and what to do.
+const EXAMPLES: &str = "\
+Examples:
+  doctor explain disk-space
+  doctor explain xid 79
+  doctor explain XID79
+  doctor explain isolate
+  doctor explain suspect";
+
+/// Explain a check, a rule, a reason code, a severity, a node state or an error number: its meaning, the settings in
+/// force, and what to do.
+///
+/// Case does not count, and a number may follow its family without a space. A number alone is an Xid, or else an SXid.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name, such as `disk-space`, or `xid`, `sxid` or `dcgm` before a number. Default: list what can be explained.
-    #[arg(value_name = "CHECK|RULE|REASON|xid|sxid|dcgm")]
+    /// Name, such as `disk-space`, `isolate` or `suspect`, or `xid`, `sxid` or `dcgm` before a number. Default: list
+    /// what can be explained.
+    #[arg(value_name = "CHECK|RULE|REASON|SEVERITY|STATE|xid|sxid|dcgm")]
     name: Option<String>,
     /// Number of an Xid, an SXid or a DCGM error, such as 79.
     number: Option<String>,
@@ -79,21 +93,32 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // `doctor demo` leaves a store without a configuration, so the simulated cluster's tests are always known here.
     let settings = &context.loaded()?.settings;
     let simulated = simulated(&settings.policy)?;
-    let explained = match (args.name.as_deref(), args.number.as_deref()) {
-        (None, _) => contents(settings),
-        (Some(family), Some(number)) if error_number::FAMILIES.contains(&family) => {
+    let name = args.name.as_deref().map(str::to_lowercase);
+    let split = name.as_deref().and_then(error_number::split);
+    let explained = match (name.as_deref(), args.number.as_deref(), split) {
+        (None, ..) => contents(settings),
+        (Some(family), Some(number), _) if error_number::FAMILIES.contains(&family) => {
             Explained::Number(error_number::explain(family, number, &settings.rules)?)
         }
+        (Some(word), None, Some((family, number))) => {
+            match error_number::explain(family, number, &settings.rules) {
+                Ok(found) => Explained::Number(found),
+                // A reason code may have the same form, such as that of a variant.
+                Err(error) => explain(settings, word).ok_or(error)?,
+            }
+        }
         // `dcgm` without a number is the test of that name.
-        (Some(family), None) if error_number::FAMILIES.contains(&family) && explain(settings, family).is_none() => {
+        (Some(family), None, None)
+            if error_number::FAMILIES.contains(&family) && explain(settings, family).is_none() =>
+        {
             return Err(Failure::Usage(format!("the number is missing, such as `doctor explain {family} 79`")));
         }
-        (Some(name), Some(_)) => {
+        (Some(name), Some(_), _) => {
             return Err(Failure::Usage(format!("only xid, sxid and dcgm take a number, not `{name}`")));
         }
-        (Some(name), None) => {
-            explain(settings, name).or_else(|| explain(&simulated, name)).ok_or_else(|| unknown(settings, name))?
-        }
+        (Some(name), None, None) => explain(settings, name)
+            .or_else(|| explain(&simulated, name))
+            .ok_or_else(|| unknown(settings, &simulated, name))?,
     };
     context.out.show(&explained, |page| text(page, &explained))?;
     Ok(Exit::Ok)
@@ -174,11 +199,23 @@ fn contents(settings: &Settings) -> Explained<'_> {
     }
 }
 
-fn unknown(settings: &Settings, name: &str) -> Failure {
-    let known = format!(
-        "{}; `doctor explain` lists rules and reasons too",
-        comma_separated(settings.catalogue.iter().map(|check| check.spec.id))
-    );
+/// Names what resembles the word, of all that can be explained, or else the checks.
+fn unknown(settings: &Settings, simulated: &Settings, name: &str) -> Failure {
+    let mut all: Vec<&str> = error_number::FAMILIES.to_vec();
+    all.extend(reasons().iter().map(|reason| reason.code));
+    for settings in [settings, simulated] {
+        all.extend(settings.catalogue.iter().map(|check| check.spec.id));
+        all.extend(settings.catalogue.suites().keys().map(TestId::as_str));
+        all.extend(settings.rules.iter().flat_map(|rule| [rule.id.as_str(), rule.reason.as_str()]));
+    }
+    let similar = near::near(name, all);
+    let known = match similar.is_empty() {
+        true => format!(
+            "{}; `doctor explain` lists rules and reasons too",
+            comma_separated(settings.catalogue.iter().map(|check| check.spec.id))
+        ),
+        false => comma_separated(similar),
+    };
     Failure::Unknown { what: "check, rule or reason", name: name.to_owned(), known }
 }
 

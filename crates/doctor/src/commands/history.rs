@@ -29,7 +29,7 @@ pub(crate) struct Args {
     since: Option<String>,
     /// Maximum number of results.
     #[arg(long, value_name = "N", default_value_t = 50)]
-    limit: u32,
+    pub(super) limit: u32,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -44,9 +44,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         let mut rows: Vec<HistoryRow> = Vec::new();
         for node in context.select_nodes(&facts, &args.nodes)? {
             rows.extend(store.history(&HistoryFilter { node: Some(node), ..filter.clone() })?);
+            // After each node, so that the rows of thousands of nodes are never in memory together.
+            rows.sort_by_key(|row| std::cmp::Reverse(row.at));
+            rows.truncate(args.limit as usize);
         }
-        rows.sort_by_key(|row| std::cmp::Reverse(row.at));
-        rows.truncate(args.limit as usize);
         rows
     };
     context.out.show(&rows, |page| {

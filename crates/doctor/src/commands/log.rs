@@ -1,7 +1,7 @@
-//! `doctor log RUN`: prints the logs of a run from the shared directory, also while it runs.
+//! `doctor log RUN`: prints the logs of a run from the shared directory, also while it runs, and the last output of a job that
+//! ended without a complete result, from the store.
 
 use std::{
-    fs::File,
     io::{Read, Seek, SeekFrom},
     path::PathBuf,
     time::Duration,
@@ -9,7 +9,8 @@ use std::{
 
 use doctor_core::{
     ids::{NodeName, RunId},
-    run::RunState,
+    last_output::{LastOutput, last_line},
+    run::{RunEnd, RunState},
     view,
 };
 use doctor_engine::share::Share;
@@ -23,17 +24,29 @@ use crate::{
     output::{comma_separated, format_time, sanitize},
 };
 
-/// Print the output of a run from the shared directory.
+/// Print the output of a run.
+///
+/// The logs of its tests come from the shared directory. For a run that ended without a complete result, the end of what its job
+/// printed and how the cluster says it ended follow: a missing program, an image that cannot be pulled, a killed process.
+///
+/// Exit code 1 if there is no output.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run id, as `doctor history` prints it.
-    run: RunId,
+    #[command(flatten)]
+    pub query: Query,
     /// Follow the output until the run ends.
     #[arg(long, short)]
-    follow: bool,
+    pub follow: bool,
+}
+
+/// The run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Query {
+    /// Run id, as `doctor history` prints it.
+    pub run: RunId,
     /// Only this node, for a run over several nodes.
     #[arg(long, value_name = "NODE")]
-    node: Option<NodeName>,
+    pub node: Option<NodeName>,
 }
 
 /// The interval at which a growing log is read.
@@ -43,30 +56,36 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 struct LogView {
     run: RunId,
     node: NodeName,
-    path: PathBuf,
+    /// `None`: the text is the last output of the job, from the store.
+    path: Option<PathBuf>,
     state: &'static str,
+    /// How the job ended, in the cluster's words.
+    ending: Option<String>,
     text: String,
 }
 
 /// A log file and the number of bytes printed.
 struct LogTail {
+    share: Share,
+    /// Relative to the shared directory.
+    file: PathBuf,
     node: NodeName,
     path: PathBuf,
     printed: u64,
+    /// The end of what was printed.
+    end: String,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    show(context, &args.query, args.follow)
+}
+
+/// Prints the output of a run, and with `follow` also what is written until the run ends.
+pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit> {
     let store = context.store()?;
-    let share = context.share()?;
     let record = find(&store, args.run)?;
-    let mut logs: Vec<LogTail> = Vec::new();
-    for node in record.run.nodes.iter().filter(|node| args.node.as_ref().is_none_or(|only| only == *node)) {
-        for test in record.run.tests.iter() {
-            let path = share.root().join(Share::log_path(test, node, record.run.planned));
-            logs.push(LogTail { node: node.clone(), path, printed: 0 });
-        }
-    }
-    if logs.is_empty() {
+    let is_wanted = |node: &NodeName| args.node.as_ref().is_none_or(|only| only == node);
+    if !record.run.nodes.iter().any(is_wanted) {
         let (what, known) = ("node", comma_separated(record.run.nodes.iter()));
         return Err(Failure::Unknown {
             what,
@@ -74,8 +93,28 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             known,
         });
     }
+    // Without the shared directory, the last output of a job is still there.
+    let share = context.share();
+    let mut logs: Vec<LogTail> = Vec::new();
+    if let Ok(share) = &share {
+        for node in record.run.nodes.iter().filter(|node| is_wanted(node)) {
+            for test in record.run.tests.iter() {
+                let file = Share::log_path(test, node, record.run.planned);
+                let path = share.root().join(&file);
+                logs.push(LogTail {
+                    share: share.clone(),
+                    file,
+                    node: node.clone(),
+                    path,
+                    printed: 0,
+                    end: String::new(),
+                });
+            }
+        }
+    }
     if context.out.is_json() {
-        return json(context, &record, logs);
+        let outputs = last_outputs(&store, &record, is_wanted)?;
+        return json(context, &record, logs, outputs);
     }
     let mut found = false;
     let mut record = record;
@@ -83,11 +122,17 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         // Check for the end before reading, so that everything written before the end is printed.
         let ended = is_ended(&record);
         found |= print_new(context, &mut logs)?;
-        if ended || !args.follow {
+        if ended || !follow {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
         record = find(&store, args.run)?;
+    }
+    for output in last_outputs(&store, &record, is_wanted)? {
+        found |= print_last_output(context, &output, &logs)?;
+    }
+    if let (false, Err(error)) = (found, share) {
+        return Err(error);
     }
     report_missing_log(context, &record, found, &logs)?;
     Ok(if found { Exit::Ok } else { Exit::ProblemsFound })
@@ -96,6 +141,32 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 fn find(store: &Store, run: RunId) -> Result<RunRecord> {
     let known = "`doctor history` and `doctor why NODE` name runs".to_owned();
     store.run(run)?.ok_or_else(|| Failure::Unknown { what: "run", name: run.to_string(), known })
+}
+
+/// Returns the last output of the run's job. A refused submission is output only until the job is submitted after all.
+fn last_outputs(store: &Store, record: &RunRecord, is_wanted: impl Fn(&NodeName) -> bool) -> Result<Vec<LastOutput>> {
+    let shows = match &record.run.state {
+        RunState::Planned | RunState::Ended(RunEnd::Incomplete { .. } | RunEnd::NotStarted(_)) => true,
+        RunState::Submitted { .. } | RunState::Running { .. } | RunState::Ended(RunEnd::Completed(_)) => false,
+    };
+    let mut outputs = if shows { store.job_output(record.run.id)? } else { Vec::new() };
+    outputs.retain(|output| is_wanted(&output.node));
+    Ok(outputs)
+}
+
+/// Prints what the logs do not have. Returns whether there was anything.
+fn print_last_output(context: &Context, output: &LastOutput, logs: &[LogTail]) -> Result<bool> {
+    let last = last_line(&output.text);
+    let in_log = |line: &String| logs.iter().any(|log| log.node == output.node && log.end.contains(line.as_str()));
+    let is_new = last.as_ref().is_some_and(|line| !in_log(line));
+    if is_new {
+        let text = sanitize(&output.text);
+        context.out.print(&format!("== last output of the job on {}\n{}\n", output.node, text.trim_end()))?;
+    }
+    if let Some(ending) = &output.ending {
+        context.out.print(&format!("== on {}: {}\n", output.node, sanitize(ending)))?;
+    }
+    Ok(last.is_some() || output.ending.is_some())
 }
 
 const fn is_ended(record: &RunRecord) -> bool {
@@ -111,11 +182,15 @@ fn state(record: &RunRecord) -> &'static str {
     }
 }
 
-fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>) -> Result<Exit> {
+fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>, outputs: Vec<LastOutput>) -> Result<Exit> {
     let mut views = Vec::new();
     for mut log in logs {
         let Some(text) = log.read_new()? else { continue };
-        views.push(LogView { run: record.run.id, node: log.node, path: log.path, state: state(record), text });
+        let (run, path) = (record.run.id, Some(log.path));
+        views.push(LogView { run, node: log.node, path, state: state(record), ending: None, text });
+    }
+    for LastOutput { node, ending, text } in outputs {
+        views.push(LogView { run: record.run.id, node, path: None, state: state(record), ending, text });
     }
     context.out.json(&views)?;
     Ok(if views.is_empty() { Exit::ProblemsFound } else { Exit::Ok })
@@ -143,16 +218,29 @@ impl LogTail {
         /// The maximum number of bytes read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
-        let mut file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+        // No link is followed: nodes write to the shared directory, and this may run for a client of the API.
+        let Some(mut file) = self.share.open_log(&self.file)? else { return Ok(None) };
         file.seek(SeekFrom::Start(self.printed)).map_err(failed)?;
         let mut bytes = Vec::new();
         file.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
         self.printed += bytes.len() as u64;
-        Ok(Some(sanitize(&String::from_utf8_lossy(&bytes))))
+        let text = sanitize(&String::from_utf8_lossy(&bytes));
+        self.keep_end(&text);
+        Ok(Some(text))
+    }
+}
+
+impl LogTail {
+    /// Keeps the end of what was printed.
+    fn keep_end(&mut self, text: &str) {
+        /// As much as is kept of a job's last output, which may repeat it.
+        const KEPT: usize = 2 * doctor_core::last_output::MAX_BYTES;
+        self.end.push_str(text);
+        let mut surplus = self.end.len().saturating_sub(KEPT);
+        while !self.end.is_char_boundary(surplus) {
+            surplus += 1;
+        }
+        self.end.drain(..surplus);
     }
 }
 

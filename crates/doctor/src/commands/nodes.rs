@@ -10,7 +10,7 @@ use doctor_core::{
 use doctor_engine::agents::{self, AgentView};
 use serde::Serialize;
 
-use super::agent;
+use super::{agent, status::names};
 use crate::{
     context::Context,
     exit::Exit,
@@ -35,7 +35,7 @@ struct NodeWithAgent {
     agent: Option<AgentView>,
 }
 
-/// With more tests than this, tests are summarised instead of getting one column each.
+/// With more tests than this, they are counted by status in one column instead of getting one column each.
 const MAX_TEST_COLUMNS: usize = 4;
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -54,7 +54,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
 
 fn text(page: &mut Page, rows: &[NodeWithAgent], tests: &[&str], now: Timestamp, seen: Option<Timestamp>) {
     if rows.is_empty() {
-        page.line("No nodes: no cycle has observed the cluster yet. Run `doctor run`.");
+        page.line(match seen {
+            Some(_) => "No node matches.",
+            None => "No nodes: no cycle has observed the cluster yet. Run `doctor run`.",
+        });
         return;
     }
     let columns = tests.len() <= MAX_TEST_COLUMNS;
@@ -80,7 +83,7 @@ fn text(page: &mut Page, rows: &[NodeWithAgent], tests: &[&str], now: Timestamp,
                 found.map_or_else(|| cell("-").faint(), |found| test_cell(found, now))
             }));
         } else {
-            cells.push(cell(summary(&row.tests)));
+            cells.push(summary(&row.tests));
         }
         cells.push(cell(remarks(row, agent.as_ref())));
         table.row(cells);
@@ -123,12 +126,24 @@ pub(crate) fn status_cell(status: TestStatus, text: String) -> Cell {
     }
 }
 
-fn summary(tests: &[TestCell]) -> String {
-    let counts = TestStatus::ALL.iter().filter_map(|status| {
-        let count = tests.iter().filter(|cell| cell.status == *status).count();
-        (count > 0).then(|| format!("{count} {}", status.label()))
-    });
-    comma_separated(counts)
+/// Counts the tests by status, those that are not pass first.
+fn summary(tests: &[TestCell]) -> Cell {
+    let bad_first = [
+        TestStatus::Fail,
+        TestStatus::Inconclusive,
+        TestStatus::Stale,
+        TestStatus::NeverTested,
+        TestStatus::Pass,
+        TestStatus::NotApplicable,
+        TestStatus::NotJudged,
+    ];
+    let count = |status: TestStatus| tests.iter().filter(|cell| cell.status == status).count();
+    let there: Vec<TestStatus> = bad_first.into_iter().filter(|status| count(*status) > 0).collect();
+    let text = comma_separated(there.iter().map(|status| format!("{} {}", count(*status), status.label())));
+    match there.first() {
+        Some(worst) => status_cell(*worst, text),
+        None => cell(text),
+    }
 }
 
 fn remarks(row: &NodeRow, agent: Option<&AgentView>) -> String {
@@ -138,7 +153,7 @@ fn remarks(row: &NodeRow, agent: Option<&AgentView>) -> String {
         notes.push(format!("{} ({worst})", plural(row.findings as usize, "finding")));
     }
     match (&row.run, &row.skipped) {
-        (Some(run), _) => notes.push(format!("{} {}", run.state, comma_separated(&run.tests))),
+        (Some(run), _) => notes.push(format!("{} {}", run.state, names(&run.tests))),
         (None, Some(passed)) if !matches!(passed.code, "fresh" | "busy" | "out-of-service") => {
             notes.push(passed.code.to_owned());
         }

@@ -1,14 +1,15 @@
-//! Operator commands on nodes: test, hold, release, quarantine. They are stored, and the controller's next cycles carry
+//! Operator commands on nodes: test, hold, release, quarantine, repair. They are stored, and the controller's next cycles carry
 //! them out.
 
-use doctor_core::{hostlist::Selector, ids::TestId, time::Timestamp};
+use doctor_api::operator_api::ActionKind;
+use doctor_core::{case::Repair, hostlist::Selector, ids::TestId, time::Timestamp};
 use doctor_engine::{
     operator_commands::{self, OperatorCommand},
     snapshot,
 };
 use doctor_store::Store;
 
-use super::confirmation::ChangeArgs;
+use super::confirmation::{ApiAction, ChangeArgs, NodeChangeArgs};
 use crate::{
     context::Context,
     exit::Exit,
@@ -83,11 +84,38 @@ pub(crate) struct QuarantineArgs {
     /// Evict user work if the cluster supports it; otherwise the work may finish.
     #[arg(long)]
     drain: bool,
-    /// Reason, recorded in the audit trail.
+    /// Reason, recorded in the audit trail and shown by the cluster.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    change_args: ChangeArgs,
+    change_args: NodeChangeArgs,
+}
+
+/// Reset, reboot or replace nodes by an operator's decision, then requalify them.
+///
+/// The node is marked and drained. When its user work has ended, its evidence is saved and the step is performed once. A
+/// node that passes its requalification returns to service; otherwise the operator decides again: no harsher step follows
+/// by itself. The command needs no entry below `[allow]`, and the circuit breaker does not block it. It is refused where
+/// the cluster cannot do it, in mode `observe`, and while the pool of a node is paused.
+///
+/// Example: `doctor repair gpu-a07 --step reboot --why "hangs in NCCL"`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RepairArgs {
+    /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
+    #[arg(value_name = "NODE", required = true)]
+    nodes: Vec<Selector>,
+    /// reset, reboot or replace.
+    #[arg(long, value_name = "STEP")]
+    step: Repair,
+    /// Evict user work if the cluster supports it, and give up work on a node that does not answer; otherwise the work may
+    /// finish.
+    #[arg(long)]
+    drain: bool,
+    /// Reason, recorded in the audit trail and shown by the cluster.
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    #[command(flatten)]
+    change_args: NodeChangeArgs,
 }
 
 pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
@@ -105,23 +133,42 @@ pub(crate) fn test(context: &Context, args: &TestArgs) -> Result<Exit> {
         };
         OperatorCommand::MultiNodeTest { nodes: args.multi_node.clone(), test }
     };
-    args.change_args.submit_command(context, &args.why, |_| Ok(order.clone()))
+    let action = ApiAction::new(ActionKind::Test);
+    let action = match &order {
+        OperatorCommand::MultiNodeTest { nodes, test } => {
+            action.list("nodes", nodes).list("tests", test).flag("multi_node", true)
+        }
+        _ => action.list("nodes", &args.names).list("tests", &args.test),
+    };
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 
 pub(crate) fn hold(context: &Context, args: &HoldArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |now| {
+    let action = ApiAction::new(ActionKind::Hold).list("nodes", &args.nodes).text("until", args.until.as_ref());
+    args.change_args.submit_command(context, &args.why, &action, |now| {
         let until = args.until.as_deref().map(|text| operator_commands::parse_deadline(text, now)).transpose()?;
         Ok(OperatorCommand::Hold { nodes: args.nodes.clone(), until })
     })
 }
 
 pub(crate) fn release(context: &Context, args: &ReleaseArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::Release { nodes: args.nodes.clone() }))
+    let action = ApiAction::new(ActionKind::Release).list("nodes", &args.nodes);
+    let order = OperatorCommand::Release { nodes: args.nodes.clone() };
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 
 pub(crate) fn quarantine(context: &Context, args: &QuarantineArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| {
+    let action = ApiAction::new(ActionKind::Quarantine).list("nodes", &args.nodes).flag("drain", args.drain);
+    args.change_args.submit_command(context, &args.why, &action, |_| {
         Ok(OperatorCommand::Quarantine { nodes: args.nodes.clone(), evict: args.drain })
+    })
+}
+
+pub(crate) fn repair(context: &Context, args: &RepairArgs) -> Result<Exit> {
+    let action = ApiAction::new(ActionKind::Repair).list("nodes", &args.nodes).text("step", Some(args.step));
+    let action = action.flag("drain", args.drain);
+    args.change_args.submit_command(context, &args.why, &action, |_| {
+        Ok(OperatorCommand::Repair { nodes: args.nodes.clone(), step: args.step, evict: args.drain })
     })
 }
 

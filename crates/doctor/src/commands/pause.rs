@@ -1,9 +1,10 @@
 //! `doctor pause` and `doctor resume`: stop validation everywhere or in one pool, and continue it.
 
+use doctor_api::operator_api::ActionKind;
 use doctor_core::{ids::PoolName, time::Span};
 use doctor_engine::operator_commands::OperatorCommand;
 
-use super::confirmation::ChangeArgs;
+use super::confirmation::{ApiAction, ChangeArgs};
 use crate::{context::Context, exit::Exit, failure::Result};
 
 /// Stop starting validation. Active runs may finish; findings are still recorded.
@@ -37,9 +38,12 @@ pub(crate) struct ResumeArgs {
 
 pub(crate) fn pause(context: &Context, args: &PauseArgs) -> Result<Exit> {
     let order = OperatorCommand::Pause { pool: args.pool.clone(), length: args.length };
-    args.change_args.submit_command(context, &args.why, |_| Ok(order.clone()))
+    let action = ApiAction::new(ActionKind::Pause).text("pool", args.pool.as_ref()).text("for", args.length.as_ref());
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }
 
 pub(crate) fn resume(context: &Context, args: &ResumeArgs) -> Result<Exit> {
-    args.change_args.submit_command(context, &args.why, |_| Ok(OperatorCommand::Resume { pool: args.pool.clone() }))
+    let action = ApiAction::new(ActionKind::Resume).text("pool", args.pool.as_ref());
+    let order = OperatorCommand::Resume { pool: args.pool.clone() };
+    args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
 }

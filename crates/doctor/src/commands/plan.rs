@@ -1,12 +1,16 @@
 //! `doctor plan`: shows what the next cycle would do and why, and why it would skip the other nodes. It has no effects.
 
 use doctor_core::{
-    hostlist::Selector,
+    hostlist::{self, Selector},
     ids::{IdSource, NodeName},
     plan,
+    snapshot::{NodeRecord, Snapshot},
     view::{self, PlanView},
 };
-use doctor_engine::cluster_state::{self, ObserveError};
+use doctor_engine::{
+    cluster_state::{self, ObserveError},
+    snapshot::{self, ObservedCluster},
+};
 use doctor_store::{Store, StoreUrl};
 
 use super::run::action_cells;
@@ -15,12 +19,13 @@ use crate::{
     controller::ClusterConnection,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, cell, plural},
+    output::{Page, Table, ago, cell, plural},
 };
 
 /// Show what the next cycle would do and why, and why it would skip the other nodes.
 ///
-/// Queries the cluster and the store, changes neither, and does not take the lease.
+/// Queries the cluster and the store, changes neither, and does not take the lease. With `--store` and no `--config`, and
+/// for a client of the API, it plans the cluster that the controller of that store last observed, and says when that was.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only these nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
@@ -32,20 +37,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let loaded = context.loaded()?;
-    let world = ClusterConnection::open(loaded)?;
-    let store = match &loaded.config.store {
-        // A first plan on a laptop must not create a database.
-        StoreUrl::Sqlite(path) if !path.exists() => Store::open_in_memory()?,
-        url => context::open(url)?,
+    let snapshot = match context.plans_last_observation() {
+        true => last_observation(context)?,
+        false => observe(context)?,
     };
-    let snapshot =
-        cluster_state::observe_now(&store, &*world.backend, &loaded.settings, world.clock.now()).map_err(|error| {
-            match error {
-                ObserveError::Store(error) => Failure::Store(error),
-                ObserveError::Backend(error) => Failure::Backend(error),
-            }
-        })?;
     // The plan is not carried out, so its ids need not be unique.
     let plan = plan::plan(&snapshot, &mut IdSource::new(0));
     let selected = |name: &NodeName| {
@@ -59,6 +54,69 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let view = view::plan_view(&plan, selected);
     context.out.show(&view, |page| text(page, &view, args.all || !args.nodes.is_empty()))?;
     Ok(Exit::Ok)
+}
+
+/// Queries the cluster now.
+fn observe(context: &Context) -> Result<Snapshot> {
+    let loaded = context.loaded()?;
+    let world = ClusterConnection::open(loaded)?;
+    let store = match &loaded.config.store {
+        // A first plan on a laptop must not create a database.
+        StoreUrl::Sqlite(path) if !path.exists() => Store::open_in_memory()?,
+        url => context::open_to_read(url)?,
+    };
+    let snapshot =
+        cluster_state::observe_now(&store, &*world.backend, &loaded.settings, world.clock.now()).map_err(|error| {
+            match error {
+                ObserveError::Store(error) => Failure::Store(error),
+                ObserveError::Backend(error) => Failure::Backend(error),
+            }
+        })?;
+    if context.named_store().is_some()
+        && let Some((_, recorded)) = snapshot::last_observed(&store)?
+    {
+        check_same_cluster(&recorded, world.backend.name(), &snapshot)?;
+    }
+    Ok(snapshot)
+}
+
+/// Fails if the store records another cluster than the one that the configuration names: its nodes would be planned
+/// with the history of others.
+fn check_same_cluster(recorded: &ObservedCluster, backend: &str, observed: &Snapshot) -> Result<()> {
+    let is_recorded = |node: &NodeRecord| recorded.nodes.iter().any(|row| row.node == node.node.name);
+    let shares_nodes = recorded.nodes.is_empty() || observed.nodes.is_empty() || observed.nodes.iter().any(is_recorded);
+    if recorded.backend == backend && shares_nodes {
+        return Ok(());
+    }
+    let names = |names: Vec<NodeName>| match names.len() {
+        0 => "no nodes".to_owned(),
+        1..=1000 => hostlist::fold(&names),
+        count => plural(count, "node"),
+    };
+    Err(Failure::Usage(format!(
+        "the store records another cluster ({}: {}) than the one of the configuration ({backend}: {}): leave out --config to plan \
+         the store's cluster",
+        recorded.backend,
+        names(recorded.nodes.iter().map(|row| row.node.clone()).collect()),
+        names(observed.nodes.iter().map(|record| record.node.name.clone()).collect()),
+    )))
+}
+
+/// Returns the cluster as the controller of the store last observed it.
+fn last_observation(context: &Context) -> Result<Snapshot> {
+    let store = context.store()?;
+    let facts = context.facts(&store)?;
+    let Some(observed_at) = facts.observed_at else {
+        let url = &context.config()?.store;
+        return Err(Failure::Unreachable(format!(
+            "the store {url} records no observation of a cluster, so there is nothing to plan: run a controller on it \
+             (`doctor serve`, `doctor run`) first"
+        )));
+    };
+    context
+        .out
+        .note(&format!("planned from the cluster as the controller observed it {}", ago(facts.now, observed_at)));
+    Ok(facts.snapshot)
 }
 
 fn text(page: &mut Page, view: &PlanView, all: bool) {

@@ -1,6 +1,6 @@
 //! `doctor report`: the summary of a period, as text, HTML, Markdown or JSON.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use doctor_core::view::ReportView;
@@ -11,12 +11,22 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
-    output::{Page, Table, cell, format_time, plural},
+    output::{Output, Page, Table, cell, format_time, plural},
 };
 
 /// Summarise a period: jobs queued, run and skipped, busy and overdue nodes, coverage, findings, cost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    query: Query,
+    /// Write the report to this file atomically.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The period and the format.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Query {
     /// Start of the period, which ends now: a duration such as "7d", or a time such as "2026-11-15T00:00:00Z".
     #[arg(long, value_name = "WHEN", default_value = "1d", conflicts_with = "last")]
     since: String,
@@ -26,9 +36,18 @@ pub(crate) struct Args {
     /// Output format. --json is the same as --format json.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Write the report to this file atomically.
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+}
+
+impl Args {
+    /// Returns the file to write. Fails if the format is for a terminal.
+    pub(crate) fn file(&self, out: &Output) -> Result<Option<&Path>> {
+        match &self.out {
+            Some(_) if self.query.format.page().is_none() && !out.is_json() => {
+                Err(Failure::Usage("--out requires --format html, markdown or json".to_owned()))
+            }
+            path => Ok(path.as_deref()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -59,6 +78,12 @@ impl Format {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
+    let file = args.file(&context.out)?;
+    print(context, &args.query, file)
+}
+
+/// Prints the report, or writes it to a file.
+pub(super) fn print(context: &Context, args: &Query, file: Option<&Path>) -> Result<Exit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let (since, until) = match args.last {
@@ -68,19 +93,20 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     };
     let view = report::view(&store, facts, since, until)?;
     let page = if context.out.is_json() { Some(report::ReportFormat::Json) } else { args.format.page() };
-    match (page, &args.out) {
-        (Some(page), Some(path)) => {
-            report::write(path, &page.render(&view)?)?;
-            eprintln!("doctor: wrote {}", path.display());
-        }
+    match (page, file) {
+        (Some(page), Some(path)) => save(context, path, &page.render(&view)?)?,
         (Some(report::ReportFormat::Json), None) => context.out.json(&view)?,
         (Some(page), None) => context.out.print(&page.render(&view)?)?,
-        (None, None) => context.out.show(&view, |page| text(page, &view))?,
-        (None, Some(_)) => {
-            return Err(Failure::Usage("--out requires --format html, markdown or json".to_owned()));
-        }
+        (None, _) => context.out.show(&view, |page| text(page, &view))?,
     }
     Ok(Exit::Ok)
+}
+
+/// Writes a report to a file atomically.
+pub(crate) fn save(context: &Context, path: &Path, text: &str) -> Result<()> {
+    report::write(path, text)?;
+    context.out.note(&format!("wrote {}", path.display()));
+    Ok(())
 }
 
 fn text(page: &mut Page, view: &ReportView) {

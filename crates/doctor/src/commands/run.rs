@@ -64,7 +64,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let loaded = context.loaded()?;
     let share = context.share()?;
     let world = ClusterConnection::open(loaded)?;
-    let mut controller = Controller::new(loaded, store, share, world, ProcessMode::OneShot)?;
+    let mut controller = Controller::new(loaded, store, share, world, ProcessMode::OneShot, None)?;
     let mut view = RunView::default();
     let outcome = run_cycles(&mut controller, args, &mut view);
     // Release the lease even after a failure, so that the next controller need not wait until it expires.

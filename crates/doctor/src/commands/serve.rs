@@ -22,12 +22,14 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
+use super::api_cli;
 use crate::{
     config::{LoadedConfig, ReloadOutcome},
     context::Context,
     controller::{ClusterConnection, Controller, ProcessMode},
     exit::Exit,
     failure::{Failure, Result},
+    startup,
 };
 
 /// Run the controller until it receives SIGTERM or SIGINT.
@@ -53,14 +55,20 @@ const IDLE_BEFORE_TRIM: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     doctor_engine::heap::limit_heap();
+    let mut startup = startup::judge(context)?;
+    startup.refuse()?;
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
+    for remark in &startup.remarks {
+        tracing::warn!("{remark}");
+    }
     let store = context.open_or_create_store()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
     let world = ClusterConnection::open(&loaded)?;
     let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
-    let controller = Controller::new(&loaded, store, share, world, serving)?;
+    let cli = api_cli::handler(loaded.source.clone(), context.named_store().cloned());
+    let controller = Controller::new(&loaded, store, share, world, serving, Some(cli))?;
     tracing::info!(configuration = %loaded.source, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
     if let Some(listener) = &controller.agent_listener {
         tracing::info!(at = %listener.address(), "agent endpoint listening");

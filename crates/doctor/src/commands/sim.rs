@@ -34,7 +34,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum SimCommand {
-    /// Play scenario scripts and print the events.
+    /// Play scenario scripts and print the events. With --store, a script's store is kept there, for other commands.
     Run {
         /// Scenario scripts; see docs/guide/simulation.md.
         #[arg(value_name = "SCRIPT", required = true)]
@@ -115,7 +115,8 @@ fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
     for path in scripts {
         let failed = |source| Failure::File { operation: "reading", path: path.clone(), source };
         let script = std::fs::read_to_string(path).map_err(failed)?;
-        let output = scenario::play(&script).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        let output = scenario::play_into(&script, context.named_store().cloned())
+            .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
         outputs.push(serde_json::json!({ "script": path, "output": output }));
         if !context.out.is_json() {
             context.out.print(&output)?;

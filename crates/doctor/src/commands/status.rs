@@ -1,33 +1,43 @@
-//! `doctor status`: whether a controller runs, what is in the way, and how much of the cluster is covered.
+//! `doctor status`: what needs an operator, whether a controller runs, and how much of the cluster is covered.
 
 use doctor_core::{
     capacity_plan::{CapacityPlan, Pass},
-    view::{self, CoverageRow, LeaderView, StatusView},
+    view::{
+        self, AttentionItem, AttentionKind, CoverageRow, LeaderView, StatusView, SuiteCoverage, TestStatus, Urgency,
+        coverage_by_suite,
+    },
 };
 use doctor_engine::cluster_state;
 
 use crate::{
     context::Context,
-    exit::Exit,
+    exit::NagiosExit,
     failure::Result,
-    output::{Cell, Page, Table, ago, cell, comma_separated, format_hours, format_percent, format_time, plural},
+    output::{
+        Cell, Page, Table, ago, cell, comma_separated, format_hours, format_percent, format_time, plural, sanitize,
+    },
 };
 
-/// Show the state of the service: cycle, leader, breaker, coverage and open problems.
+/// Show what needs an operator, most urgent first, each with the command to type next; then the controller, the breaker
+/// and the coverage.
 ///
-/// Exit code 1 if there is an open problem.
+/// The exit codes are those of a Nagios plugin: 0 ok, 1 warning, 2 critical, 3 unknown.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// One line of coverage for each test instead of each suite.
+    #[arg(long)]
+    tests: bool,
+}
 
-pub(crate) fn run(context: &Context, _args: &Args) -> Result<Exit> {
+pub(crate) fn run(context: &Context, args: &Args) -> Result<NagiosExit> {
     let store = context.store()?;
     let facts = context.facts(&store)?;
     let view = view::status(&facts, &cluster_state::status_ledger(&store, &facts)?);
-    context.out.show(&view, |page| text(page, &view))?;
-    Ok(if view.problems.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
+    context.out.show(&view, |page| text(page, &view, args.tests))?;
+    Ok(view.state.into())
 }
 
-fn text(page: &mut Page, view: &StatusView) {
+fn text(page: &mut Page, view: &StatusView, every_test: bool) {
     let nodes = &view.nodes;
     let out: u32 = view
         .nodes
@@ -36,18 +46,13 @@ fn text(page: &mut Page, view: &StatusView) {
         .filter(|(state, _)| !matches!(*state, "in-service" | "suspect" | "held"))
         .map(|(_, n)| n)
         .sum();
-    let attention = match view.problems.len() {
-        0 => "no open problems".to_owned(),
-        1 => "1 open problem".to_owned(),
-        n => format!("{n} open problems"),
-    };
-    page.line(format!("{}, {out} out of service; {attention}.", plural(nodes.total as usize, "node")));
-    for problem in &view.problems {
-        page.line(format!("  ! {problem}"));
-    }
-    for note in &view.notes {
-        page.line(format!("  - {note}"));
-    }
+    let total = plural(nodes.total as usize, "node");
+    page.line(format!(
+        "{}: {total}, {out} out of service; {}.",
+        view.state.code().to_uppercase(),
+        summary(&view.attention)
+    ));
+    attention(page, &view.attention);
     page.blank();
     page.field("controller", leader(view));
     page.field("last cycle", cycle(view));
@@ -74,24 +79,58 @@ fn text(page: &mut Page, view: &StatusView) {
     );
     page.field("agents", agents(view));
     page.field("rejected", format!("{} results", view.rejected));
-    page.heading("Coverage (a pass or fail within the cut-off)");
-    page.table(&coverage(&view.coverage));
+    if every_test {
+        page.heading("Coverage (a pass or fail within the cut-off)");
+        page.table(&coverage(&view.coverage));
+    } else {
+        page.heading("Coverage (a pass or fail within the cut-off; --tests: one line for each test)");
+        page.table(&suites(&coverage_by_suite(&view.coverage)));
+    }
+}
+
+/// Counts the items by urgency. Notices are no problems.
+fn summary(items: &[AttentionItem]) -> String {
+    let count = |urgency: Urgency| items.iter().filter(|item| item.urgency == urgency).count();
+    let (critical, warning, notice) = (count(Urgency::Critical), count(Urgency::Warning), count(Urgency::Notice));
+    let mut parts = Vec::new();
+    parts.extend((critical > 0).then(|| format!("{critical} critical")));
+    parts.extend((warning > 0).then(|| plural(warning, "warning")));
+    if parts.is_empty() {
+        parts.push("no open problems".to_owned());
+    }
+    parts.extend((notice > 0).then(|| plural(notice, "notice")));
+    parts.join(", ")
+}
+
+/// Prints each item with its command. Texts come from nodes and jobs, too, and are not trusted.
+fn attention(page: &mut Page, items: &[AttentionItem]) {
+    let longest =
+        |text: fn(&AttentionItem) -> &'static str| items.iter().map(|item| text(item).len()).max().unwrap_or(0);
+    let (urgency, kind) = (longest(|item| item.urgency.code()), longest(|item| AttentionKind::code(item.kind)));
+    for item in items {
+        let text = sanitize(&item.text).replace(['\n', '\t'], " ");
+        page.line(format!("  {:<urgency$}  {:<kind$}  {text}", item.urgency, item.kind));
+        if let Some(next) = &item.next {
+            page.line(format!("  {:urgency$}  {:kind$}  -> {}", "", "", sanitize(next)));
+        }
+    }
 }
 
 fn leader(view: &StatusView) -> String {
     match &view.leader {
         LeaderView::Leads { by, until } => format!("{by} leads (lease until {} UTC)", format_time(*until)),
         LeaderView::Lost { by, since } => format!("none; {by} was lost {}", ago(view.at, *since)),
-        LeaderView::NoLeader => "no controller leads".to_owned(),
+        LeaderView::NoLeader => "none leads".to_owned(),
     }
 }
 
 fn cycle(view: &StatusView) -> String {
     let Some(cycle) = &view.last_cycle else { return "none yet".to_owned() };
     let duration = cycle.duration.map_or_else(|| "not finished".to_owned(), |duration| format!("took {duration}"));
-    let seen = view
-        .observed_at
-        .map_or_else(|| "cluster never observed".to_owned(), |seen| format!("cluster observed {}", ago(view.at, seen)));
+    let seen = view.observed_at.map_or_else(
+        || "cluster never observed".to_owned(),
+        |seen| format!("cluster last answered {}", ago(view.at, seen)),
+    );
     format!("{} ({}), {duration}, {} actions; {seen}", ago(view.at, cycle.at), format_time(cycle.at), cycle.actions)
 }
 
@@ -126,6 +165,38 @@ fn agents(view: &StatusView) -> String {
         (agents, silent) => {
             format!("{silent} of {agents} silent: {}", doctor_core::hostlist::fold(&view.silent.silent))
         }
+    }
+}
+
+/// Returns one line for each suite: of how many tests, the counts of results, and the names of tests that are not pass.
+fn suites(suites: &[SuiteCoverage]) -> Table {
+    let mut table = Table::new(["SUITE", "TESTS", "COVERED", "LOWEST", "RESULTS", "NOT PASS"]).right_align(&[1, 2]);
+    for suite in suites {
+        let lowest = suite.lowest.as_ref().filter(|(_, percent)| *percent < 100.0);
+        let lowest = lowest
+            .map_or_else(|| "-".to_owned(), |(test, percent)| format!("{test} {}", format_percent(Some(*percent))));
+        let counts = suite.counts.iter().map(|(status, count)| format!("{count} {}", TestStatus::label(*status)));
+        table.row([
+            cell(suite.suite.as_str()),
+            cell(suite.tests.to_string()),
+            cell(format_percent(suite.percent)),
+            cell(lowest),
+            cell(comma_separated(counts)),
+            cell(names(&suite.not_pass)),
+        ]);
+    }
+    table
+}
+
+/// Names at most this many tests; the others are counted.
+const MAX_NAMED: usize = 5;
+
+/// Names tests and counts what is too long for a line.
+pub(crate) fn names(tests: &[impl ToString]) -> String {
+    let named = comma_separated(tests.iter().take(MAX_NAMED).map(ToString::to_string));
+    match tests.len().saturating_sub(MAX_NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }
 

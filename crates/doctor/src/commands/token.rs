@@ -60,6 +60,13 @@ struct RevokeArgs {
     change_args: ChangeArgs,
 }
 
+impl Args {
+    /// Whether this only reads.
+    pub(crate) const fn reads(&self) -> bool {
+        matches!(self.command, TokenCommand::List)
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
         TokenCommand::Create(args) => create(context, args),
@@ -116,7 +123,7 @@ fn create(context: &Context, args: &CreateArgs) -> Result<Exit> {
 }
 
 fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
-    let store = context.store()?;
+    let store = context.store_for_changes()?;
     let (by, at) = (args.change_args.operator_name(), SystemClock.now());
     let known: Vec<String> =
         store.tokens()?.into_iter().filter(|token| token.revoked.is_none()).map(|token| token.name).collect();
@@ -139,7 +146,7 @@ fn revoke(context: &Context, args: &RevokeArgs) -> Result<Exit> {
     })
 }
 
-fn list(context: &Context) -> Result<Exit> {
+pub(super) fn list(context: &Context) -> Result<Exit> {
     let tokens = context.store()?.tokens()?;
     let now = SystemClock.now();
     context.out.show(&tokens, |page| {

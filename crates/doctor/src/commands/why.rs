@@ -15,7 +15,7 @@ use doctor_engine::{
 
 use serde::Serialize;
 
-use super::{agent, nodes::status_cell};
+use super::{agent, nodes::status_cell, status::names};
 use crate::{
     context::Context,
     exit::Exit,
@@ -32,7 +32,10 @@ pub(crate) struct Args {
     node: NodeName,
     /// Number of lines of the audit trail.
     #[arg(long, value_name = "N", default_value_t = 8)]
-    audit: u32,
+    pub(super) audit: u32,
+    /// One line for each test instead of each suite.
+    #[arg(long)]
+    tests: bool,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -45,7 +48,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     };
     let agent = agents::views(&store, &facts)?.into_iter().find(|agent| agent.node == *node);
     let explanation = NodeExplanation { view, agent };
-    context.out.show(&explanation, |page| text(page, &explanation))?;
+    context.out.show(&explanation, |page| text(page, &explanation, args.tests))?;
     Ok(if explanation.view.findings.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
@@ -58,7 +61,7 @@ struct NodeExplanation {
     agent: Option<AgentView>,
 }
 
-fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
+fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation, every_test: bool) {
     let now = view.at;
     page.line(format!("{}.", view.headline));
     page.line(state_line(view));
@@ -73,7 +76,7 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
             Some(run) => page.line(format!(
                 "Run {} ({}) is {} since {}: {}",
                 run.run,
-                comma_separated(&run.tests),
+                names(&run.tests),
                 run.state,
                 format_time(run.since),
                 run.because
@@ -81,6 +84,10 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
             None => page,
         },
     };
+    if let Some(ended) = &view.without_result {
+        page.line(format!("{} UTC: {}", format_time(ended.ended), ended.sentence()));
+        page.line(format!("  `doctor log {}` shows the rest", ended.run));
+    }
     page.heading("What to do");
     for line in &view.next {
         page.line(format!("  - {line}"));
@@ -93,13 +100,7 @@ fn text(page: &mut Page, NodeExplanation { view, agent }: &NodeExplanation) {
         page.heading("Recent failed user work");
         page.table(&failed_work(&view.job_failures));
     }
-    page.heading("Tests");
-    let (not_here, here): (Vec<_>, Vec<_>) = view.tests.iter().partition(|line| {
-        let grouped = matches!(line.status, TestStatus::NotApplicable | TestStatus::NotJudged);
-        grouped && view.tests.len() > MAX_UNGROUPED_TESTS
-    });
-    page.table(&tests(&here, now));
-    not_applicable(page, &not_here);
+    test_results(page, view, every_test);
     if let Some(case) = &view.case {
         print_case(page, case);
     }
@@ -161,8 +162,53 @@ fn findings(page: &mut Page, findings: &[FindingView], now: Timestamp) {
     }
 }
 
-/// With more tests than this, tests that do not apply are grouped by reason.
+/// With more tests than this, they are counted by suite, and those that do not apply are grouped by reason.
 const MAX_UNGROUPED_TESTS: usize = 12;
+
+/// Prints the tests: all of them, or one line for each suite, and those whose last result has a reason to read.
+fn test_results(page: &mut Page, view: &WhyView, every_test: bool) {
+    let is_long = view.tests.len() > MAX_UNGROUPED_TESTS;
+    let (not_here, here): (Vec<_>, Vec<_>) = view.tests.iter().partition(|line| {
+        let grouped = matches!(line.status, TestStatus::NotApplicable | TestStatus::NotJudged);
+        grouped && is_long
+    });
+    if every_test || !is_long {
+        page.heading("Tests");
+        page.table(&tests(&here, view.at));
+        not_applicable(page, &not_here);
+        return;
+    }
+    page.heading("Tests by suite (--tests: one line for each test)");
+    page.table(&suites(&view.tests));
+    let has_reason = |line: &&TestLine| matches!(line.status, TestStatus::Fail | TestStatus::Inconclusive);
+    let explained: Vec<&TestLine> = here.into_iter().filter(has_reason).collect();
+    if !explained.is_empty() {
+        page.heading("Tests that failed or gave no result");
+        page.table(&tests(&explained, view.at));
+    }
+    not_applicable(page, &not_here);
+}
+
+/// Counts the tests of each suite by status, and names those that are not pass.
+fn suites(lines: &[TestLine]) -> Table {
+    let mut by_suite: BTreeMap<&str, Vec<&TestLine>> = BTreeMap::new();
+    for line in lines {
+        by_suite.entry(view::suite_label(line.suite.as_ref())).or_default().push(line);
+    }
+    let mut table = Table::new(["SUITE", "TESTS", "RESULTS", "NOT PASS"]).right_align(&[1]).indent(2);
+    for (suite, lines) in by_suite {
+        let counts = TestStatus::ALL.iter().filter_map(|status| {
+            let count = lines.iter().filter(|line| line.status == *status).count();
+            (count > 0).then(|| format!("{count} {}", status.label()))
+        });
+        let is_good = |line: &&&TestLine| {
+            matches!(line.status, TestStatus::Pass | TestStatus::NotApplicable | TestStatus::NotJudged)
+        };
+        let not_pass: Vec<&str> = lines.iter().filter(|line| !is_good(line)).map(|line| line.test.as_str()).collect();
+        table.row([cell(suite), cell(lines.len().to_string()), cell(comma_separated(counts)), cell(names(&not_pass))]);
+    }
+    table
+}
 
 fn not_applicable(page: &mut Page, lines: &[&TestLine]) {
     let mut by_reason: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();

@@ -19,7 +19,7 @@ use doctor_notify::{
     report::ReportSettings,
     telemetry::{BadTelemetry, TelemetrySettings},
 };
-use doctor_store::{StoreUrl, records::RetentionPolicy};
+use doctor_store::{Store, StoreUrl, records::RetentionPolicy};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -76,8 +76,7 @@ struct RawConfig {
     lease: Spanned<Span>,
     workers: usize,
     retention: RetentionPolicy,
-    #[serde(default)]
-    agents: AgentEndpointConfig,
+    agents: Option<Spanned<AgentEndpointConfig>>,
     web: Option<Spanned<WebConfig>>,
     #[serde(default)]
     alerts: Option<Spanned<AlertSettings>>,
@@ -106,6 +105,7 @@ impl Config {
             StoreUrl::Sqlite(path) => StoreUrl::Sqlite(config_dir.join(path)),
             url @ StoreUrl::Postgres(_) => url,
         };
+        Store::check_url(&store).map_err(bad_store)?;
         let data = config_dir.join(&written.data);
         let policy = written.policy.map(|path| config_dir.join(path));
         let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
@@ -127,7 +127,7 @@ impl Config {
             lease: written.lease.into_inner(),
             workers: written.workers,
             retention: written.retention,
-            agents: written.agents,
+            agents: written.agents.map(Spanned::into_inner).unwrap_or_default(),
             alerts,
             metrics: written.metrics,
             reports: written.reports,
@@ -177,6 +177,14 @@ impl RawConfig {
                 self.cycle.get_ref()
             );
             return Err(TomlError::at(text, Some(self.lease_span(text)), message));
+        }
+        if let Some(agents) = &self.agents
+            && let Some(url) = &agents.get_ref().url
+            && !url.starts_with("http://")
+            && !url.starts_with("https://")
+        {
+            let message = format!("`agents.url` is `{url}`, expected http:// or https://, a host and a port");
+            return Err(TomlError::at(text, Some(agents.span()), message));
         }
         if let Some(web) = &self.web {
             let bad = |error: InvalidWebConfig| TomlError::at(text, Some(web.span()), error.to_string());

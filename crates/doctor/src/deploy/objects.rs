@@ -82,9 +82,8 @@ fn object(version: &str, kind: &str, metadata: Template, sections: Vec<(&str, Te
 type EnableFeature = fn(&mut KubernetesConfig);
 
 /// The features that need additional permissions, with the condition under which each is enabled.
-const FEATURES: [(TemplateCondition, EnableFeature); 6] = [
+const FEATURES: [(TemplateCondition, EnableFeature); 5] = [
     (CLAIM, |config| config.share = Share::Claim("any".to_owned())),
-    (NO_SHARED_DIRECTORY, |config| config.share = Share::None),
     (TemplateCondition::IsSet("write.event"), |config| config.write.event = true),
     (TemplateCondition::IsSet("write.condition"), |config| config.write.condition = Some("Any".to_owned())),
     (TemplateCondition::Equals("replace", "delete-node"), |config| config.replace = Replace::DeleteNode),

@@ -1,18 +1,7 @@
 //! Formats durations, times, counts and lists for people.
 
 use doctor_core::time::{Span, Timestamp};
-pub(crate) use doctor_core::view::{format_hours, format_percent, format_time, plural};
-
-/// Formats a duration in its largest unit: `3d`, `5h`, `12m`, `8s`. For columns; `Display` of [`Span`] is exact.
-pub(crate) fn short_duration(span: Span) -> String {
-    let secs = span.secs();
-    match secs {
-        0..60 => format!("{secs}s"),
-        60..3600 => format!("{}m", secs / 60),
-        3600..172_800 => format!("{}h", secs / 3600),
-        _ => format!("{}d", secs / 86_400),
-    }
-}
+pub(crate) use doctor_core::view::{format_hours, format_percent, format_time, plural, short_duration};
 
 /// Formats a time relative to now. A future time is rounded up: a result valid for a week is due in 7 days.
 pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {

@@ -10,10 +10,15 @@ use doctor_core::{
     access::{Access, Place},
     finding::Severity,
     policy::{Policy, Rule, When},
+    view::AttentionKind,
 };
 
 use super::reasons::reasons;
-use crate::{config::default_text, deploy::settings_page, exit::Exit};
+use crate::{
+    config::default_text,
+    deploy::settings_page,
+    exit::{Exit, NagiosExit},
+};
 
 /// A page: its file name and its text.
 #[derive(Debug)]
@@ -175,10 +180,22 @@ fn metrics() -> String {
 }
 
 fn exit_codes() -> String {
-    let mut text = page("Exit codes", "Exit codes of `doctor`. A code never changes its meaning.");
+    let mut text = page(
+        "Exit codes",
+        "Exit codes of `doctor`. A code never changes its meaning. `doctor status` has its own, below.",
+    );
     text.push_str("| code | meaning |\n|--:|---|\n");
     for exit in Exit::ALL {
         text.push_str(&format!("| {} | {} |\n", exit.code(), exit.meaning()));
+    }
+    text.push_str("\n## `doctor status`\n\nThe codes of a Nagios plugin, for this command only.\n\n");
+    text.push_str("| code | meaning |\n|--:|---|\n");
+    for exit in NagiosExit::ALL {
+        text.push_str(&format!("| {} | {} |\n", exit.code(), exit.meaning()));
+    }
+    text.push_str("\nWhat it lists, most urgent first:\n\n| kind | meaning |\n|---|---|\n");
+    for kind in AttentionKind::ALL {
+        text.push_str(&format!("| `{kind}` | {} |\n", kind.meaning()));
     }
     text
 }

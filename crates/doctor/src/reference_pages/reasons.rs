@@ -2,9 +2,10 @@
 //! rejects a code without a description.
 
 use doctor_core::{
-    case::{CaseOutcome, StepState},
+    case::{CaseOutcome, StepKind, StepState},
     classify::{ClassificationReason, DISTURBED_REPEATEDLY},
     finding::Severity,
+    lifecycle::NodeState,
     observation::FailureKind,
     run::{CancelReason, IncompleteReason, NotStartedReason, Purpose},
     software::Software,
@@ -59,7 +60,53 @@ pub(crate) fn reasons() -> Vec<Reason> {
     all.extend(Purpose::ALL.iter().map(|p| plain(p.code(), "purpose of a run", purpose(*p))));
     all.extend(StepState::ALL.iter().map(|s| plain(s.code(), "a step of a case", step(*s))));
     all.extend(CaseOutcome::ALL.iter().map(|c| plain(c.code(), "how a case ended", case_outcome(*c))));
+    all.extend(node_states().iter().map(|state| {
+        let (means, to_do) = node_state(state);
+        Reason { code: state.as_str(), kind: "state of a node", means, to_do }
+    }));
     all
+}
+
+/// Returns a node state of each kind.
+pub(crate) fn node_states() -> [NodeState; 7] {
+    [
+        NodeState::InService,
+        NodeState::Suspect,
+        NodeState::Quarantined,
+        NodeState::Repairing { step: StepKind::Reset, tries: 1 },
+        NodeState::Requalifying { run: None },
+        NodeState::Out,
+        NodeState::Held { by: String::new() },
+    ]
+}
+
+/// Returns the meaning and what to do.
+const fn node_state(state: &NodeState) -> (&'static str, &'static str) {
+    match state {
+        NodeState::InService => ("available to users, with no open finding that fails", ""),
+        NodeState::Suspect => (
+            "available to users, and a finding is open that does not (yet) take the node out; it is tested first",
+            "`doctor why NODE` shows the finding",
+        ),
+        NodeState::Quarantined => (
+            "out of service because of its case; no repair step is in progress",
+            "`doctor why NODE` shows the case and the next step",
+        ),
+        NodeState::Repairing { .. } => {
+            ("out of service; a repair step has been started and has not ended", "`doctor why NODE` shows the step")
+        }
+        NodeState::Requalifying { .. } => {
+            ("out of service; its tests and its agent's checks decide whether it returns", "wait for the results")
+        }
+        NodeState::Out => (
+            "out of service until an operator releases it or another machine takes its name: no permitted step is left",
+            "repair or replace the machine, then `doctor release NODE`",
+        ),
+        NodeState::Held { .. } => (
+            "an operator holds it: the controller records results and does nothing else with the node",
+            "`doctor release NODE` ends the hold",
+        ),
+    }
 }
 
 /// Returns the meaning and what to do.

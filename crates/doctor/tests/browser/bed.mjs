@@ -1,10 +1,11 @@
 // The environment of the browser tests: the built program with a simulated cluster, and Debian's Chromium.
 //
 //   DOCTOR    the program            CHROMIUM  the browser            MODULES  the directory of playwright-core and axe-core
+//   ASSETS    a copy of crates/api/assets whose pages are used instead of those in the program
 
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -66,6 +67,21 @@ export async function cluster({ nodes, days, speed = 60 }) {
   };
 }
 
+const TYPES = { js: "text/javascript", css: "text/css", svg: "image/svg+xml", html: "text/html" };
+
+// Answers requests for the pages from ASSETS.
+async function useAssets(page) {
+  await page.route(
+    (url) => url.pathname === "/" || url.pathname.startsWith("/assets/"),
+    async (route) => {
+      const name = new URL(route.request().url()).pathname.replace(/^\/(assets\/)?/, "") || "index.html";
+      const file = join(process.env.ASSETS, name);
+      if (!existsSync(file)) return route.fulfill({ status: 404 });
+      return route.fulfill({ contentType: TYPES[name.split(".").at(-1)], body: readFileSync(file, "utf8") });
+    },
+  );
+}
+
 // Starts a browser. Pages are opened together with their console messages.
 export async function browser() {
   const args = process.getuid() === 0 ? ["--no-sandbox"] : [];
@@ -78,6 +94,7 @@ export async function browser() {
       const said = [];
       page.on("console", (message) => ["error", "warning"].includes(message.type()) && said.push(message.text()));
       page.on("pageerror", (error) => said.push(String(error)));
+      if (process.env.ASSETS) await useAssets(page);
       await before(page);
       await page.goto(url);
       // A response that is being replaced must not outlive its page.
@@ -91,13 +108,12 @@ export async function browser() {
   };
 }
 
-// Returns the serious and critical findings of the accessibility checker, for all rules or some. The debugger injects
-// the checker, so the page's content security policy does not apply to it.
-export async function serious(page, rules = null) {
+// Returns the findings of the accessibility checker, for all rules or some. The debugger injects the checker, so the
+// page's content security policy does not apply to it.
+export async function violations(page, rules = null) {
   await page.evaluate(AXE);
   const { violations } = await page.evaluate((rules) => globalThis.axe.run(document, rules ? { runOnly: rules } : {}), rules);
-  const bad = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
-  return bad.map(
+  return violations.map(
     ({ id, nodes }) =>
       `${id}: ${nodes
         .slice(0, 3)

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A child process that is killed when the test ends.
-struct KillOnDrop(Child);
+pub(crate) struct KillOnDrop(pub(crate) Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
@@ -65,12 +65,12 @@ fn the_api_requires_a_token_and_the_cli_revokes_it() {
         workdir.write("doctor.toml", &config.replace("[backend", &format!("[web]\nlisten = \"{listen}\"\n[backend")));
     };
     with("0.0.0.0:0");
-    workdir.expect(3, &["serve", "--cycles", "1"]).stderr_contains("doctor token create");
+    workdir.expect(4, &["serve", "--cycles", "1"]).stderr_contains("doctor token create");
     with("127.0.0.1:0");
     let created = workdir.json(&["token", "create", "ops", "--role", "operator", "--yes"]);
     let token = created["token"].as_str().unwrap();
     with("0.0.0.0:0");
-    workdir.expect(3, &["serve", "--cycles", "1"]).stderr_contains("plain = true");
+    workdir.expect(4, &["serve", "--cycles", "1"]).stderr_contains("plain = true");
     with("127.0.0.1:0");
     workdir.expect(1, &["token", "create", "ops", "--yes"]).stderr_contains("another name");
     workdir.expect(2, &["token", "create", "a b", "--yes"]).stderr_contains("letters");

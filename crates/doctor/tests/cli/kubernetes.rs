@@ -26,7 +26,7 @@ pub(crate) const NAMESPACE: &str = "cluster-doctor";
 /// A cluster whose kubelet runs the programs of our pods on this machine.
 pub(crate) struct Cluster {
     pub(crate) plane: Arc<ControlPlane>,
-    _kubelet: Arc<Kubelet>,
+    pub(crate) kubelet: Arc<Kubelet>,
 }
 
 impl Cluster {
@@ -75,7 +75,7 @@ impl Cluster {
                 });
             }
         });
-        let cluster = Self { plane, _kubelet: kubelet };
+        let cluster = Self { plane, kubelet };
         for object in manifests(&KubernetesConfig::default()) {
             cluster.plane.create(&object);
         }

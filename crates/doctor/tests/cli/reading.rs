@@ -1,6 +1,6 @@
 //! Read-only commands, on the store of a demo.
 
-use crate::workdir::{Workdir, demo};
+use crate::workdir::{CommandOutput, Workdir, demo, demo_copy};
 
 const STORE: [&str; 2] = ["--store", "demo/doctor.db"];
 
@@ -57,18 +57,27 @@ fn selectors_select_and_an_unmatched_one_is_an_error() {
         .stderr_contains("no node `node999`")
         .stderr_contains("node[001-024]");
     workdir.expect(2, &with_store(&["nodes", "pool=none"])).stderr_contains("pool=none");
+    // A state that no node is in is a good question; a command has nothing to do then.
+    workdir.expect(0, &with_store(&["nodes", "state=requalifying"])).stdout_contains("No node matches.");
+    workdir
+        .expect(2, &with_store(&["hold", "state=requalifying", "--why", "x", "--yes"]))
+        .stderr_contains("no node matches state=requalifying: there is nothing to do");
+    workdir.expect(2, &with_store(&["nodes", "state=tired"])).stderr_contains("requalifying");
     workdir.expect(2, &with_store(&["nodes", "rack=3"])).stderr_contains("pool=NAME");
     workdir.expect(2, &with_store(&["nodes", "node[3-1]"])).stderr_contains("smaller number first");
 }
 
 #[test]
 fn status_shows_that_there_is_no_leader_and_the_coverage() {
-    let output = demo().expect(1, &with_store(&["status"]));
+    let output = demo().doctor(&with_store(&["status"]));
+    assert!(output.code < 3, "the cluster was observed: {}", output.out);
     output
         .stdout_contains("24 nodes")
-        .stdout_contains("no controller leads; start `doctor serve`")
-        .stdout_contains("NEVER TESTED")
-        .stdout_contains("storage");
+        .stdout_contains("no controller leads: the last one stopped after its cycle of")
+        .stdout_contains("-> doctor serve")
+        .stdout_contains("SUITE");
+    let tests = demo().doctor(&with_store(&["status", "--tests"]));
+    tests.stdout_contains("NEVER TESTED").stdout_contains("storage");
     let json = demo().json(&with_store(&["status"]));
     assert_eq!(json["nodes"]["total"], 24);
     assert_eq!(json["coverage"].as_array().unwrap().len(), 3);
@@ -147,6 +156,83 @@ fn explain_knows_checks_rules_and_reasons() {
     workdir.expect(0, &["explain", "nccl"]).stdout_contains("In force");
     workdir.expect(0, &["explain"]).stdout_contains("disk-space");
     workdir.expect(2, &["explain", "spoon"]).stderr_contains("no check, rule or reason `spoon`");
+    for severity in ["monitor", "reset", "reboot", "isolate"] {
+        workdir.expect(0, &["explain", severity]).stdout_contains(&format!("{severity} (severity of a finding): "));
+    }
+    for state in ["in-service", "suspect", "quarantined", "repairing", "requalifying", "out", "held"] {
+        workdir.expect(0, &["explain", state]).stdout_contains(&format!("{state} (state of a node): "));
+    }
+    workdir.expect(0, &["explain", "Disk-Space"]).stdout_contains("Why it matters");
+}
+
+#[test]
+fn mistyped_names_get_suggestions() {
+    let workdir = demo();
+    for (args, suggestion) in [
+        (&["explain", "disk-spcae"][..], "did you mean disk-space"),
+        (&["explain", "isolte"], "did you mean isolate?"),
+        (&["explain", "quarantned"], "did you mean quarantined"),
+        (&["why", "node01", "--store", "demo/doctor.db"], "did you mean node001"),
+        (&["why", "nod003", "--store", "demo/doctor.db"], "did you mean node003"),
+        (&["history", "node0x2", "--store", "demo/doctor.db"], "did you mean node002"),
+        (&["test", "node001", "--test", "storge", "--why", "x", "--store", "demo/doctor.db"], "did you mean storage?"),
+        (&["quarantne", "node001"], "'quarantine'"),
+        (&["config", "chekc"], "'check'"),
+        (&["nodes", "--jsno"], "'--json'"),
+    ] {
+        workdir.expect(2, args).stderr_contains(suggestion);
+    }
+    // Nothing resembles it: all are named.
+    workdir.expect(2, &["why", "zzz", "--store", "demo/doctor.db"]).stderr_contains("known: node[001-024]");
+}
+
+#[test]
+fn version_names_program_schema_store_and_controller_and_what_is_unknown() {
+    let view = demo().json(&["version", "--store", "demo/doctor.db"]);
+    assert_eq!(view["program"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(view["store"]["schema"], view["schema"]);
+    assert_eq!(view["controller"]["program"], env!("CARGO_PKG_VERSION"), "{view}");
+    demo()
+        .expect(0, &["version", "--store", "demo/doctor.db"])
+        .stdout_contains("demo/doctor.db: schema ")
+        .stdout_contains("none leads; the last cycle was run by doctor ");
+    let workdir = Workdir::local();
+    let output = workdir.expect(0, &["version"]);
+    output.stdout_contains("schema unknown: it is empty or does not exist").stdout_contains("controller   unknown: ");
+    assert!(!workdir.path("doctor.db").exists(), "looking creates nothing");
+    workdir.write("doctor.toml", "cycel = 1\n");
+    workdir.expect(0, &["version"]).stdout_contains("schema unknown: ").stdout_contains("`cycel`");
+    workdir.expect(0, &["--version"]).stdout_contains(concat!("doctor ", env!("CARGO_PKG_VERSION")));
+}
+
+/// Commands that only read, so that their examples can run on the demo's store.
+const READING: [&str; 9] = ["status", "nodes", "why", "history", "cases", "audit", "report", "explain", "version"];
+
+#[test]
+fn the_examples_of_reading_commands_run_on_a_simulated_cluster() {
+    let workdir = demo_copy();
+    let mut ran = 0;
+    for command in READING {
+        let help = workdir.expect(0, &[command, "--help"]).out;
+        let (_, examples) = help.split_once("Examples:").unwrap();
+        let examples = examples.lines().map(str::trim).filter(|line| line.starts_with("doctor "));
+        for example in examples {
+            let script = example.replacen("doctor", "\"$DOCTOR\"", 1);
+            let mut shell = std::process::Command::new("/bin/sh");
+            shell.args(["-c", &script]).current_dir(workdir.path("")).env_clear();
+            shell
+                .env("DOCTOR", env!("CARGO_BIN_EXE_doctor"))
+                .env("DOCTOR_STORE", "doctor.db")
+                .env("HOME", workdir.path(""));
+            let output = CommandOutput::from_output(&shell.output().unwrap());
+            // `doctor status` has the exit codes of a Nagios plugin; 3 is unknown.
+            let largest = if command == "status" { 2 } else { 1 };
+            assert!((0..=largest).contains(&output.code), "{example}: {}\n{}", output.code, output.err);
+            assert!(!output.out.is_empty() && output.err.is_empty(), "{example}\n{}", output.err);
+            ran += 1;
+        }
+    }
+    assert!(ran >= 15, "{ran}");
 }
 
 #[test]
@@ -183,6 +269,7 @@ fn explain_knows_nvidia_error_numbers() {
 #[test]
 fn read_commands_do_not_create_a_missing_store() {
     let workdir = Workdir::new();
+    // Both tables of exit codes have 3 for a store that cannot be reached.
     for command in ["nodes", "status", "cases", "audit", "history"] {
         workdir
             .expect(3, &[command, "--store", "typo.db"])
@@ -227,7 +314,13 @@ fn a_closed_pipe_is_not_an_error() {
 fn completions_and_manual_pages_are_generated() {
     let workdir = Workdir::new();
     workdir.expect(0, &["completions", "bash"]).stdout_contains("_doctor");
+    workdir.expect(0, &["completions", "bash", "--of", "doctor-node"]).stdout_contains("-o default doctor-node");
+    workdir.expect(0, &["man", "node", "--of", "doctor-node"]).stdout_contains("node/doctor-node.1");
+    assert!(
+        workdir.read("node/doctor-node-check.1").contains("disk\\-space") && !workdir.path("node/doctor.1").exists()
+    );
     workdir.expect(0, &["man", "man"]).stdout_contains("manual pages");
+    assert!(workdir.path("man/doctor-node-agent.1").exists());
     assert!(workdir.read("man/doctor.1").contains("breaker"));
     assert!(workdir.path("man/doctor-why.1").exists());
 }

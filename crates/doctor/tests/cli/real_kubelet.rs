@@ -229,13 +229,16 @@ fn jobs_run_in_containers_and_their_results_survive_pod_and_kubelet_failures() {
     cluster.workdir.write("doctor.toml", &shared);
     gpus_are_missed(&cluster);
     cluster.workdir.write("doctor.toml", &shared);
+    program_is_missing(&mut cluster);
+    cluster.workdir.write("doctor.toml", &shared);
     cluster.change_policy("60s", "");
     service = Service::start(&cluster.workdir);
     pod_deleted(&cluster);
     withdrawn(&cluster);
     agents(&cluster);
     cluster.change_policy("1s", BAD);
-    service.wait_for_log("configuration reloaded policy=5");
+    let reloaded = format!("configuration reloaded policy={}", cluster.policy);
+    service.wait_for_log(&reloaded);
     rebooted(&cluster);
 
     let (code, log) = service.stop();
@@ -262,6 +265,28 @@ fn gpus_are_missed(cluster: &Cluster) {
     wait_or_explain("the mark", is_marked, || cluster.workdir.doctor(&["why", NODE]).out);
     assert_eq!(service.stop().0, Some(0));
     cluster.ask("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&json!({ "spec": { "taints": null } })));
+}
+
+/// An image without our program: the container's runtime says so, and its words are kept after the pod is gone. This has its own
+/// store, because the node backs off.
+fn program_is_missing(cluster: &mut Cluster) {
+    let settings = cluster.workdir.read("doctor.toml").replace("doctor.db", "missing.db");
+    cluster.workdir.write("doctor.toml", &format!("{settings}image = \"cluster-doctor:latest\"\n"));
+    cluster.change_policy("1s", "");
+    let service = Service::start(&cluster.workdir);
+    wait_until("the store", || cluster.workdir.path("missing.db").exists());
+    let last_output = || cluster.workdir.why(NODE)["without_result"].clone();
+    wait_or_explain("why the job died", || last_output()["last_output"].is_string(), || cluster.audit());
+    let ended = last_output();
+    let quote = ended["last_output"].as_str().unwrap();
+    assert!(quote.contains("doctor-node") && quote.contains("not found") && quote.contains("StartError"), "{ended}");
+    let run = ended["run"].as_str().unwrap();
+    cluster
+        .workdir
+        .expect(0, &["log", run])
+        .stdout_contains("not found")
+        .stdout_contains(&format!("== on {NODE}: StartError"));
+    assert_eq!(service.stop().0, Some(0));
 }
 
 /// The controller's image needs no root, no capabilities and no writable root file system.
@@ -463,6 +488,13 @@ fn rebooted(cluster: &Cluster) {
     let node = cluster.node.object().unwrap();
     assert_eq!(node["spec"]["unschedulable"], true, "it was drained before: {}", node["spec"]);
     cluster.workdir.doctor(&["why", NODE]).stdout_contains("is being repaired (reboot");
+    // The node's own report was taken by a job on it, and saved before.
+    let mut saved = std::fs::read_dir(cluster.workdir.path("data/handoff")).unwrap().flatten();
+    let archive = saved.next().unwrap().path();
+    let unpacked =
+        std::process::Command::new("tar").arg("xzOf").arg(&archive).arg("--wildcards").arg("*/firmware.json").output();
+    let firmware: Value = serde_json::from_slice(&unpacked.unwrap().stdout).unwrap();
+    assert!(firmware["vendor_report"].is_object() && firmware["system"]["kernel"].is_string(), "{firmware:#}");
 }
 
 /// The signal reached `doctor-node`, which signed the test that had finished, but not the one that was running.

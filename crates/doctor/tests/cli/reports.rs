@@ -53,6 +53,7 @@ fn with_a_case() -> (Workdir, String) {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     };
     let actions = [WithReason::new(Action::OpenCase(case.clone()), "confirmed", "off the bus")];
     let policy = Policy::built_in();

@@ -7,8 +7,8 @@ fn init_writes_valid_commented_defaults_and_overwrites_nothing() {
     let workdir = Workdir::new();
     workdir.expect(0, &["config", "init", "site"]).stdout_contains("site/doctor.toml");
     assert!(workdir.read("site/policy.toml").contains("# Concurrent validation jobs"));
-    // The default data directory does not exist here.
-    let output = workdir.doctor(&["config", "check", "--config", "site/doctor.toml"]);
+    // The default directories do not exist here.
+    let output = workdir.expect(0, &["config", "check", "--files-only", "--config", "site/doctor.toml"]);
     output.stdout_contains("site/doctor.toml is valid.").stdout_contains("disk-space");
     workdir.expect(2, &["config", "init", "site"]).stderr_contains("exists and is not overwritten");
 }
@@ -155,7 +155,13 @@ fn a_live_check_verifies_that_configured_resources_exist() {
         .stdout_contains("good     store: ")
         .stdout_contains("the first start creates it")
         .stdout_contains("good     data: ")
-        .stdout_contains("good     cluster: local");
+        .stdout_contains("good     cluster: local")
+        .stdout_contains("good     here: program: ")
+        .stdout_contains("good     here: version: doctor-node ")
+        .stdout_contains("good     here: shared directory: ")
+        .stdout_contains("here: rights: ")
+        .stdout_contains("here: device files: ")
+        .stdout_contains("good     here: clock: ");
     assert!(!workdir.path("doctor.db").exists(), "looking makes nothing");
     std::fs::write(workdir.path("doctor.db"), "this is no database at all, whatever its name says").unwrap();
     let view = workdir.json(&["config", "check", "--live"]);
@@ -163,6 +169,10 @@ fn a_live_check_verifies_that_configured_resources_exist() {
     assert_eq!(store["status"], "bad", "{view}");
     assert!(store["remedy"].is_string(), "{view}");
     std::fs::remove_dir(workdir.path("data")).unwrap();
-    workdir.expect(1, &["config", "check", "--live"]).stdout_contains("bad      data: ").stdout_contains(" failed; ");
+    let output = workdir.expect(7, &["config", "check", "--live"]);
+    output.stdout_contains("bad      data: ").stdout_contains(" failed; ").stdout_contains("would not start");
+    output.stderr_contains("does not start with the SQLite header").stderr_contains("create the directory");
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    std::fs::remove_file(workdir.path("doctor.db")).unwrap();
     assert!(workdir.json(&["config", "check"])["live"].is_null(), "only with --live");
 }

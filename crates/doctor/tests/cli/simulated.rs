@@ -5,6 +5,8 @@ use std::{
     process::{Child, Stdio},
 };
 
+use serde_json::json;
+
 use crate::{
     this_machine::Service,
     workdir::{Workdir, wait_until},
@@ -80,4 +82,87 @@ fn policies_are_compared_on_the_same_faults() {
     assert_eq!(rows[0]["validation_node_hours"], 0.0, "{rows}");
     assert!(rows[2]["validation_node_hours"].as_f64().unwrap() > 0.0, "{rows}");
     assert!(!faults.is_empty());
+}
+
+/// A controller's directory for the served cluster, with this policy.
+fn configured(policy: &str) -> Workdir {
+    let workdir = Workdir::new();
+    std::fs::create_dir(workdir.path("data")).unwrap();
+    workdir.write("policy.toml", policy);
+    workdir.write(
+        "doctor.toml",
+        "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"5m\"\nlease = \"2d\"\n\
+         [backend.sim]\nsocket = \"sim.sock\"\n",
+    );
+    workdir
+}
+
+#[test]
+fn a_repair_is_planned_confirmed_and_refused_in_observe_mode_and_during_a_pause() {
+    let workdir = configured("mode = \"observe\"\n");
+    let _cluster = serve(&workdir);
+    let repair = ["repair", "node003", "--step", "reset", "--why", "hangs in NCCL"];
+    let confirmed = [&repair[..], &["--yes"]].concat();
+    workdir.doctor(&["run"]);
+    workdir
+        .expect(1, &confirmed)
+        .stderr_contains("refused: mode `observe` changes nothing")
+        .stderr_contains("hint: accepted: set `mode = \"recommend\"`");
+
+    workdir.write("policy.toml", "mode = \"recommend\"\nallow = { mark = false }\n");
+    workdir.doctor(&["run"]);
+    workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
+    workdir
+        .expect(1, &confirmed)
+        .stderr_contains("refused: everything is paused by ann (upgrade)")
+        .stderr_contains("accepted: `doctor resume --why …`");
+    workdir.expect(0, &["hold", "node011", "--why", "not refused", "--yes"]);
+    workdir.expect(0, &["resume", "--why", "done", "--yes"]);
+    workdir.expect(2, &["repair", "node003", "--step", "kick", "--why", "x"]).stderr_contains("reset, reboot, replace");
+
+    let planned = workdir.expect(6, &repair);
+    planned
+        .stderr_contains("Would reset 1 node (node003).")
+        .stderr_contains("after its user work has ended, then requalified");
+    workdir
+        .expect(0, &confirmed)
+        .stdout_contains("Requested reset of 1 node.")
+        .stdout_contains("Why: hangs in NCCL (ann)")
+        .stdout_contains("Next: `doctor why node003`");
+    let asked = workdir.json(&["audit", "--limit", "1"]);
+    assert_eq!((&asked[0]["what"], &asked[0]["by"]), (&json!("ask-repair"), &json!("ann")), "{asked}");
+
+    let service = Service::start(&workdir);
+    let steps = |what: &str| {
+        let cases = workdir.json(&["cases", "--all", "node003"]);
+        let steps = cases.as_array().into_iter().flatten().filter_map(|case| case["steps"].as_array()).flatten();
+        steps.filter(|step| step["what"] == what && step["state"] == "done").count()
+    };
+    wait_until("the node to be requalified", || steps("requalify") >= 1);
+    assert_eq!(steps("reset"), 1);
+    assert_eq!(service.stop().0, Some(0));
+}
+
+#[test]
+fn a_command_beyond_the_breakers_limit_needs_the_number_of_its_nodes() {
+    let workdir = configured("mode = \"recommend\"\n");
+    let _cluster = serve(&workdir);
+    workdir.doctor(&["run"]);
+    for command in [&["quarantine"][..], &["repair", "--step", "reboot"]] {
+        let named = [command, &["node0*", "--why", "all of them"]].concat();
+        let with = |more: &[&'static str]| [&named[..], more].concat();
+        let planned = workdir.expect(6, &named);
+        planned.stderr_contains("Note: this takes 12 nodes out of service; the circuit breaker would allow 1 now");
+        for wrong in [&["--yes"][..], &["--yes", "--confirm-nodes", "11"], &["--confirm-nodes", "13"]] {
+            workdir
+                .expect(6, &with(wrong))
+                .stderr_contains("nothing was changed")
+                .stderr_contains("--confirm-nodes 12");
+        }
+        assert_eq!(workdir.json(&["status"])["commands"], 0, "{command:?}");
+    }
+    // One node is named, whatever the breaker would allow.
+    workdir.expect(0, &["quarantine", "node001", "--why", "smells", "--yes"]);
+    workdir.expect(0, &["repair", "node0*", "--step", "reboot", "--why", "all", "--yes", "--confirm-nodes", "12"]);
+    assert_eq!(workdir.json(&["status"])["commands"], 13);
 }

@@ -28,7 +28,7 @@ const GIVEN_UP_WITHIN: Duration = Duration::from_secs(60);
 const KILLER: &str = r#"#!/bin/sh
 name=$(basename "$0")
 case "$name $1" in
-sbatch* | scancel* | 'scontrol update' | 'scontrol create' | 'scontrol delete') ;;
+sbatch* | scancel* | 'scontrol update' | 'scontrol create' | 'scontrol delete' | 'scontrol reboot') ;;
 *) exec REAL/"$name" "$@" ;;
 esac
 # Names of runs and operations, and what is noted on the node, are rebuilt; what is done stays the same.
@@ -223,6 +223,29 @@ fn a_job_that_does_not_start_is_abandoned_and_started_jobs_give_results() {
     no_run_has_two_jobs(slurm);
     let (code, log) = service.stop();
     assert_eq!(code, Some(0), "{log}");
+    program_is_missing(&fixture);
+}
+
+/// A job that dies at once says why: in `doctor log`, in `doctor why`, and in its history.
+fn program_is_missing(SlurmFixture { workdir, slurm }: &SlurmFixture) {
+    workdir.policy_for(&["memory"], "version = 3\n[limits]\nresult_grace = \"1s\"\n[retry]\nnot_started = \"1h\"\n");
+    configure(workdir, slurm, slurm.programs(), "");
+    let settings = workdir.read("doctor.toml").replace(&doctor_node().display().to_string(), "/usr/bin/no-doctor-node");
+    workdir.write("doctor.toml", &settings);
+    let service = Service::start(workdir);
+    workdir.expect(0, &["test", "node2", "--test", "memory", "--yes"]);
+    wait_until("why the job died", || workdir.why("node2")["without_result"]["last_output"].is_string());
+    let ended = workdir.why("node2")["without_result"].clone();
+    let quote = ended["last_output"].as_str().unwrap();
+    assert!(quote.contains("/usr/bin/no-doctor-node: not found"), "{ended}");
+    assert!(quote.contains("FAILED, exit code 127"), "{ended}");
+    let run = ended["run"].as_str().unwrap();
+    let log = workdir.expect(0, &["log", run]);
+    log.stdout_contains("== last output of the job on node2").stdout_contains("no-doctor-node: not found");
+    log.stdout_contains("== on node2: Slurm job").stdout_contains("FAILED, exit code 127");
+    workdir.doctor(&["why", "node2"]).stdout_contains("no-doctor-node: not found").stdout_contains("doctor log r");
+    assert_eq!(service.stop().0, Some(0));
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
 }
 
 /// A service that is restarted whenever it was killed.
@@ -331,6 +354,89 @@ fn a_quarantined_node_stays_drained_on_slurm_22_05_while_the_controller_is_kille
 #[test]
 fn a_quarantined_node_stays_drained_on_slurm_24_11_while_the_controller_is_killed() {
     stays_drained_while_quarantined(Generation::Debian13);
+}
+
+/// The words of the operator as Slurm shows them.
+fn words_of(slurm: &Slurm, node: &str) -> String {
+    let text = reason(slurm, node);
+    text.split(" [").next().unwrap_or_default().to_owned()
+}
+
+fn a_repair_reboots_once(generation: Generation) {
+    let layout = Layout { generation, nodes: 3, ..Layout::default() };
+    let Some(fixture) = SlurmFixture::start("an operator's repair with a controller that is killed", &layout) else {
+        return;
+    };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    let (programs, killed) = killers(workdir, slurm);
+    configure(workdir, slurm, &programs, "");
+    // No step is allowed: the operator's command needs no permission.
+    let policy = |mode: &str| {
+        let retry = "[retry]\ninconclusive = \"1s\"\nnot_started = \"1s\"\n";
+        let allow = "allow = { mark = false, drain = false }\n";
+        let requalify = "[repair]\nrequalification = [\"memory\"]\nexamine = [\"memory\"]\n";
+        workdir.policy_for(&["memory"], &format!("mode = \"{mode}\"\n{allow}{requalify}{retry}"));
+    };
+    policy("observe");
+    let mut service = Restarted::start(workdir);
+    service.until("all nodes to pass", || rows(workdir, "memory").len() == 3);
+    let repair = ["repair", "node1", "--step", "reboot", "--why", "hangs in NCCL"];
+    let confirmed = [&repair[..], &["--yes"]].concat();
+    workdir.expect(1, &confirmed).stderr_contains("refused: mode `observe`").stderr_contains("mode = \"recommend\"");
+    policy("recommend");
+    service.until("the mode to change", || workdir.json(&["status"])["mode"] == "recommend");
+
+    workdir
+        .expect(1, &["repair", "node1", "--step", "replace", "--why", "x", "--yes"])
+        .stderr_contains("refused: this cluster cannot replace a node")
+        .stderr_contains("--step reboot");
+    workdir.expect(6, &repair).stderr_contains("Would reboot 1 node (node1).");
+    workdir
+        .expect(6, &["repair", "node[1-3]", "--step", "reboot", "--why", "x", "--yes"])
+        .stderr_contains("the circuit breaker would allow 1 now")
+        .stderr_contains("--confirm-nodes 3");
+    assert!(slurm.reboots().is_empty() && !is_closed(slurm, "node1"));
+
+    // A pause refuses it, and one that begins later stops what has not begun.
+    workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
+    workdir.expect(1, &confirmed).stderr_contains("paused by").stderr_contains("`doctor resume --why …`");
+    workdir.expect(0, &["resume", "--why", "done", "--yes"]);
+    let user = slurm.submit(&["--nodelist=node1", "--no-requeue", "--wrap=exec sleep 600"]).unwrap();
+    slurm.wait_for_job(user, "RUNNING").unwrap();
+    workdir.expect(0, &confirmed).stdout_contains("Requested reboot of 1 node.");
+    service.until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
+    assert_eq!(words_of(slurm, "node1"), "doctor: operator reboot requested by ann: hangs in NCCL");
+    service.until("what it waits for", || workdir.doctor(&["why", "node1"]).out.contains("waits for this: user work"));
+    workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
+    slurm.run("scancel", &[user.to_string().as_str()]).unwrap();
+    service.until("the pause to be what it waits for", || {
+        slurm.job_state(user).is_ok_and(|state| state != "RUNNING")
+            && workdir.doctor(&["why", "node1"]).out.contains("everything is paused by")
+    });
+    assert!(slurm.reboots().is_empty(), "it has not begun");
+
+    workdir.expect(0, &["resume", "--why", "done", "--yes"]);
+    service.until("the reboot", || slurm.reboots() == ["node1"]);
+    service.until("the node to be back", || {
+        workdir.json(&["cases", "--all", "node1"])[0]["state"]["how"] == "returned" && !is_closed(slurm, "node1")
+    });
+    assert_eq!(slurm.reboots(), ["node1"], "once");
+    no_run_has_two_jobs(slurm);
+    let killed_calls = fs::read_dir(&killed).unwrap().flatten().map(|entry| fs::read_to_string(entry.path()).unwrap());
+    let killed_calls: Vec<String> = killed_calls.collect();
+    let reboots = killed_calls.iter().filter(|line| line.starts_with("scontrol reboot")).count();
+    assert_eq!(reboots, 2, "killed before and after the reboot: {killed_calls:#?}");
+    workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
+}
+
+#[test]
+fn an_operators_repair_reboots_once_on_slurm_22_05_while_the_controller_is_killed() {
+    a_repair_reboots_once(Generation::Debian12);
+}
+
+#[test]
+fn an_operators_repair_reboots_once_on_slurm_24_11_while_the_controller_is_killed() {
+    a_repair_reboots_once(Generation::Debian13);
 }
 
 #[test]

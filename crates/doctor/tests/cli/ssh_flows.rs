@@ -136,7 +136,10 @@ fn a_run_outlives_the_service_and_its_connection_and_its_result_is_stored_once()
     workdir
         .expect(0, &["config", "check", "--live"])
         .stdout_contains("1 host reachable")
-        .stdout_contains("All checks passed.");
+        .stdout_contains("good     host1: rights: root")
+        .stdout_contains("good     host1: clock: ")
+        .stdout_contains("host1: program: could not try: it is not there yet")
+        .stdout_contains("No check failed; ");
     let service = Service::start(workdir);
     wait_until("the run on the host", || site.run_on(0).is_some());
     let run = site.run_on(0).unwrap();

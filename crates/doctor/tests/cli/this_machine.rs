@@ -31,6 +31,35 @@ fn run_tests_this_machine_and_other_commands_show_the_findings() {
 }
 
 #[test]
+fn a_job_that_dies_shows_its_last_output_without_secrets() {
+    let workdir = Workdir::local();
+    let program = workdir.path("doctor-node");
+    let script = "#!/bin/sh\necho HF_TOKEN=hunter2 >&2\nprintf 'bell\\a\\n'\nexec /usr/bin/no-doctor-node\n";
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let settings = format!("{}doctor_node = \"{}\"\n", workdir.read("doctor.toml"), program.display());
+    workdir.write("doctor.toml", &settings);
+    workdir.doctor(&["run", "--wait", "--timeout", "1m"]);
+    wait_until("the end of the run", || {
+        workdir.doctor(&["run"]);
+        workdir.why("here")["without_result"].is_object()
+    });
+    let ended = workdir.why("here")["without_result"].clone();
+    let (run, quote) = (ended["run"].as_str().unwrap(), ended["last_output"].as_str().unwrap());
+    assert!(quote.contains("/usr/bin/no-doctor-node: not found") && quote.ends_with("(exit code 127)"), "{ended}");
+    workdir.doctor(&["why", "here"]).stdout_contains(quote).stdout_contains(&format!("`doctor log {run}`"));
+    let log = workdir.expect(0, &["log", run]);
+    log.stdout_contains("== last output of the job on here").stdout_contains("== on here: exit code 127");
+    log.stdout_contains("HF_TOKEN=[removed]").stdout_contains("no-doctor-node: not found");
+    assert!(!log.out.contains("hunter2") && !log.out.contains('\u{7}'), "{}", log.out);
+    let json = workdir.json(&["log", run]);
+    assert_eq!((&json[0]["ending"], &json[0]["path"]), (&"exit code 127".into(), &serde_json::Value::Null), "{json}");
+    // The log is in the store: it needs no shared directory.
+    std::fs::rename(workdir.path("data"), workdir.path("gone")).unwrap();
+    workdir.expect(0, &["log", run]).stdout_contains("no-doctor-node: not found");
+}
+
+#[test]
 fn the_standard_suite_runs_through_the_controller_and_why_explains_each_test() {
     let workdir = Workdir::local();
     let directory = workdir.path("scratch");

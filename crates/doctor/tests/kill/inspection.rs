@@ -66,5 +66,8 @@ impl Inspections {
 
 /// The other steps only change the store.
 const fn acts_on_the_cluster(step: StepKind) -> bool {
-    !matches!(step, StepKind::SaveEvidence | StepKind::Requalify | StepKind::HandOver | StepKind::Release)
+    !matches!(
+        step,
+        StepKind::SaveEvidence | StepKind::Requalify | StepKind::HandOver | StepKind::Release | StepKind::RequestRepair
+    )
 }

@@ -4,14 +4,19 @@
 //! Preparing a command reads the facts and changes nothing; the prepared command is then executed or discarded.
 //! Executing it writes to the store, and the controller acts on it in its next cycles.
 
+mod cases;
 mod nodes;
+mod repair;
 
 use doctor_checks::Catalogue;
 use doctor_core::{
+    alert::Mute,
+    case::Repair,
     hostlist::{self, Selector},
-    ids::{NodeName, PoolName, TestId},
+    ids::{CaseId, NodeName, PoolName, TestId},
     lifecycle::NodeState,
     node::Hold,
+    plan::{self, BreakerAllowance},
     snapshot::{CommandKind, Pause},
     time::{Span, Timestamp},
     view::{self, BreakerState, Facts, StoredStatus, format_time},
@@ -45,6 +50,12 @@ pub enum OperatorCommand {
         nodes: Vec<Selector>,
         evict: bool,
     },
+    /// Takes nodes out of service, performs this step on each once, and requalifies them.
+    Repair {
+        nodes: Vec<Selector>,
+        step: Repair,
+        evict: bool,
+    },
     /// No validation starts.
     Pause {
         pool: Option<PoolName>,
@@ -55,6 +66,15 @@ pub enum OperatorCommand {
     },
     /// Allows nodes to be taken out again.
     CloseBreaker,
+    /// Sends no more notifications about cases until they close.
+    Acknowledge {
+        cases: Vec<CaseId>,
+    },
+    /// Sends no notifications about cases until then.
+    Snooze {
+        cases: Vec<CaseId>,
+        until: Timestamp,
+    },
 }
 
 /// A command that cannot be executed.
@@ -64,6 +84,9 @@ pub enum CommandError {
     Unknown { what: &'static str, name: String, known: String },
     #[error("{0}")]
     Usage(String),
+    /// The command is valid and is not carried out now; `instead` says what would be accepted.
+    #[error("refused: {why}")]
+    Refused { why: String, instead: String },
 }
 
 /// What a command would do.
@@ -79,9 +102,38 @@ pub struct PreparedCommand {
     pub next: String,
     /// The nodes that it affects; none if it is not about nodes.
     pub nodes: Vec<NodeName>,
+    /// If it takes more nodes out than the circuit breaker would: the number that confirms it.
+    pub over_limit: Option<OverLimit>,
     writes: Vec<StoreWrite>,
     /// Preconditions: if one no longer holds, the command is not executed.
     preconditions: Vec<Precondition>,
+}
+
+/// A command on more nodes than the circuit breaker would allow. The operator has to state their number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverLimit {
+    /// The number of nodes that the command names.
+    pub nodes: usize,
+    /// What the limit is.
+    pub text: String,
+}
+
+impl OverLimit {
+    /// Returns the limit if the command takes several nodes out of service, and more than the breaker would. A command on
+    /// one node names it, and a number would add nothing.
+    fn of(facts: &Facts, nodes: &[NodeName]) -> Option<Self> {
+        let BreakerAllowance { in_service, allowed, limit } = plan::breaker_allowance(&facts.snapshot, nodes);
+        let over = nodes.len() > 1 && in_service > allowed;
+        let taken = view::plural(in_service, "node");
+        let text =
+            format!("this takes {taken} out of service; the circuit breaker would allow {allowed} now ({limit})");
+        over.then_some(Self { nodes: nodes.len(), text })
+    }
+
+    /// Returns whether this number confirms the command.
+    pub fn is_confirmed_by(&self, number: Option<u64>) -> bool {
+        number.is_some_and(|number| usize::try_from(number).is_ok_and(|number| number == self.nodes))
+    }
 }
 
 /// A precondition recorded when a command was prepared.
@@ -89,6 +141,7 @@ pub struct PreparedCommand {
 enum Precondition {
     Node { node: NodeName, life: NodeState, hold: Option<Hold> },
     Pause { pool: Option<PoolName>, pause: Option<Pause> },
+    OpenCase(CaseId),
 }
 
 impl Precondition {
@@ -103,6 +156,7 @@ impl Precondition {
                     commands.pause_of(pool.as_ref())?.filter(|pause| pause.until.is_none_or(|until| at < until));
                 (current == *pause, format!("the pause {}", scope_text(pool.as_ref())))
             }
+            Self::OpenCase(case) => (commands.is_case_open(*case)?, format!("case {case}")),
         };
         if holds { Ok(()) } else { Err(StoreError::StateChanged { what }) }
     }
@@ -125,6 +179,7 @@ enum StoreWrite {
     Pause { pool: Option<PoolName>, until: Option<Timestamp> },
     Resume(Option<PoolName>),
     CloseBreaker,
+    Mute { case: CaseId, node: NodeName, until: Option<Timestamp> },
 }
 
 impl OperatorCommand {
@@ -144,9 +199,12 @@ impl OperatorCommand {
             Self::Hold { nodes, until } => nodes::hold(facts, nodes, *until),
             Self::Release { nodes } => nodes::release(facts, nodes),
             Self::Quarantine { nodes, evict } => nodes::quarantine(facts, nodes, *evict),
+            Self::Repair { nodes, step, evict } => repair::prepare(facts, nodes, *step, *evict),
             Self::Pause { pool, length } => Ok(pause(facts, pool.as_ref(), *length)),
             Self::Resume { pool } => resume(facts, pool.as_ref()),
             Self::CloseBreaker => Ok(close_breaker(facts)),
+            Self::Acknowledge { cases } => cases::mute(facts, cases, None),
+            Self::Snooze { cases, until } => cases::mute(facts, cases, Some(*until)),
         }
     }
 }
@@ -196,11 +254,15 @@ impl StoreWrite {
             }
             Self::Resume(pool) => commands.resume(pool.as_ref(), by, why, *at),
             Self::CloseBreaker => commands.close_breaker(by, why, *at),
+            Self::Mute { case, node, until } => {
+                commands.mute(*case, node, &Mute { by: by.clone(), why: why.clone(), at: *at, until: *until })
+            }
         }
     }
 }
 
-/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result.
+/// Returns the nodes that these selectors match. An unknown name is an error, not an empty result. A state that no node is
+/// in is an empty result: the question was a good one.
 ///
 /// # Errors
 /// With the first selector that matches nothing, and some of the known names.
@@ -223,6 +285,7 @@ pub fn select_nodes(facts: &Facts, selectors: &[Selector]) -> Result<Vec<NodeNam
                     return Err(unknown(name.to_string()));
                 }
             }
+            Selector::State(_) => {}
             other if facts.select(std::slice::from_ref(other)).is_empty() => return Err(unknown(other.to_string())),
             _ => {}
         }
@@ -269,6 +332,7 @@ fn pause(facts: &Facts, pool: Option<&PoolName>, length: Option<Span>) -> Prepar
         done: format!("Paused {scope} {how_long}."),
         next: format!("`doctor resume{pool_flag} --why …` ends the pause"),
         nodes: Vec::new(),
+        over_limit: None,
         writes: vec![StoreWrite::Pause { pool: pool.cloned(), until }],
         preconditions,
     }
@@ -300,6 +364,7 @@ fn resume(facts: &Facts, pool: Option<&PoolName>) -> Result<PreparedCommand, Com
         done: format!("Resumed {name}."),
         next: "`doctor status` shows what starts".to_owned(),
         nodes: Vec::new(),
+        over_limit: None,
         writes: vec![StoreWrite::Resume(pool.cloned())],
         preconditions: vec![pause_precondition(facts, pool)],
     })
@@ -319,6 +384,7 @@ fn close_breaker(facts: &Facts) -> PreparedCommand {
         done: "Closed the breaker.".to_owned(),
         next: "`doctor status` shows the nodes that are taken out".to_owned(),
         nodes: Vec::new(),
+        over_limit: None,
         writes: vec![StoreWrite::CloseBreaker],
         preconditions: Vec::new(),
     }
@@ -441,6 +507,84 @@ mod tests {
             let error = command.prepare(&facts, &settings.catalogue).unwrap_err().to_string();
             assert!(error.contains("no longer lists gone"), "{command:?}: {error}");
         }
+    }
+
+    fn prepare_repair(facts: &Facts, step: Repair) -> Result<PreparedCommand, CommandError> {
+        let nodes = vec!["here".parse::<Selector>().unwrap()];
+        OperatorCommand::Repair { nodes, step, evict: false }.prepare(facts, &Catalogue::new([]))
+    }
+
+    #[test]
+    fn a_repair_is_refused_with_the_reason_and_what_would_be_accepted() {
+        let (store, settings) = store();
+        let able = |change: fn(&mut Facts)| {
+            let mut facts = facts(&store, &settings);
+            facts.snapshot.capabilities = doctor_core::snapshot::Capabilities::ALL;
+            change(&mut facts);
+            facts
+        };
+        let paused = |pool: Option<&str>| Pause {
+            pool: pool.map(|pool| PoolName::new(pool).unwrap()),
+            by: "bob".to_owned(),
+            why: "upgrade".to_owned(),
+            since: NOW,
+            until: None,
+        };
+        let cases: [(Facts, &str, &str); 6] = [
+            (able(|facts| facts.observed_at = None), "not observed the cluster", "doctor serve"),
+            (
+                able(|facts| facts.snapshot.capabilities.reboot = false),
+                "cannot reboot",
+                "--step reset or --step replace",
+            ),
+            (
+                able(|facts| facts.snapshot.capabilities = doctor_core::snapshot::Capabilities::NONE),
+                "cannot reboot",
+                "doctor quarantine",
+            ),
+            (
+                able(|facts| {
+                    std::sync::Arc::make_mut(&mut facts.snapshot.policy).mode = doctor_core::policy::Mode::Observe;
+                }),
+                "observe",
+                "mode = \"act\"",
+            ),
+            (
+                Facts { snapshot: with_pause(able(|_| {}).snapshot, paused(None)), ..able(|_| {}) },
+                "everything is paused by bob (upgrade)",
+                "`doctor resume --why …`",
+            ),
+            (
+                Facts { snapshot: with_pause(able(|_| {}).snapshot, paused(Some("gpu"))), ..able(|_| {}) },
+                "pool gpu is paused by bob (upgrade)",
+                "`doctor resume --pool gpu --why …`",
+            ),
+        ];
+        for (facts, reason, accepted) in cases {
+            let error = prepare_repair(&facts, Repair::Reboot).unwrap_err();
+            let CommandError::Refused { why, instead } = &error else { panic!("{error:?}") };
+            assert!(why.contains(reason) && instead.contains(accepted), "{why}: {instead}");
+        }
+        let elsewhere = with_pause(able(|_| {}).snapshot, paused(Some("cpu")));
+        prepare_repair(&Facts { snapshot: elsewhere, ..able(|_| {}) }, Repair::Reboot).unwrap();
+    }
+
+    fn with_pause(mut snapshot: doctor_core::snapshot::Snapshot, pause: Pause) -> doctor_core::snapshot::Snapshot {
+        snapshot.pauses.push(pause);
+        snapshot
+    }
+
+    #[test]
+    fn a_pause_that_begins_after_the_plan_prevents_a_repair() {
+        let (store, settings) = store();
+        let mut facts = facts(&store, &settings);
+        facts.snapshot.capabilities = doctor_core::snapshot::Capabilities::ALL;
+        let prepared = prepare_repair(&facts, Repair::Reset).unwrap();
+        assert!(prepared.changes[0].contains("here: in-service -> out of service, reset"), "{prepared:?}");
+        let origin = CommandOrigin { by: "ann".to_owned(), why: "fan".to_owned(), at: NOW };
+        let pause = OperatorCommand::Pause { pool: Some(PoolName::new("gpu").unwrap()), length: None };
+        pause.prepare(&facts, &settings.catalogue).unwrap().execute(&store, &origin).unwrap();
+        assert!(matches!(prepared.execute(&store, &origin), Err(StoreError::StateChanged { .. })));
     }
 
     #[test]

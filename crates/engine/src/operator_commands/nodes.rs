@@ -14,63 +14,67 @@ use doctor_core::{
     view::{Facts, format_time, plural},
 };
 
-use super::{CommandError, Precondition, PreparedCommand, StoreWrite, select_nodes};
+use super::{CommandError, OverLimit, Precondition, PreparedCommand, StoreWrite, select_nodes};
 
 /// The selected nodes and their records.
-struct SelectedNodes<'a> {
+pub(super) struct SelectedNodes<'a> {
     facts: &'a Facts,
-    nodes: Vec<(&'a NodeRecord, bool)>,
+    pub(super) nodes: Vec<(&'a NodeRecord, bool)>,
 }
 
 /// The effect of a command on one node: in words, and as changes to the store.
-struct NodeOutcome {
-    text: String,
-    writes: Vec<StoreWrite>,
+pub(super) struct NodeOutcome {
+    pub(super) text: String,
+    pub(super) writes: Vec<StoreWrite>,
 }
 
 impl NodeOutcome {
-    const fn unchanged(text: String) -> Self {
+    pub(super) const fn unchanged(text: String) -> Self {
         Self { text, writes: Vec::new() }
     }
 }
 
-const UNLISTED_TEXT: &str = "gone from the cluster";
+pub(super) const UNLISTED_TEXT: &str = "gone from the cluster";
 
 impl<'a> SelectedNodes<'a> {
-    fn select(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, CommandError> {
+    pub(super) fn select(facts: &'a Facts, selectors: &[Selector]) -> Result<Self, CommandError> {
         if selectors.is_empty() {
             return Err(CommandError::Usage(
                 "no nodes given; accepted: node[01-64], pool=NAME, state=STATE, or a name with `*`".to_owned(),
             ));
         }
         let nodes = select_nodes(facts, selectors)?;
+        if nodes.is_empty() {
+            let named: Vec<String> = selectors.iter().map(ToString::to_string).collect();
+            return Err(CommandError::Usage(format!("no node matches {}: there is nothing to do", named.join(" "))));
+        }
         Ok(Self { facts, nodes: nodes.iter().filter_map(|name| facts.node(name)).collect() })
     }
 
-    fn node_names(&self) -> Vec<NodeName> {
+    pub(super) fn node_names(&self) -> Vec<NodeName> {
         self.nodes.iter().map(|(record, _)| record.node.name.clone()).collect()
     }
 
-    fn folded_names(&self) -> String {
+    pub(super) fn folded_names(&self) -> String {
         hostlist::fold(&self.node_names())
     }
 
-    fn count_text(&self) -> String {
+    pub(super) fn count_text(&self) -> String {
         plural(self.nodes.len(), "node")
     }
 
     /// Returns a node name for an example.
-    fn example_name(&self) -> &str {
+    pub(super) fn example_name(&self) -> &str {
         self.nodes.first().map_or("NODE", |(record, _)| record.node.name.as_str())
     }
 
     /// Returns who holds a node now, and why.
-    fn hold_text(&self, record: &NodeRecord) -> Option<String> {
+    pub(super) fn hold_text(&self, record: &NodeRecord) -> Option<String> {
         record.hold_at(self.facts.now).map(|hold| format!("held by {} ({})", hold.by, hold.why))
     }
 
     /// Collects the effect on each node. An error if there is none and the cluster lists none of the nodes.
-    fn describe_each(
+    pub(super) fn describe_each(
         &self,
         outcome: impl Fn(&NodeRecord, bool) -> NodeOutcome,
     ) -> Result<(Vec<String>, Vec<StoreWrite>), CommandError> {
@@ -87,7 +91,7 @@ impl<'a> SelectedNodes<'a> {
     }
 
     /// Returns the preconditions of the command.
-    fn preconditions(&self) -> Vec<Precondition> {
+    pub(super) fn preconditions(&self) -> Vec<Precondition> {
         let precondition = |(record, _): &(&NodeRecord, bool)| Precondition::Node {
             node: record.node.name.clone(),
             life: record.state.clone(),
@@ -138,6 +142,7 @@ pub(super) fn test(
         writes,
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
+        over_limit: None,
     })
 }
 
@@ -189,6 +194,7 @@ pub(super) fn multi_node_test(
         })],
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
+        over_limit: None,
     })
 }
 
@@ -220,6 +226,7 @@ pub(super) fn hold(
         writes,
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
+        over_limit: None,
     })
 }
 
@@ -257,6 +264,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
         writes,
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
+        over_limit: None,
     })
 }
 
@@ -298,5 +306,6 @@ pub(super) fn quarantine(facts: &Facts, selectors: &[Selector], evict: bool) -> 
         writes,
         preconditions: selected.preconditions(),
         nodes: selected.node_names(),
+        over_limit: OverLimit::of(facts, &selected.node_names()),
     })
 }

@@ -17,7 +17,7 @@ use std::{
 
 use doctor_checks::document::Document;
 use doctor_core::{
-    case::{Case, CaseState, RepairStep},
+    case::{Case, CaseState},
     ids::{CaseId, HardwareId, RunId},
     node::Hardware,
     time::{Span, Timestamp},
@@ -95,14 +95,14 @@ pub fn archive(
     Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
 }
 
-/// Returns the path of a case's archive: one for each escalation level.
-fn archive_path(share: &Share, case: CaseId, repair_step: RepairStep) -> PathBuf {
-    share.root().join("handoff").join(format!("{case}-{repair_step}.tar.gz"))
+/// Returns the path of a case's archive: one for each escalation level, and for each repair that an operator requests.
+fn archive_path(share: &Share, case: CaseId, label: &str) -> PathBuf {
+    share.root().join("handoff").join(format!("{case}-{label}.tar.gz"))
 }
 
-/// Returns whether the archive for this escalation level was already saved.
-pub fn is_saved(share: &Share, case: CaseId, repair_step: RepairStep) -> bool {
-    archive_path(share, case, repair_step).exists()
+/// Returns whether the archive with this label was already saved.
+pub fn is_saved(share: &Share, case: CaseId, label: &str) -> bool {
+    archive_path(share, case, label).exists()
 }
 
 /// Saves an archive of the case on the share, before a step destroys evidence.
@@ -113,10 +113,10 @@ pub fn save(
     store: &Store,
     share: &Share,
     case: CaseId,
-    repair_step: RepairStep,
+    label: &str,
     from_node: &NodeEvidence,
 ) -> Result<PathBuf, BundleError> {
-    let path = archive_path(share, case, repair_step);
+    let path = archive_path(share, case, label);
     let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
     let failed = |source| BundleError::Write { path: path.clone(), source };
     fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;
@@ -214,6 +214,10 @@ fn add_run(
     };
     if let Some(evidence) = store.evidence(run, &case.node)? {
         add(format!("evidence/{run}.txt"), &evidence.bytes);
+    }
+    for output in store.job_output(run)?.into_iter().filter(|output| output.node == case.node) {
+        let ending = output.ending.map_or_else(String::new, |ending| format!("\n== {ending}\n"));
+        add(format!("job-output/{run}.txt"), format!("{}{ending}", output.text).as_bytes());
     }
     let (Some(share), Some(record)) = (share, store.run(run)?) else { return Ok(()) };
     for test in record.run.tests.iter() {

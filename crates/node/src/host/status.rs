@@ -4,11 +4,12 @@ use std::{fs, io, io::Read as _, path::Path};
 
 use doctor_core::{
     ids::{NodeName, RunId},
-    run::ObservedJobState,
+    last_output,
+    run::{JobEnd, ObservedJobState},
 };
 use doctor_host::{
     files,
-    jobs::Jobs,
+    jobs::{JobRemains, Jobs},
     marks::MarkFiles,
     parse_load_average, process,
     protocol::{HostStatus, MAX_DOCUMENT_BYTES, MAX_LOG_BYTES, MAX_RESPONSE_BYTES, RunStatus, StatusQuery},
@@ -25,6 +26,9 @@ use crate::{clock::now, job::output::tail};
 const REPLY_LIMITS: ReplyLimits = ReplyLimits { documents: MAX_RESPONSE_BYTES / 2, logs: MAX_RESPONSE_BYTES / 8 };
 /// Limit of the program's output besides its log.
 const MAX_OUTPUT_BYTES: u64 = 4 * 1024;
+
+/// Limit of the program's output of a run without a result.
+const MAX_REMAINS_BYTES: u64 = last_output::MAX_BYTES as u64;
 
 struct ReplyLimits {
     documents: u64,
@@ -72,7 +76,10 @@ fn run_status(jobs: &Jobs, run: RunId, limits: &mut ReplyLimits) -> RunStatus {
     match document(&directory.join(DOCUMENT), limits.documents) {
         Ok(document) => {
             limits.documents -= document.as_ref().map_or(0, |text| text.len() as u64);
-            RunStatus { run, job: observed, document, log, nodes }
+            let is_complete =
+                document.is_some() && matches!(observed, ObservedJobState::Ended { how: JobEnd::Exited, .. });
+            let remains = if is_complete { None } else { remains(jobs, run) };
+            RunStatus { run, job: observed, document, log, remains, nodes }
         }
         // It has ended and left a document: without that the run must not be reported as complete.
         Err(reason) => RunStatus { nodes, ..RunStatus::without_result(run, ObservedJobState::Unknown { why: reason }) },
@@ -90,6 +97,12 @@ fn log(directory: &Path, never_began: bool, max_bytes: u64) -> Option<String> {
         tail(&directory.join("output.txt"), MAX_OUTPUT_BYTES.min(max_bytes / 4)).ok().flatten().unwrap_or_default();
     let text = log.unwrap_or_default() + &output;
     (!text.is_empty()).then_some(text)
+}
+
+/// Returns what is left of a job that may have no result: a document on the shared directory is not seen by this program. What
+/// cannot be read is left out: no decision depends on it.
+fn remains(jobs: &Jobs, run: RunId) -> Option<JobRemains> {
+    jobs.remains(run, MAX_REMAINS_BYTES).ok().flatten()
 }
 
 fn document(path: &Path, max_bytes: u64) -> Result<Option<String>, String> {

@@ -2,10 +2,12 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Write},
     os::unix::fs::PermissionsExt,
     path::Path,
 };
+
+use doctor_host::output_file;
 
 use super::parent;
 
@@ -33,21 +35,10 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Returns the last complete lines that fit into `max_bytes` bytes. `None` if the file does not exist.
 pub(crate) fn tail(path: &Path, max_bytes: u64) -> io::Result<Option<String>> {
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other?,
-    };
-    let length = file.metadata()?.len();
-    let skipped = length.saturating_sub(max_bytes);
-    file.seek(SeekFrom::Start(skipped))?;
-    let mut bytes = Vec::new();
-    file.take(max_bytes).read_to_end(&mut bytes)?;
-    if skipped > 0 {
-        // The first line is cut off.
-        let start = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
-        bytes.drain(..start);
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => output_file::tail_of(opened?, max_bytes).map(Some),
     }
-    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Creates a directory and its missing parents. A new directory inherits group write permission from its parent: a

@@ -14,8 +14,9 @@ use std::{
 };
 
 use anyhow::Context;
+use doctor_checks::result_transport::PackedDocument;
 use doctor_core::time::Span;
-use doctor_host::vendor_reports::{MACHINE_FILE, MAX_FILE_BYTES, VENDOR_FILES};
+use doctor_host::vendor_reports::{self, MACHINE_FILE, MAX_CARRIED_BYTES, MAX_FILE_BYTES, VENDOR_FILES};
 use serde_json::{Value, json};
 
 use crate::{
@@ -27,6 +28,10 @@ use crate::{
 };
 
 const TOOL: &str = "nvidia-bug-report.sh";
+/// Where the driver's package installs it, below the machine's root.
+const TOOL_FOLDERS: [&str; 2] = ["usr/bin", "usr/local/bin"];
+/// A directory of ours on the machine, in which the tool runs if we are in a container.
+const MACHINE_FOLDER: &str = "var/lib/cluster-doctor";
 /// What the tool prints besides its file.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 const GRACE: Duration = Duration::from_secs(5);
@@ -37,6 +42,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// If the directory cannot be written.
 pub fn report(
     out: &Path,
+    root: &Path,
     limit: Span,
     metadata: &str,
     runner: &dyn ProbeRunner,
@@ -44,7 +50,7 @@ pub fn report(
 ) -> anyhow::Result<String> {
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut machine = machine::describe(metadata, runner);
-    let taken = run_vendor_tool(out, limit, stop);
+    let taken = run_vendor_tool(out, root, limit, stop);
     let message = match &taken {
         Ok(file) => format!("{TOOL} wrote {file}"),
         Err(error) => format!("no report from {TOOL}: {error}"),
@@ -58,6 +64,17 @@ pub fn report(
     Ok(message)
 }
 
+/// Returns both files as the lines of a log, for a job that shares no directory with the controller.
+///
+/// # Errors
+/// If there is no report in the directory, or it is too long for a log.
+pub fn carried(out: &Path) -> anyhow::Result<String> {
+    let report = vendor_reports::read(out, Path::new(""), MAX_CARRIED_BYTES).context("cannot read the report")?;
+    let report = report.context("the report is gone")?;
+    let packed = PackedDocument::pack(&serde_json::to_vec(&report)?).context("cannot pack the report")?;
+    Ok(packed.to_log_lines())
+}
+
 /// Writes the file atomically.
 fn write(path: &Path, machine: &Value) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
@@ -65,19 +82,55 @@ fn write(path: &Path, machine: &Value) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// Runs the vendor's tool. Returns the file that it left, or why there is none.
-fn run_vendor_tool(out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
-    let Some(tool) = find(TOOL) else { return Err(format!("{TOOL} is not installed here")) };
+/// Runs the vendor's tool, if it is not installed here on the machine below `root`. Returns the file that it left, or why there is
+/// none.
+fn run_vendor_tool(out: &Path, root: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     for name in VENDOR_FILES {
         // A file of an earlier run must not be taken for this one's.
         let _none = fs::remove_file(out.join(name));
     }
+    if let Some(tool) = find(TOOL) {
+        let mut command = Command::new(tool);
+        // It writes its file into the current directory.
+        command.current_dir(out);
+        return run_in(&mut command, out, limit, stop);
+    }
+    let installed = TOOL_FOLDERS.iter().find(|folder| root.join(folder).join(TOOL).is_file());
+    let Some(folder) = installed.filter(|_| root != Path::new("/")) else {
+        return Err(format!("{TOOL} is not installed here"));
+    };
+    run_on_machine(&Path::new("/").join(folder).join(TOOL), out, root, limit, stop)
+}
+
+/// Runs the tool with the machine's file system as its root, in a new directory there, and moves its file to `out`.
+fn run_on_machine(tool: &Path, out: &Path, root: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
+    let failed = |error: io::Error| format!("cannot use the machine's file system: {error}");
+    let inner = Path::new(MACHINE_FOLDER).join(format!("report-{}", std::process::id()));
+    let outer = root.join(&inner);
+    fs::create_dir_all(root.join(MACHINE_FOLDER)).map_err(failed)?;
+    // Of an earlier container with the same process id.
+    let _absent = fs::remove_dir_all(&outer);
+    fs::create_dir(&outer).map_err(failed)?;
+    let mut command = Command::new("chroot");
+    command
+        .arg(root)
+        .args(["/bin/sh", "-c", "cd \"$1\" && exec \"$2\"", "sh"])
+        .arg(Path::new("/").join(inner))
+        .arg(tool);
+    let taken = run_in(&mut command, &outer, limit, stop);
+    let moved = VENDOR_FILES.iter().filter(|name| outer.join(name).is_file()).try_for_each(|name| {
+        // Another file system: a rename would fail.
+        fs::copy(outer.join(name), out.join(name)).map(drop)
+    });
+    let _left = fs::remove_dir_all(&outer);
+    taken.and_then(|file| moved.map(|()| file).map_err(failed))
+}
+
+/// Runs the tool, which writes its file into `out`.
+fn run_in(command: &mut Command, out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
     let limits =
         Limits { timeout: limit.to_std(), max_stream_bytes: MAX_OUTPUT_BYTES, grace: GRACE, kill_grace: GRACE };
-    let mut command = Command::new(tool);
-    // It writes its file into the current directory.
-    command.current_dir(out);
-    let outcome = child::run(&mut command, &limits, stop, Echo::default());
+    let outcome = child::run(command, &limits, stop, Echo::default());
     let problem = match outcome {
         Ok(ChildOutcome::Exited { status, .. }) if status.success() => None,
         Ok(ChildOutcome::Exited { status, stdout, stderr }) => {

@@ -12,7 +12,10 @@ use doctor_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::secret::{SecretSource, UrlSource};
+use super::{
+    secret::{SecretSource, UrlSource},
+    tls_roots::roots,
+};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -193,6 +196,20 @@ impl Channel {
         }
     }
 
+    /// Returns the secrets that a message needs.
+    fn secrets(&self) -> Vec<&SecretSource> {
+        let (url, secret) = match self {
+            Self::Webhook { url, secret } | Self::Alertmanager { url, token: secret } => (Some(url), secret.as_ref()),
+            Self::Slack { url } => (Some(url), None),
+            Self::Email(email) => (None, email.password.as_ref()),
+        };
+        let url = match url {
+            Some(UrlSource::Secret(secret)) => Some(secret),
+            Some(UrlSource::Plain(_)) | None => None,
+        };
+        url.into_iter().chain(secret).collect()
+    }
+
     /// Resolves paths relative to the file that contains them.
     fn resolve(&mut self, base: &Path) {
         match self {
@@ -251,6 +268,19 @@ impl AlertSettings {
         self.receivers.values_mut().for_each(|receiver| receiver.channel.resolve(base));
     }
 
+    /// Returns what cannot be read now: secrets, and the file of certificates. Both are read when a message is sent, so
+    /// alerts may work later.
+    pub fn unreadable_files(&self) -> Vec<String> {
+        let of = |(name, receiver): (&String, &Receiver)| -> Vec<String> {
+            let secrets = receiver.channel.secrets().into_iter();
+            let failures = secrets.filter_map(|secret| secret.read().err());
+            failures.map(|error| format!("alerts to {name} cannot be sent: {}", error.text)).collect()
+        };
+        let ca = self.ca.as_deref().and_then(|path| roots(Some(path)).err());
+        let ca = ca.map(|error| format!("alerts cannot be sent: {}", error.text));
+        ca.into_iter().chain(self.receivers.iter().flat_map(of)).collect()
+    }
+
     /// Checks the settings as a whole.
     ///
     /// # Errors
@@ -295,6 +325,19 @@ mod tests {
 
     fn read(text: &str) -> Result<AlertSettings, String> {
         toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn secrets_that_cannot_be_read_are_named_with_their_receiver() {
+        let text = "[receivers.chat]\nslack = { url = { file = \"/no/such/file\" } }\n[receivers.ops]\n\
+                    webhook = { url = \"http://x\" }";
+        let found = read(text).unwrap().unreadable_files();
+        assert!(
+            found.len() == 1 && found[0].starts_with("alerts to chat cannot be sent: cannot read /no/such/file"),
+            "{found:?}"
+        );
+        let settings = AlertSettings { ca: Some("/no/such/ca.pem".into()), ..AlertSettings::default() };
+        assert!(settings.unreadable_files()[0].contains("/no/such/ca.pem"));
     }
 
     #[test]

@@ -25,6 +25,10 @@ pub(super) fn describe(action: &Action) -> Option<String> {
         Action::Advise { advice, .. } => format!("advice: {advice}"),
         Action::Step { node, step, attempts: 1, .. } => format!("{step} {node}"),
         Action::Step { node, step, attempts: tries, .. } => format!("{step} {node}, try {tries}"),
+        Action::RequestRepair { case, node, request, .. } => {
+            let what = request.repair.as_ref().map_or("no repair", |repair| repair.what.code());
+            format!("{case} on {node}: {what} is requested")
+        }
         Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
         Action::CompleteStep { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
         Action::SetState { node, to, .. } => format!("{node} is {}", to.as_str()),

@@ -11,7 +11,7 @@ use doctor_core::{
     policy::{Policy, TestPolicy},
     snapshot::TestRecord,
     time::{Span, Timestamp},
-    view,
+    view::{self, Urgency},
 };
 use doctor_engine::{cluster_state, snapshot};
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub struct PeriodReport {
     pub tests: Vec<TestPeriods>,
     /// The lowest percentage of an hour, of all tests together.
     pub lowest_hour_percent: f64,
-    /// Problems of `doctor status` that were there for a day without interruption.
+    /// Problems of the service in `doctor status` that were there for a day without interruption.
     pub lasting_problems: Vec<String>,
     pub validation_node_hours: f64,
     /// Validation as a share of all node-hours, and of those in which nodes were free.
@@ -187,11 +187,18 @@ impl PeriodCoverage {
     fn count_problems(&mut self, session: &Session) -> Result<(), SessionError> {
         let store = session.store();
         let Some((at, cluster)) = snapshot::last_observed(store)? else { return Ok(()) };
-        let facts = cluster_state::facts(store, Some(at), cluster, session.now())?;
+        // The cluster state is saved every few seconds of real time, in which hours are simulated: the status is that of the
+        // last cycle before.
+        let now = cluster.last_cycle(at);
+        let facts = cluster_state::facts(store, Some(at), cluster, now)?;
         let status = view::status(&facts, &cluster_state::status_ledger(store, &facts)?);
         // The same problem with other numbers is the same problem.
         let kind = |text: &String| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
-        let present: BTreeMap<String, String> = status.problems.into_iter().map(|text| (kind(&text), text)).collect();
+        let problems = status
+            .attention
+            .into_iter()
+            .filter(|item| item.urgency != Urgency::Notice && item.kind.is_about_the_service());
+        let present: BTreeMap<String, String> = problems.map(|item| (kind(&item.text), item.text)).collect();
         for (kind, hours) in &mut self.problems {
             if !present.contains_key(kind) {
                 hours.current = 0;

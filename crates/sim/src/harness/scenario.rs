@@ -10,8 +10,11 @@
 //! fresh                                 every test of every node passed a day ago
 //! fault node002 gpu-off-bus             and other incidents, see `incident`
 //! run 30m every 1m                      lets time pass; prints every decision
-//! show nodes | why NODE | history | cases | reasons | breaker | audit | counters
+//! show nodes | history | outputs | latest NODE | cases | reasons | breaker | counters | attention
+//! stop                                  stops the controller in an orderly way; `run` starts it again
 //! ```
+
+mod incidents;
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -19,23 +22,24 @@ use doctor_core::{
     finding::Verdict,
     hostlist,
     ids::{NodeName, PoolName, TestId},
-    node::{ForeignMark, Hold},
+    node::Hold,
     policy::Policy,
+    reason::UnknownCode,
     run::NonEmpty,
     snapshot::{Breaker, CommandKind, Pause},
     time::{Span, Timestamp},
 };
 use doctor_engine::cycle_report::CycleReport;
-use doctor_store::records::HistoryFilter;
+use doctor_store::{StoreUrl, records::HistoryFilter};
 
+pub(crate) use self::incidents::incident;
 use super::{
     decisions::describe,
     session::{Session, SessionConfig, SessionError, policy},
 };
 use crate::{
-    FaultKind, Incident, JobFault, PoolConfig, WorldConfig,
+    PoolConfig, WorldConfig,
     config::caps_named,
-    disruptions::{Call, CallFailure},
     invariants::{Tolerances, check_effects},
 };
 
@@ -52,7 +56,15 @@ pub enum ScenarioError {
 ///
 /// # Errors With the invalid line and what is accepted there.
 pub fn play(script: &str) -> Result<String, ScenarioError> {
-    let mut stage = ScenarioRunner::default();
+    play_into(script, None)
+}
+
+/// As [`play`], and keeps the store, for commands that read it.
+///
+/// # Errors
+/// As [`play`], and if the store cannot be opened.
+pub fn play_into(script: &str, store: Option<StoreUrl>) -> Result<String, ScenarioError> {
+    let mut stage = ScenarioRunner { store, ..ScenarioRunner::default() };
     for (number, line) in script.lines().enumerate() {
         let text = line.trim();
         let _ = match text {
@@ -69,6 +81,9 @@ pub fn play(script: &str) -> Result<String, ScenarioError> {
         })?;
     }
     stage.close();
+    if let Some(session) = &mut stage.session {
+        session.save_state()?;
+    }
     Ok(stage.out)
 }
 
@@ -93,6 +108,8 @@ struct ScenarioRunner {
     world: Option<WorldConfig>,
     policy: Vec<String>,
     session: Option<Session>,
+    /// `None`: the store is in memory.
+    store: Option<StoreUrl>,
     names: BTreeMap<String, String>,
     counts: BTreeMap<char, u32>,
     problems: Vec<String>,
@@ -107,12 +124,13 @@ impl ScenarioRunner {
             "run" => self.run(&args[1..]),
             "show" => self.show(&args[1..]),
             "fresh" => self.fresh(),
+            "stop" => Ok(self.session()?.stop()?),
             "restart" => {
                 let empty = args.get(1) == Some(&"empty");
                 Ok(self.session()?.restart(empty)?)
             }
-            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "pause" | "resume"
-            | "close-breaker" => self.operator(&args),
+            "record" | "hold" | "unhold" | "release" | "test" | "together" | "quarantine" | "repair" | "pause"
+            | "resume" | "close-breaker" => self.operator(&args),
             _ => self.incident(&args),
         }
     }
@@ -189,6 +207,7 @@ impl ScenarioRunner {
             let mut config = SessionConfig::new(world);
             config.policy = merged(&self.policy)?;
             config.every = Span::minutes(1);
+            config.store.clone_from(&self.store);
             self.session = Some(Session::new(config)?);
         }
         self.session.as_mut().ok_or_else(|| CommandFailure::Invalid("there is no session".to_owned()))
@@ -329,6 +348,10 @@ impl ScenarioRunner {
             ["unhold", node] => store.unhold(&name(node)?, by, why, now)?,
             ["release", node] => ask(CommandKind::Release { node: name(node)? })?,
             ["quarantine", node] => ask(CommandKind::Quarantine { node: name(node)?, evict: false })?,
+            ["repair", node, step, rest @ ..] if matches!(rest, [] | ["drain"]) => {
+                let step = step.parse().map_err(|error: UnknownCode| CommandFailure::Invalid(error.to_string()))?;
+                ask(CommandKind::Repair { node: name(node)?, step, evict: !rest.is_empty() })?;
+            }
             ["quarantine", node, "drain"] => ask(CommandKind::Quarantine { node: name(node)?, evict: true })?,
             ["test", node, tests @ ..] => {
                 let tests = tests.iter().map(|test| name(test)).collect::<Result<_, _>>()?;
@@ -353,7 +376,7 @@ impl ScenarioRunner {
             ["close-breaker"] => store.close_breaker(by, why, now)?,
             _ => {
                 return invalid(
-                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
+                    "accepted: record NODES TEST VERDICT AGO, hold NODE [for 2h], unhold NODE, release NODE, quarantine NODE [drain], repair NODE reset|reboot|replace [drain], test NODE [TESTS], together NODES TEST, pause [POOL] [for 4h], resume [POOL], close-breaker",
                 );
             }
         }
@@ -362,10 +385,14 @@ impl ScenarioRunner {
 
     fn show(&mut self, args: &[&str]) -> Result<(), CommandFailure> {
         let session = self.session()?;
+        let attention = if args == ["attention"] { session.status()?.attention } else { Vec::new() };
         let start = session.backend().world().config().start;
         let store = session.store();
         let mut lines = Vec::new();
         match args {
+            ["attention"] => {
+                lines.extend(attention.iter().map(|item| format!("{} {}: {}", item.urgency, item.kind, item.text)));
+            }
             ["nodes"] => {
                 let mut nodes = store.load_nodes()?;
                 let mut well = 0;
@@ -394,6 +421,12 @@ impl ScenarioRunner {
                     let run = row.run.map_or_else(String::new, |run| format!(" {run}"));
                     format!("{at} {} {} {} [{}]{run}", row.node, row.test, row.verdict, row.reason)
                 }));
+            }
+            ["outputs"] => {
+                for ended in store.without_result_since(start, 100)?.into_iter().rev() {
+                    let quote = ended.output.quote().unwrap_or_default();
+                    lines.push(format!("{} {} {quote}", ended.run, ended.output.node));
+                }
             }
             ["latest", node] => {
                 for row in store.latest_of(&name(node)?)? {
@@ -440,7 +473,9 @@ impl ScenarioRunner {
                 ));
             }
             _ => {
-                return invalid("accepted: show nodes, history [NODE], latest NODE, cases, reasons, breaker, counters");
+                return invalid(
+                    "accepted: show nodes, history [NODE], outputs, latest NODE, cases, reasons, breaker, counters, attention",
+                );
             }
         }
         if lines.is_empty() {
@@ -491,67 +526,6 @@ fn merge(table: &mut toml::Table, more: toml::Table) {
             }
         }
     }
-}
-
-pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
-    let secs = |text: &str| {
-        text.trim_end_matches('s')
-            .parse::<i64>()
-            .map_err(|_| CommandFailure::Invalid(format!("`{text}` is not seconds, such as 600s")))
-    };
-    Ok(match args {
-        ["fault", node, kind] => {
-            let Some(kind) = FaultKind::from_code(kind) else {
-                let known: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.code()).collect();
-                return invalid(format!("fault kinds: {}", known.join(", ")));
-            };
-            Incident::Fault { node: name(node)?, kind }
-        }
-        ["heal", node] => Incident::Heal { node: name(node)? },
-        ["user-job", nodes, length] => Incident::UserJob { nodes: list(nodes)?, length: span(length)? },
-        ["user-work-fails", nodes, "of", owner] => {
-            Incident::UserWorkFails { nodes: list(nodes)?, owner: (*owner).to_owned() }
-        }
-        ["calls", call, failure, times] => {
-            Incident::Calls { call: word::<Call>(call)?, trouble: word::<CallFailure>(failure)?, times: number(times)? }
-        }
-        ["jobs", fault, times] => Incident::Jobs { trouble: word::<JobFault>(fault)?, times: number(times)? },
-        ["outage", length] => Incident::Outage { length: span(length)? },
-        ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
-        ["vanish", node] => Incident::Vanish { node: name(node)? },
-        ["return", node, "as", called] => Incident::Return { node: name(node)?, called: name(called)? },
-        ["node-clock", node, ahead] => Incident::NodeClock { node: name(node)?, ahead_secs: secs(ahead)? },
-        ["controller-clock", by] => Incident::ControllerClock { by_secs: secs(by)? },
-        ["agent-silent", node, length] => Incident::AgentSilent { node: name(node)?, length: span(length)? },
-        ["agents-silent", percent, length] => Incident::AgentsSilent {
-            percent: percent
-                .trim_end_matches('%')
-                .parse()
-                .map_err(|_| CommandFailure::Invalid("a percentage, such as 50%".into()))?,
-            length: span(length)?,
-        },
-        ["cordon", node, "by", by] => Incident::ForeignMark {
-            node: name(node)?,
-            mark: ForeignMark { by: (*by).to_owned(), text: "maintenance".to_owned(), blocks: true },
-        },
-        ["uncordon", node, "by", by] => Incident::ForeignUnmark { node: name(node)?, by: (*by).to_owned() },
-        ["our-marks-removed", node] => Incident::OurMarksRemoved { node: name(node)? },
-        ["foreign-reboot", node] => Incident::ForeignReboot { node: name(node)? },
-        _ => {
-            return invalid(
-                "accepted: world, policy, fresh, run, show, restart [empty], record, operators' commands (hold, unhold, release, \
-                 quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
-                 unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
-                 our-marks-removed, foreign-reboot)",
-            );
-        }
-    })
-}
-
-/// Parses a word of an incident enum, in its spelling in configuration files.
-fn word<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, CommandFailure> {
-    serde_json::from_value(serde_json::Value::String(text.to_owned()))
-        .map_err(|error| CommandFailure::Invalid(error.to_string()))
 }
 
 fn name<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, CommandFailure> {

@@ -17,14 +17,17 @@ use doctor_core::{
     run::{NonEmpty, Outcome, Purpose as RunPurpose, Run, RunState},
     snapshot::CommandKind,
     time::{Span, Timestamp},
+    view::{self, StatusView},
 };
 use doctor_engine::{
+    cluster_state,
     cycle::{CycleError, Engine},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::{AgentMessage, Inbox},
     settings::{BadSettings, Settings},
     share::{Share, ShareError},
+    snapshot::{self, ObservedCluster},
     snapshot_feed::SnapshotFeed,
 };
 use doctor_store::{
@@ -280,6 +283,27 @@ impl Session {
     /// # Errors If the store fails.
     pub fn stop(&mut self) -> Result<(), SessionError> {
         Ok(self.engine.stop()?)
+    }
+
+    /// Saves the cluster state for processes that read the store.
+    ///
+    /// # Errors If the store fails.
+    pub fn save_state(&mut self) -> Result<(), SessionError> {
+        Ok(self.engine.save_state()?)
+    }
+
+    /// Returns the status as `doctor status` shows it at the time of the last cycle.
+    ///
+    /// # Errors If the store fails.
+    pub fn status(&mut self) -> Result<StatusView, SessionError> {
+        self.engine.save_state()?;
+        let store = self.engine.store();
+        let (observed_at, now, cluster) = match snapshot::last_observed(store)? {
+            Some((at, cluster)) => (Some(at), cluster.last_cycle(at), cluster),
+            None => (None, self.now(), ObservedCluster::unobserved(self.engine.settings())),
+        };
+        let facts = cluster_state::facts(store, observed_at, cluster, now)?;
+        Ok(view::status(&facts, &cluster_state::status_ledger(store, &facts)?))
     }
 
     /// Lets time pass until `until`, with a cycle at every tick and whenever something wakes the controller.

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use doctor_backend::{BackendError, Effect as After, JobRequest, PolledJob};
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
-    ids::{JobId, RunId, TestId},
+    ids::{JobId, NodeName, RunId, TestId},
+    last_output::LastOutput,
     run::{JobEnd, ObservedJobState},
     time::{Span, Timestamp},
 };
@@ -160,6 +161,26 @@ impl World {
             }
         };
         Ok(runs.iter().map(answer).collect())
+    }
+
+    /// Returns what is left of a run's job: how it ended, and the last line of one that crashed.
+    ///
+    /// # Errors While the cluster does not answer.
+    pub fn remaining_output(&self, run: RunId) -> Result<Vec<LastOutput>, BackendError> {
+        self.check_reachable("read the output of a job")?;
+        let Some(&known) = self.by_run.get(&run) else { return Ok(Vec::new()) };
+        let run = &self.runs[known as usize];
+        let (ending, text) = match (run.phase, run.trouble) {
+            (Phase::Pending, _) => ("pending: no resources".to_owned(), ""),
+            (Phase::Running { .. } | Phase::Dying { .. }, _) => return Ok(Vec::new()),
+            (Phase::Ended { how: JobEnd::Failed, .. }, Some(JobFault::Crashes)) => {
+                ("failed, exit code 137".to_owned(), "doctor-node: out of memory\nKilled\n")
+            }
+            (Phase::Ended { how, .. }, _) => (how.code().to_owned(), ""),
+        };
+        let output =
+            |node: &NodeName| LastOutput { node: node.clone(), ending: Some(ending.clone()), text: text.to_owned() };
+        Ok(run.request.nodes.iter().map(output).collect())
     }
 
     /// Ends the job of a run. A job that does not exist or has ended is not an error.

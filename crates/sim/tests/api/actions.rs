@@ -40,6 +40,7 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     confirmed(&bed, "hold", json!({ "nodes": ["node00[1-2]"], "until": "4h", "why": "fan" }));
     confirmed(&bed, "release", json!({ "nodes": ["node001"], "why": "mended" }));
     confirmed(&bed, "quarantine", json!({ "nodes": ["node003"], "drain": true, "why": "smells" }));
+    confirmed(&bed, "repair", json!({ "nodes": ["node005"], "step": "reboot", "why": "hangs" }));
     confirmed(&bed, "test", json!({ "nodes": ["node004"], "tests": ["dl"], "why": "curious" }));
     confirmed(&bed, "pause", json!({ "pool": "gpu", "for": "4h", "why": "demo" }));
     confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
@@ -60,9 +61,55 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     assert_eq!((line.by.as_str(), line.text.as_str(), line.code.as_str()), ("op", "smells", "done"));
     assert_eq!(line.origin.as_deref(), Some("127.0.0.1"));
     assert!(line.plan.as_deref().unwrap().contains("node003: in-service -> quarantined"), "{line:?}");
-    for what in ["hold", "release", "quarantine", "test", "pause", "resume", "close-breaker"] {
+    for what in ["hold", "release", "quarantine", "repair", "test", "pause", "resume", "close-breaker"] {
         assert_eq!(trail.iter().filter(|line| line.what == format!("api-{what}")).count(), 1, "{what}");
     }
+}
+
+#[test]
+fn a_command_beyond_the_breakers_limit_needs_the_number_of_its_nodes() {
+    let (bed, _session) = live(6, 1);
+    bed.with_tokens();
+    let mut body = json!({ "nodes": ["node00[1-6]"], "why": "smells" });
+    for (action, step) in [("quarantine", None), ("repair", Some("reboot"))] {
+        body.as_object_mut().unwrap().retain(|name, _| name == "nodes" || name == "why");
+        if let Some(step) = step {
+            body["step"] = json!(step);
+        }
+        let commands = bed.store.open_commands().unwrap().len();
+        let planned = bed.act(OPERATOR, action, &body).json();
+        assert_eq!(planned["confirm_nodes"], 6, "{planned}");
+        assert!(planned["limit"].as_str().unwrap().contains("the circuit breaker would allow"), "{planned}");
+        body["confirm"] = planned["confirm"].clone();
+        for number in [None, Some(5), Some(7)] {
+            if let Some(number) = number {
+                body["confirm_nodes"] = json!(number);
+            }
+            let refused = bed.act(OPERATOR, action, &body);
+            assert_eq!((refused.status, refused.code().as_str()), (409, "confirm-nodes"), "{number:?}");
+            assert_eq!(refused.json()["error"]["accepted"], "confirm_nodes: 6");
+        }
+        assert_eq!(bed.store.open_commands().unwrap().len(), commands, "nothing was done");
+        body["confirm_nodes"] = json!(6);
+        let done = bed.act(OPERATOR, action, &body);
+        assert_eq!(done.status, 200, "{}", String::from_utf8_lossy(&done.body));
+    }
+    assert_eq!(bed.store.open_commands().unwrap().len(), 12);
+    let one = bed.act(OPERATOR, "quarantine", &json!({ "nodes": ["node001"], "why": "smells" })).json();
+    assert_eq!(one["confirm_nodes"], Value::Null, "one named node: {one}");
+}
+
+#[test]
+fn a_repair_is_refused_while_its_pool_is_paused_with_what_ends_that() {
+    let (bed, _session) = live(3, 1);
+    bed.with_tokens();
+    confirmed(&bed, "pause", json!({ "pool": "gpu", "why": "upgrade" }));
+    let refused = bed.act(OPERATOR, "repair", &json!({ "nodes": ["node001"], "step": "reset", "why": "x" }));
+    assert_eq!((refused.status, refused.code().as_str()), (409, "refused"));
+    let error = refused.json()["error"].clone();
+    assert!(error["text"].as_str().unwrap().contains("paused by op (upgrade)"), "{error}");
+    assert_eq!(error["accepted"], "`doctor resume --pool gpu --why …`");
+    confirmed(&bed, "quarantine", json!({ "nodes": ["node001"], "why": "smells" }));
 }
 
 #[test]

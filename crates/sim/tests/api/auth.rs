@@ -12,11 +12,14 @@ use crate::testbed::{OPERATOR, Response, Testbed, VIEWER, live};
 fn actions() -> Vec<(String, serde_json::Value)> {
     let description = openapi();
     let paths = description["paths"].as_object().unwrap().iter();
-    let posts = paths.filter(|(_, item)| item.get("post").is_some()).map(|(path, _)| path);
-    let names: Vec<String> = posts.map(|path| path.rsplit('/').next().unwrap().to_owned()).collect();
-    assert_eq!(names.len(), 7);
+    let names: Vec<String> =
+        paths.filter_map(|(path, _)| Some(path.strip_prefix("/api/v1/actions/")?.to_owned())).collect();
+    assert_eq!(names.len(), 10);
     let body = |name: &str| match name {
         "pause" | "resume" | "close-breaker" => json!({ "why": "x" }),
+        "acknowledge" => json!({ "cases": ["1"], "why": "x" }),
+        "snooze" => json!({ "cases": ["1"], "until": "4h", "why": "x" }),
+        "repair" => json!({ "nodes": ["node001"], "step": "reboot", "why": "x" }),
         _ => json!({ "nodes": ["node001"], "why": "x" }),
     };
     names.into_iter().map(|name| (name.clone(), body(&name))).collect()

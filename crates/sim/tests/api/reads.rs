@@ -54,7 +54,7 @@ fn every_path_returns_its_described_schema() {
         let path = filled(bed, path.strip_prefix("/api/v1").unwrap());
         let response = bed.get(&path);
         assert_eq!(response.status, 200, "{path}: {}", String::from_utf8_lossy(&response.body));
-        let schema = &get["responses"]["200"]["content"]["application/json"]["schema"];
+        let Some(schema) = get["responses"]["200"]["content"]["application/json"].get("schema") else { continue };
         let found = violations(&response.json(), schema, &path);
         assert!(found.is_empty(), "{found:#?}");
         for header in ["x-content-type-options", "content-security-policy", "referrer-policy", "cache-control"] {
@@ -67,6 +67,22 @@ fn every_path_returns_its_described_schema() {
     }
     assert!(seen >= 20, "{seen}");
     assert!(!bed.get("/findings").json()["items"].as_array().unwrap().is_empty(), "there are findings");
+}
+
+#[test]
+fn the_bundle_of_a_case_is_an_archive_to_save() {
+    let bed = shared();
+    let case = sample(bed, "case");
+    let response = bed.get(&format!("/cases/{case}/bundle"));
+    assert_eq!((response.status, &response.body[..2]), (200, &[0x1f, 0x8b][..]));
+    assert_eq!(response.headers["content-type"], "application/gzip");
+    assert_eq!(response.headers["content-disposition"], format!("attachment; filename=\"case-{case}.tar.gz\""));
+    let unknown = bed.get("/cases/c0000000000009/bundle");
+    assert_eq!((unknown.status, unknown.code().as_str()), (404, "unknown"));
+    // The session of this test has no command line.
+    let json = [("content-type", "application/json")];
+    let none = bed.send("POST", "/cli", &json, br#"{"args": ["status"]}"#);
+    assert_eq!((none.status, none.code().as_str()), (404, "no-such-place"));
 }
 
 #[test]
@@ -173,6 +189,23 @@ fn the_map_agrees_with_the_list_for_each_node() {
     let failing = bed.get("/nodes?health=fail&limit=500").json()["items"].as_array().unwrap().len();
     let fail = map["health"].as_array().unwrap().iter().position(|word| word == "fail").unwrap() as u64;
     assert_eq!(failing, rows.iter().filter(|row| row[4] == fail).count());
+    let text = |list: &Value, index: &Value| list[index.as_u64().unwrap() as usize].as_str().unwrap().to_owned();
+    let on_map = map["findings"].as_array().unwrap().iter().map(|entry| {
+        let node = rows[entry[0].as_u64().unwrap() as usize][0].as_str().unwrap().to_owned();
+        (node, text(&map["reasons"], &entry[1]), text(&map["checks"], &entry[2]))
+    });
+    let findings = bed.get("/findings?limit=500").json();
+    let field = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+    let listed = findings["items"].as_array().unwrap().iter();
+    let listed: BTreeSet<_> =
+        listed.map(|row| (field(row, "node"), field(row, "reason"), field(row, "check"))).collect();
+    assert_eq!(on_map.collect::<BTreeSet<_>>(), listed);
+    assert!(!listed.is_empty(), "a fault was injected");
+}
+
+#[test]
+fn the_status_names_the_backend_so_that_a_simulated_cluster_is_recognisable() {
+    assert_eq!(shared().get("/status").json()["backend"], "sim");
 }
 
 #[test]

@@ -93,6 +93,7 @@ fn played(nodes: u32, hours: i64, happens: impl FnOnce(&Session)) -> (Testbed, S
         snapshot_feed: Arc::clone(&snapshot_feed),
         share: Some(Share::open(share.path()).unwrap()),
         settings: session.settings().clone(),
+        cli: None,
     };
     let web = ApiServer::open(&WebConfig::listening_on("127.0.0.1:0".parse().unwrap()), parts).unwrap();
     session.set_snapshot_feed(snapshot_feed);

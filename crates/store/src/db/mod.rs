@@ -26,7 +26,7 @@ pub(super) use self::{
     checkpoint::Checkpointer,
     postgres::SendOrder,
     row::{ColumnType, Row, SqlValue, vals},
-    sqlite::open_read_only,
+    sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
 use self::{postgres::PgSession, sqlite::SqliteFile};
@@ -41,8 +41,17 @@ const IDLE: usize = 6;
 
 /// Connections for writers and readers, to either database.
 pub(super) enum Db {
-    Sqlite { writer: Mutex<rusqlite::Connection>, readers: Mutex<Vec<rusqlite::Connection>>, file: Option<SqliteFile> },
-    Postgres { writers: Mutex<Vec<PgSession>>, readers: Mutex<Vec<PgSession>>, config: Box<Config> },
+    /// The readers are dropped first: only the last connection to close empties the log, and a reader cannot.
+    Sqlite {
+        readers: Mutex<Vec<rusqlite::Connection>>,
+        writer: Mutex<rusqlite::Connection>,
+        file: Option<SqliteFile>,
+    },
+    Postgres {
+        writers: Mutex<Vec<PgSession>>,
+        readers: Mutex<Vec<PgSession>>,
+        config: Box<Config>,
+    },
 }
 
 /// The body of a transaction. It returns its result through a captured variable, so that the runner is compiled once
@@ -71,6 +80,11 @@ pub(super) enum Access {
     WriteExclusive,
 }
 
+/// Checks the URL of a PostgreSQL database without connecting.
+pub(super) fn check_postgres_url(text: &str, redacted: &str) -> Result<()> {
+    postgres::config(text, redacted).map(drop)
+}
+
 impl Db {
     pub(super) fn open(url: &StoreUrl) -> Result<Self> {
         match url {
@@ -84,6 +98,18 @@ impl Db {
                 let writers = Mutex::new(vec![PgSession::connect(&config)?]);
                 Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config) })
             }
+        }
+    }
+
+    /// Opens an existing database for reading. Every write fails.
+    pub(super) fn open_to_read(url: &StoreUrl) -> Result<Self> {
+        match url {
+            StoreUrl::Sqlite(path) => {
+                let file = SqliteFile::check_for_reading(path)?;
+                let writer = file.connect_reader()?;
+                Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
+            }
+            StoreUrl::Postgres(_) => Self::open(url),
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, config::DbConfig};
+use rusqlite::{Connection, FileControl, OpenFlags, config::DbConfig};
 
 use super::{Access, Body, Conn, Tx, sqlite_error};
 use crate::{
@@ -28,6 +28,8 @@ const READER_CACHE: i32 = 4096;
 /// Prepared statements cached; the store has fewer.
 const STATEMENTS: usize = 192;
 
+const WRITABLE: &str = "it must be writable, and so must its directory";
+
 /// A path checked to be fit for a live database.
 #[derive(Debug)]
 pub(crate) struct SqliteFile {
@@ -39,19 +41,28 @@ pub(crate) struct SqliteFile {
 impl SqliteFile {
     /// Rejects a network file system, and an existing file that is not a sound database. Writes nothing.
     pub(super) fn check(path: &Path) -> Result<Self> {
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        if !folder.is_dir() {
-            return Err(cannot_open(path, format!("there is no directory {}: create it first", folder.display())));
-        }
-        if let Some(kind) = network_file_system(folder)? {
-            return Err(StoreError::NetworkFileSystem { path: path.to_owned(), kind });
-        }
+        let file = Self::on_local_disk(path)?;
         if has_content(path)? {
             refuse_damaged(path)?;
         }
+        Ok(file)
+    }
+
+    /// As [`Self::check`], for a process that only reads: an empty file is an error, and so is a file that this user cannot
+    /// read without writing beside it.
+    pub(super) fn check_for_reading(path: &Path) -> Result<Self> {
+        let file = Self::on_local_disk(path)?;
+        if !has_content(path)? {
+            return Err(StoreError::NoSchema);
+        }
+        check_header(path)?;
+        readable_without_writing(path)?;
+        refuse_damaged(path)?;
+        Ok(file)
+    }
+
+    fn on_local_disk(path: &Path) -> Result<Self> {
+        check_folder(path)?;
         Ok(Self { path: path.to_owned(), log: OnceLock::new() })
     }
 
@@ -71,13 +82,13 @@ impl SqliteFile {
 
     pub(super) fn connect(&self) -> Result<Connection> {
         create_private(&self.path)?;
-        let connection = Connection::open(&self.path).map_err(|error| {
-            cannot_open(&self.path, format!("{error}; it must be writable, and so must its directory"))
-        })?;
+        let connection =
+            Connection::open(&self.path).map_err(|error| cannot_open(&self.path, format!("{error}; {WRITABLE}")))?;
         if connection.is_readonly("main").map_err(sqlite_error("setting up"))? {
             return Err(cannot_open(&self.path, "it is read-only: give this user write access".to_owned()));
         }
         prepare(&connection)?;
+        keep_log(&connection)?;
         // FULL, because results are durable when acknowledged. The log grows longer than usual between checkpoints,
         // because the same pages of `latest_result` are rewritten often. Under load most of a checkpoint runs beside
         // the writer (checkpoint.rs); this setting is where the writer does the rest. The page cache is small: SQLite
@@ -102,11 +113,125 @@ impl SqliteFile {
     }
 }
 
+/// Returns the directory of this file, which must exist on a local file system.
+fn check_folder(path: &Path) -> Result<&Path> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        return Err(cannot_open(path, format!("there is no directory {}: create it first", folder.display())));
+    }
+    match network_file_system(folder)? {
+        Some(kind) => Err(StoreError::NetworkFileSystem { path: path.to_owned(), kind }),
+        None => Ok(folder),
+    }
+}
+
+/// Opens a database to read it, and leaves no file behind. Without a write-ahead log no process has it open: it is read
+/// without locks, because SQLite would otherwise create the log and its index. `None`: it does not exist or is empty.
+///
+/// # Errors
+/// If opening it for writing would refuse it, unless that is for a lack of rights.
+pub(crate) fn probe_sqlite(path: &Path) -> Result<Option<Connection>> {
+    check_folder(path)?;
+    if !has_content(path)? {
+        return Ok(None);
+    }
+    if Path::new(&log_of(path)).exists() {
+        refuse_damaged(path)?;
+        return open_read_only(path).map(Some);
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    let connection = Connection::open_with_flags(immutable_uri(path), flags);
+    let connection = connection.map_err(|error| cannot_open(path, error.to_string()))?;
+    let checked: rusqlite::Result<String> = connection.query_row(quick_check(path)?, (), |row| row.get(0));
+    if !checked.is_ok_and(|output| output == "ok") {
+        // Another process may have written meanwhile, so the check that takes locks decides.
+        refuse_damaged(path)?;
+        return open_read_only(path).map(Some);
+    }
+    Ok(Some(connection))
+}
+
+/// Checks that this user may write the file, if it exists, and its directory. Changes nothing.
+///
+/// # Errors
+/// Those of opening it for writing.
+pub(crate) fn check_sqlite_writable(path: &Path) -> Result<()> {
+    let unwritable = |error: std::io::Error| cannot_open(path, format!("{error}; {WRITABLE}"));
+    if has_content(path)? {
+        File::options().write(true).open(path).map_err(unwritable)?;
+    }
+    let access = rustix::fs::access(check_folder(path)?, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+    access.map_err(|error| unwritable(error.into()))
+}
+
+/// Returns the URI by which SQLite reads a file without locks.
+fn immutable_uri(path: &Path) -> String {
+    use std::{fmt::Write as _, os::unix::ffi::OsStrExt as _};
+    let mut uri = "file:".to_owned();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => uri.push(char::from(*byte)),
+            other => {
+                let _infallible = write!(uri, "%{other:02X}");
+            }
+        }
+    }
+    uri + "?immutable=1"
+}
+
+/// Returns the statement that checks a database of this size, whose result is `ok`.
+fn quick_check(path: &Path) -> Result<&'static str> {
+    let bytes = std::fs::metadata(path).map_err(|error| cannot_open(path, error.to_string()))?.len();
+    Ok(if bytes <= CHECKED_WHOLE_BYTES { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" })
+}
+
+/// Keeps the write-ahead log and its index when the last connection closes; the log is empty then. SQLite reads a
+/// database through them, and a user without write permission cannot create them.
+fn keep_log(connection: &Connection) -> Result<()> {
+    let mut keep = 1;
+    connection.file_control(Some("main"), FileControl::PersistWal(&mut keep)).map_err(sqlite_error("setting up"))
+}
+
 /// Returns the path of this database's write-ahead log.
 fn log_of(path: &Path) -> OsString {
-    let mut log: OsString = path.as_os_str().to_owned();
-    log.push("-wal");
-    log
+    beside(path, "-wal")
+}
+
+fn beside(path: &Path, suffix: &str) -> OsString {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(suffix);
+    name
+}
+
+/// Fails if this user may not read the log and its index, or would have to create them and may not. Without them a
+/// reader cannot know whether a controller writes at the same time: opening the file as immutable could return half a
+/// change.
+fn readable_without_writing(path: &Path) -> Result<()> {
+    let read = open_read_only(path)?.query_row("SELECT COUNT(*) FROM sqlite_schema", (), |_| Ok(()));
+    let Err(rusqlite::Error::SqliteFailure(error, _)) = read else { return Ok(()) };
+    let (log, index) = (log_of(path), beside(path, "-shm"));
+    let both_exist = Path::new(&log).exists() && Path::new(&index).exists();
+    let names = format!("{} and {}", Path::new(&log).display(), Path::new(&index).display());
+    let why = match error.code {
+        rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly if both_exist => {
+            format!("this user may not read {names}: give them the mode of the store")
+        }
+        rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::ReadOnly => format!(
+            "this user may not create {names}, which are missing: start the controller, which keeps them, or run one \
+             command as its user"
+        ),
+        // A log with a header and no content, which SQLite reads only after it has repaired it.
+        rusqlite::ErrorCode::FileLockingProtocolFailed => format!(
+            "a controller was killed when it began to write, and this user may not repair {names}: start the controller, or \
+             run one command as its user"
+        ),
+        // The check for damage reports it.
+        _ => return Ok(()),
+    };
+    Err(cannot_open(path, why))
 }
 
 /// Creates the file readable by its owner only: the store holds the keys of active runs. SQLite gives its log the same
@@ -115,7 +240,7 @@ fn create_private(path: &Path) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     match File::options().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(cannot_open(path, format!("{error}; it must be writable, and so must its directory")))
+            Err(cannot_open(path, format!("{error}; {WRITABLE}")))
         }
         _ => Ok(()),
     }
@@ -226,23 +351,27 @@ fn has_content(path: &Path) -> Result<bool> {
     }
 }
 
-/// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
-fn refuse_damaged(path: &Path) -> Result<()> {
+/// Checks that the file starts as every SQLite database does.
+fn check_header(path: &Path) -> Result<()> {
     const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
     let mut head = [0; 16];
     let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
     if file.read_exact(&mut head).is_err() || head != *MAGIC {
-        return Err(damaged("it does not start with the SQLite header".to_owned()));
+        let why = "it does not start with the SQLite header".to_owned();
+        return Err(StoreError::Damaged { path: path.to_owned(), why });
     }
+    Ok(())
+}
+
+/// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.
+fn refuse_damaged(path: &Path) -> Result<()> {
+    let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
+    check_header(path)?;
     // The last writer's log is part of the database. Reading it needs its index, which a read-only open may not create;
     // then the check is left to the open for writing, which recovers the log first.
     let log = log_of(path);
     let connection = open_read_only(path)?;
-    let check_fully =
-        file.metadata().map_err(|error| cannot_open(path, error.to_string()))?.len() <= CHECKED_WHOLE_BYTES;
-    let check = if check_fully { "PRAGMA quick_check(1)" } else { "SELECT 'ok' FROM sqlite_schema LIMIT 1" };
-    let checked: rusqlite::Result<String> = connection.query_row(check, (), |row| row.get(0));
+    let checked: rusqlite::Result<String> = connection.query_row(quick_check(path)?, (), |row| row.get(0));
     match checked {
         Ok(output) if output == "ok" => Ok(()),
         Ok(output) => Err(damaged(output)),

@@ -38,6 +38,7 @@ pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     }
 }
 

@@ -272,6 +272,7 @@ fn case_of(bed: &mut StoreTestbed, name: &str) -> Case {
         boot_id: None,
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     }
 }
 
@@ -412,7 +413,8 @@ fn a_store_of_a_development_version_is_rejected_unchanged() {
         old.query_row(sql, (), |row| Ok([row.get::<_, i64>(0)?, row.get(1)?, row.get(2)?])).unwrap()
     };
     for version in [1, 8] {
-        Connection::open(&copy).unwrap().execute("UPDATE schema_version SET version = ?1", [version]).unwrap();
+        let set = format!("DELETE FROM schema_version; INSERT INTO schema_version VALUES ({version})");
+        Connection::open(&copy).unwrap().execute_batch(&set).unwrap();
         let before = content();
         let opened = Store::open(&StoreUrl::Sqlite(copy.clone())).unwrap_err();
         let restored = Store::open_in_memory().unwrap().restore(&copy).unwrap_err();

@@ -74,6 +74,7 @@ fn without_renewal() -> Policy {
 pub(super) fn test(id: &str) -> TestPolicy {
     TestPolicy {
         id: test_id(id),
+        suite: None,
         cutoff: 7.days(),
         limit: 20.minutes(),
         typical_duration: 10.minutes(),
@@ -357,6 +358,7 @@ pub(super) fn case_of(record: &NodeRecord, severity: Severity, repair_step: Repa
         boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
         advice: None,
         job_failures: Vec::new(),
+        request: None,
     }
 }
 

@@ -41,6 +41,9 @@ pub(super) fn line(action: &WithReason<Action>) -> String {
         Action::Advise { node, advice, .. } => format!("advise {node} {advice}"),
         Action::Step { node, step, attempts: 1, .. } => format!("step {node} {step}"),
         Action::Step { node, step, attempts: tries, .. } => format!("step {node} {step} try {tries}"),
+        Action::RequestRepair { node, request, .. } => {
+            format!("request {node} {}", request.repair.as_ref().unwrap().what)
+        }
         Action::Propose { node, step, .. } => format!("propose {node} {step}"),
         Action::CompleteStep { done, .. } => format!("settle {}", if *done { "done" } else { "failed" }),
         Action::SetState { node, to: NodeState::Held { by }, .. } => format!("move {node} held by {by}"),

@@ -24,5 +24,6 @@ mod properties;
 mod quarantine;
 mod random;
 mod renewal;
+mod repair_request;
 mod requalification;
 mod running;

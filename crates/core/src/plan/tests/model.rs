@@ -56,6 +56,7 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
             effect(record(snapshot, node), *step, *case);
             add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
         }
+        Action::RequestRepair { case, op, request, .. } => case_of(snapshot, *case).request_repair(request, *op, at),
         Action::Propose { case, step, op, .. } => add_step(snapshot, *case, *op, *step, StepState::Proposed, 1),
         Action::CompleteStep { case, op, done } => {
             let step = case_of(snapshot, *case).steps.iter_mut().find(|step| step.op == *op).unwrap();

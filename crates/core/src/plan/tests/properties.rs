@@ -14,7 +14,7 @@ use crate::{
     access::Place,
     case::{Case, Step, StepKind, StepState},
     finding::{Severity, Verdict},
-    ids::{CaseId, NodeName, RunId},
+    ids::{CaseId, NodeName, OpId, RunId},
     lifecycle::{NodeEvent, NodeState},
     policy::{Mode, TestPolicy},
     run::{ObservedJobState, Purpose, Run},
@@ -67,6 +67,7 @@ fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
         Action::RaiseSeverity { node, .. }
         | Action::Advise { node, .. }
         | Action::Step { node, .. }
+        | Action::RequestRepair { node, .. }
         | Action::Propose { node, .. }
         | Action::SetState { node, .. }
         | Action::CloseCase { node, .. }
@@ -395,15 +396,16 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
         });
         let of = snapshot.cases.iter().find(|known| known.id == *case).or(opened);
         let ordered = !observing && of.is_some_and(|case| case.is_under_examination() && case.step(*step).is_some());
+        let asked = of.is_some_and(|case| requested_step_is_in_order(snapshot, record, case, (*step, *op)));
         let allowed = match step {
-            S::Mark => (ordered || !observing && policy.allow.mark) && caps.mark,
-            S::Drain => (ordered || acting && policy.allow.drain) && caps.drain,
-            S::Evict => (ordered || acting && policy.allow.evict) && caps.evict,
-            S::Reset => acting && policy.allow.reset && caps.reset,
-            S::Reboot => acting && policy.allow.reboot && caps.reboot,
-            S::Replace => acting && policy.allow.replace && caps.replace,
+            S::Mark => (ordered || asked || !observing && policy.allow.mark) && caps.mark,
+            S::Drain => (ordered || asked || acting && policy.allow.drain) && caps.drain,
+            S::Evict => (ordered || asked || acting && policy.allow.evict) && caps.evict,
+            S::Reset => (asked || acting && policy.allow.reset) && caps.reset,
+            S::Reboot => (asked || acting && policy.allow.reboot) && caps.reboot,
+            S::Replace => (asked || acting && policy.allow.replace) && caps.replace,
             S::Unmark | S::Undrain => !observing,
-            S::SaveEvidence | S::Requalify | S::Examine | S::HandOver | S::Release => true,
+            S::SaveEvidence | S::Requalify | S::Examine | S::HandOver | S::Release | S::RequestRepair => true,
         };
         assert!(allowed, "{step} on {node} is not allowed");
         if matches!(step, S::Mark | S::Drain | S::Evict | S::Reset | S::Reboot | S::Replace | S::Unmark | S::Undrain) {
@@ -422,6 +424,27 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
             assert!(saved || case.steps.iter().any(|step| step.op == *op), "{step} on {node} without saved evidence");
         }
     }
+}
+
+/// Checks a step of a case with a repair that an operator requested: it is that repair, by its one operation, and nothing
+/// begins in mode `observe` or during a pause. Returns whether there is such a repair.
+fn requested_step_is_in_order(
+    snapshot: &Snapshot,
+    record: &NodeRecord,
+    case: &Case,
+    (step, op): (StepKind, OpId),
+) -> bool {
+    let Some((_, repair)) = case.requested_repair() else { return false };
+    let name = &record.node.name;
+    if step.destroys_evidence() {
+        assert_eq!((step, op), (repair.what.step(), repair.op), "{name}: not the step that was requested");
+    }
+    assert!(step != StepKind::Evict || repair.evict, "{name}: eviction was not requested");
+    let begins = !case.steps.iter().any(|known| known.op == op && known.state == StepState::Intended);
+    let blocked = super::super::repair_block(snapshot, &record.node.pool).is_some();
+    let changes = step.destroys_evidence() || matches!(step, StepKind::Mark | StepKind::Drain | StepKind::Evict);
+    assert!(!(begins && changes && blocked), "{step} on {name} begins although repairs are blocked");
+    true
 }
 
 /// Plans, checks, and executes the plan.

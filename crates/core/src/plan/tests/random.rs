@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     access::Place,
-    case::{RepairStep, StepKind, StepState},
+    case::{Repair, RepairStep, StepKind, StepState},
     finding::{OpenFinding, Severity, Verdict},
     lifecycle::NodeState,
     node::{Hold, MarkKind, Occupancy, OurMark},
@@ -167,12 +167,13 @@ fn a_policy() -> impl Strategy<Value = Policy> {
 }
 
 fn a_wish(nodes: usize) -> impl Strategy<Value = CommandKind> {
-    (0..nodes, 0..4, select(&TESTS[..])).prop_map(|(n, kind, test)| {
+    (0..nodes, 0..6, select(&TESTS[..]), select(Repair::ALL)).prop_map(|(n, kind, test, step)| {
         let node = name(&format!("n{n:02}"));
         match kind {
             0 => CommandKind::Test { node, tests: vec![test_id(test)], run: None },
             1 => CommandKind::Release { node },
             2 => CommandKind::Quarantine { node, evict: test == TESTS[0] },
+            3 | 4 => CommandKind::Repair { node, step, evict: test == TESTS[0] },
             _ => CommandKind::CancelRun { run: super::cluster::run_of(node.as_str()) },
         }
     })

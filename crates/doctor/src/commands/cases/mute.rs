@@ -1,19 +1,15 @@
 //! `doctor cases ack` and `snooze`: silence the notifications of a case. The case itself does not change.
 
 use clap::Subcommand;
-use doctor_core::{alert::Mute, case::Case, ids::CaseId};
-use doctor_engine::operator_commands;
-use doctor_store::Store;
+use doctor_api::operator_api::ActionKind;
+use doctor_core::ids::CaseId;
+use doctor_engine::operator_commands::{self, OperatorCommand};
 
 use crate::{
-    commands::{
-        confirmation::{Change, ChangeArgs},
-        operator_commands::change_time,
-    },
+    commands::confirmation::{ApiAction, ChangeArgs},
     context::Context,
     exit::Exit,
-    failure::{Failure, Result},
-    output::format_time,
+    failure::Result,
 };
 
 #[derive(Debug, Subcommand)]
@@ -52,52 +48,18 @@ pub(super) struct SnoozeArgs {
 }
 
 pub(super) fn run(context: &Context, what: &MuteCommand) -> Result<Exit> {
-    let store = context.store()?;
-    let at = change_time(context, &store)?;
-    let (cases, until, why, signed) = match what {
-        MuteCommand::Ack(args) => (&args.cases, None, &args.why, &args.change_args),
+    match what {
+        MuteCommand::Ack(args) => {
+            let action = ApiAction::new(ActionKind::Acknowledge).list("cases", &args.cases);
+            let order = OperatorCommand::Acknowledge { cases: args.cases.clone() };
+            args.change_args.submit_command(context, &args.why, &action, |_| Ok(order.clone()))
+        }
         MuteCommand::Snooze(args) => {
-            (&args.cases, Some(operator_commands::parse_deadline(&args.until, at)?), &args.why, &args.change_args)
+            let action = ApiAction::new(ActionKind::Snooze).list("cases", &args.cases).text("until", Some(&args.until));
+            args.change_args.submit_command(context, &args.why, &action, |now| {
+                let until = operator_commands::parse_deadline(&args.until, now)?;
+                Ok(OperatorCommand::Snooze { cases: args.cases.clone(), until })
+            })
         }
-    };
-    let cases = open_cases(&store, cases)?;
-    let mute = Mute { by: signed.operator_name(), why: why.clone(), at, until };
-    let (plan, done) = match until {
-        None => ("Would send no more notifications about this until it closes.".to_owned(), "Acknowledged."),
-        Some(until) => {
-            (format!("Would send no notifications about this until {} UTC.", format_time(until)), "Snoozed.")
-        }
-    };
-    let worst = |case: &Case| {
-        let worst = case.findings.iter().max_by_key(|finding| finding.severity);
-        worst.map_or_else(|| "requested by an operator".to_owned(), |finding| finding.text.clone())
-    };
-    let change = Change {
-        plan,
-        changes: cases.iter().map(|case| format!("{} on {}: {}", case.id, case.node, worst(case))).collect(),
-        by: mute.by.clone(),
-        why: mute.why.clone(),
-        at,
-        done: done.to_owned(),
-        next: "`doctor why NODE` shows its progress; a notification is sent when it closes".to_owned(),
-    };
-    signed.apply(context, &change, || {
-        for case in &cases {
-            store.mute(case, &mute)?;
-        }
-        Ok(())
-    })
-}
-
-fn open_cases(store: &Store, ids: &[CaseId]) -> Result<Vec<Case>> {
-    let find = |id: &CaseId| match store.case(*id)? {
-        Some(case) if case.is_open() => Ok(case),
-        Some(case) => Err(Failure::Usage(format!("case {} on {} is closed: there is nothing to mute", id, case.node))),
-        None => Err(Failure::Unknown {
-            what: "case",
-            name: id.to_string(),
-            known: "those that `doctor cases` lists".to_owned(),
-        }),
-    };
-    ids.iter().map(find).collect()
+    }
 }

@@ -23,9 +23,9 @@ pub(super) struct CapacityCheck {
     pub(super) measured: Vec<TestId>,
 }
 
-pub(super) fn check_capacity(context: &Context, loaded: &LoadedConfig) -> CapacityCheck {
+pub(super) fn check_capacity(context: &Context, loaded: &LoadedConfig, has_store: bool) -> CapacityCheck {
     let settings = &loaded.settings;
-    let (pools, durations) = known(context, loaded);
+    let (pools, durations) = if has_store { known(context, loaded) } else { Default::default() };
     let plan = (!pools.is_empty()).then(|| capacity_plan(&settings.policy, &settings.tests, &pools, &durations));
     let largest_fleet = match plan {
         Some(_) => None,
@@ -34,8 +34,7 @@ pub(super) fn check_capacity(context: &Context, loaded: &LoadedConfig) -> Capaci
     CapacityCheck { plan, largest_fleet, measured: durations.into_keys().collect() }
 }
 
-/// Returns the nodes that were last observed and the measured durations. A store that is missing or does not answer is
-/// the subject of `--live`.
+/// Returns the nodes that were last observed and the measured durations.
 fn known(context: &Context, loaded: &LoadedConfig) -> (Vec<PoolSize>, BTreeMap<TestId, Span>) {
     let Ok(store) = context.store() else { return Default::default() };
     let nodes = snapshot::last_observed(&store).ok().flatten().map_or_else(Vec::new, |(_, cluster)| cluster.nodes);

@@ -32,6 +32,24 @@ enum TableRow {
 /// The families of numbers, as named on the command line.
 pub(super) const FAMILIES: [&str; 3] = ["xid", "sxid", "dcgm"];
 
+/// Splits a word in lower case such as `xid79`, `xid-79`, `sxid:12028` or `79` into the family and the number. A number
+/// alone is an Xid if there is such an Xid, or else an SXid. `None`: it is something else.
+pub(super) fn split(word: &str) -> Option<(&'static str, &str)> {
+    // `sxid` ends in `xid`, so the order does not matter: only the beginning is compared.
+    for family in FAMILIES {
+        if let Some(rest) = word.strip_prefix(family) {
+            let number = rest.trim_start_matches(['-', '_', ':', '=', ' ', '#']);
+            return is_number(number).then_some((family, number));
+        }
+    }
+    let is_xid = word.parse().is_ok_and(|number| tables::xid(number).is_some());
+    is_number(word).then_some((if is_xid { "xid" } else { "sxid" }, word))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Explains a number. `rules` are those in force, including the site's.
 pub(super) fn explain<'a>(family: &str, number: &str, rules: &'a [Rule]) -> Result<ErrorNumber<'a>> {
     let n = number.parse::<u32>().ok();
@@ -224,4 +242,30 @@ fn action(word: &str) -> String {
         _ => return word.to_owned(),
     };
     format!("{word}: {means}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_split_from_its_family() {
+        for (word, expected) in [
+            ("79", Some(("xid", "79"))),
+            ("xid79", Some(("xid", "79"))),
+            ("xid-79", Some(("xid", "79"))),
+            ("xid:79", Some(("xid", "79"))),
+            ("sxid12028", Some(("sxid", "12028"))),
+            ("12028", Some(("sxid", "12028"))),
+            ("dcgm-30", Some(("dcgm", "30"))),
+            ("xid", None),
+            ("xid-64-reboot", None),
+            ("xid-other", None),
+            ("dcgm", None),
+            ("disk-space", None),
+            ("", None),
+        ] {
+            assert_eq!(split(word), expected, "{word}");
+        }
+    }
 }

@@ -1,0 +1,166 @@
+//! Judges whether the service would start with a configuration. `doctor serve` asks before its first cycle and `doctor
+//! config check` asks without starting anything, so that both refuse the same settings in the same words.
+//!
+//! The judgement changes nothing: the store is read and neither created nor migrated, an address is bound until all are
+//! tried, the shared directory gets a file that is gone at once, and no cluster is asked.
+
+mod port_holder;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use doctor_api::{
+    ListenError,
+    operator_api::{ApiServer, ApiServerError},
+};
+use doctor_backend::state_directory;
+use doctor_engine::share::{Share, ShareError};
+use doctor_store::{Store, StoreProbe, StoreUrl};
+
+use crate::{
+    config::{Config, ConfigError, ConfigSource},
+    context::{self, Context},
+    failure::{Failure, Result},
+};
+
+/// The shared directory has to answer within this time. A dead NFS server would otherwise stop the start without a word.
+const SHARE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Whether the service would start.
+#[derive(Debug, Default)]
+pub(crate) struct StartupReport {
+    /// Why it would not, in the order in which the service would find out.
+    pub failures: Vec<Failure>,
+    /// Valid settings that will not work yet. They do not prevent the start.
+    pub remarks: Vec<String>,
+    /// What could not be tried, and why.
+    pub notes: Vec<String>,
+    /// What the store holds. `None`: it cannot be opened.
+    pub store: Option<StoreProbe>,
+}
+
+/// Judges the configuration of this context.
+///
+/// # Errors
+/// If the files are invalid: then nothing else can be judged.
+pub(crate) fn judge(context: &Context) -> Result<StartupReport> {
+    let loaded = context.loaded()?;
+    let config = &loaded.config;
+    let mut report = StartupReport::default();
+    match judge_store(config, &loaded.source) {
+        Ok(probe) => report.store = Some(probe),
+        Err(failure) => report.failures.push(failure),
+    }
+    match judge_share(config, &loaded.source) {
+        Ok(remark) => report.remarks.extend(remark),
+        Err(failure) => report.failures.push(failure),
+    }
+    let cluster = config.backend.verify(&config.service(&config.state())).map_err(Failure::OpenCluster);
+    report.failures.extend(cluster.err());
+    let has_tokens = report.store.as_ref().is_some_and(|store| store.has_tokens);
+    report.failures.extend(judge_addresses(config, has_tokens, report.store.is_some()));
+    report.remarks.extend(config.alerts.unreadable_files());
+    if loaded.settings.tests.is_empty() {
+        report.remarks.push("no test is enabled: nothing will be tested".to_owned());
+    }
+    Ok(report)
+}
+
+impl StartupReport {
+    /// Turns the failures into an error.
+    ///
+    /// # Errors
+    /// If the service would not start.
+    pub(crate) fn refuse(&mut self) -> Result<()> {
+        let mut failures = std::mem::take(&mut self.failures);
+        match failures.len() {
+            0 => Ok(()),
+            1 => Err(failures.remove(0)),
+            _ => Err(Failure::Several(failures)),
+        }
+    }
+
+    /// Turns addresses that a running `doctor` of this machine holds into notes: most often that is the service whose
+    /// configuration is checked. Only `config check` may do this; a second service cannot start beside the first.
+    pub(crate) fn excuse_running_service(&mut self) {
+        let failures = std::mem::take(&mut self.failures);
+        for failure in failures {
+            match address_in_use(&failure).and_then(|at| Some((at, port_holder::running_doctor(at.port())?))) {
+                Some((at, process)) => {
+                    self.notes.push(format!("could not try to listen on {at}: doctor runs there, process {process}"));
+                }
+                None => self.failures.push(failure),
+            }
+        }
+    }
+}
+
+fn address_in_use(failure: &Failure) -> Option<SocketAddr> {
+    let (at, source) = match failure {
+        Failure::AgentListener(ListenError::Agents { at, source } | ListenError::Metrics { at, source })
+        | Failure::Web(ApiServerError::Listen { at, source }) => (at, source),
+        _ => return None,
+    };
+    (source.kind() == io::ErrorKind::AddrInUse).then_some(*at)
+}
+
+fn judge_store(config: &Config, source: &ConfigSource) -> Result<StoreProbe> {
+    let url = &config.store;
+    if let (ConfigSource::BuiltIn { .. }, StoreUrl::Sqlite(path)) = (source, url)
+        && path.parent().is_some_and(|folder| !folder.exists() && config.data.starts_with(folder))
+    {
+        // The service creates the directory of the data, and with it that of the store; see `judge_share`.
+        return Ok(StoreProbe::default());
+    }
+    Store::probe(url).map_err(|source| context::store_failure(url, source))
+}
+
+/// Returns a remark if the directory is full: that must not keep the service from starting.
+fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>> {
+    if matches!(source, ConfigSource::BuiltIn { .. }) && !config.data.exists() {
+        let usable = state_directory::check_usable(&config.data);
+        let failed =
+            |text| ConfigError::CreateStateDirectory { path: config.data.clone(), source: io::Error::other(text) };
+        return usable.map_err(|text| failed(text).into()).map(|()| None);
+    }
+    match try_share(&config.data) {
+        Ok(Ok(())) => Ok(None),
+        Ok(Err(error)) if error.is_full() => Ok(Some(error.to_string())),
+        Ok(Err(error)) => Err(error.into()),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Tries the shared directory on a thread of its own: a call to a file system that does not answer cannot be interrupted.
+fn try_share(data: &Path) -> Result<std::result::Result<(), ShareError>> {
+    let (sender, receiver) = mpsc::channel();
+    let path = data.to_owned();
+    let trial = move || {
+        let result = Share::open(&path).and_then(|share| share.check_writable());
+        // The receiver is gone after the deadline.
+        let _late = sender.send(result);
+    };
+    let thread = thread::Builder::new().name("doctor-share".to_owned()).spawn(trial);
+    thread.map_err(|error| Failure::Other(format!("starting a thread: {error}")))?;
+    receiver.recv_timeout(SHARE_DEADLINE).map_err(|_| {
+        let seconds = SHARE_DEADLINE.as_secs();
+        Failure::Unreachable(format!("{} did not answer within {seconds} s: check its mount", data.display()))
+    })
+}
+
+/// Binds all addresses at the same time, so that two equal ones are found, and frees them again. Without a known store it
+/// is unknown whether there are tokens, and the API is not judged.
+fn judge_addresses(config: &Config, has_tokens: bool, store_is_known: bool) -> Vec<Failure> {
+    let agents = config.agents.listen.map(|at| doctor_api::try_agent_address(at).map_err(Failure::from));
+    let metrics = config.metrics.listen.map(|at| doctor_api::try_metrics_address(at).map_err(Failure::from));
+    let web = config.web.as_ref().filter(|_| store_is_known);
+    let web = web.map(|web| ApiServer::verify(web, has_tokens).map_err(Failure::from));
+    let results: Vec<Result<TcpListener>> = [agents, metrics, web].into_iter().flatten().collect();
+    results.into_iter().filter_map(std::result::Result::err).collect()
+}
