@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use doctor_checks::result_transport::{self, TerminationMessage};
@@ -29,6 +30,9 @@ const LINES_AFTER_DOCUMENT: usize = 8;
 const LINE_BYTES: usize = 4096;
 /// The maximum number of pods whose results are held. More are never active.
 const MAX_PODS: usize = 1024;
+/// A document waits for its log at most this long: a kubelet that is busy may not serve the log of a container that has just
+/// ended, and a run whose document was handed over is not polled again. Much less than `limits.result_grace`.
+const LOG_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Results taken from pods, by run and pod.
 #[derive(Debug, Default)]
@@ -41,6 +45,15 @@ struct PodResult {
     /// How many lines of the log the document has, until it is fetched.
     log_lines: Option<usize>,
     log: LogState,
+    seen: Instant,
+}
+
+impl PodResult {
+    /// Returns the document, unless it still waits for its log.
+    fn document(&self, patience: Duration) -> Option<&Vec<u8>> {
+        let is_waiting = self.log == LogState::Pending && self.seen.elapsed() < patience;
+        self.document.as_ref().filter(|_| !is_waiting)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +95,7 @@ impl PodResults {
                     (None, None)
                 }
             };
-            PodResult { node, document, log_lines: in_log, log: LogState::Pending }
+            PodResult { node, document, log_lines: in_log, log: LogState::Pending, seen: Instant::now() }
         });
         let log_fetch = LogFetch { run, pod: pod.name_any(), log_lines: entry.log_lines };
         (entry.log == LogState::Pending || entry.log_lines.is_some()).then_some(log_fetch)
@@ -113,7 +126,11 @@ impl PodResults {
     }
 
     pub(super) fn documents(&self, run: RunId) -> Vec<Vec<u8>> {
-        self.for_run(run, |entry| entry.document.clone())
+        self.documents_within(run, LOG_PATIENCE)
+    }
+
+    fn documents_within(&self, run: RunId, patience: Duration) -> Vec<Vec<u8>> {
+        self.for_run(run, |entry| entry.document(patience).cloned())
     }
 
     pub(super) fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
@@ -223,17 +240,32 @@ mod tests {
     }
 
     #[test]
-    fn a_document_in_the_termination_message_is_available_at_once_and_the_log_is_fetched_once() {
+    fn a_document_in_the_termination_message_is_returned_with_its_log_which_is_fetched_once() {
         let pod_results = PodResults::default();
         let message = PackedDocument::pack(b"a document").unwrap().to_termination_message();
         let log_fetch = pod_results.take_from(&pod("p", &message), &config()).unwrap();
-        assert_eq!((pod_results.documents(run()), log_fetch.log_lines), (vec![b"a document".to_vec()], None));
+        assert_eq!((pod_results.documents(run()), log_fetch.log_lines), (Vec::new(), None));
         pod_results.store(&log_fetch, FetchedLog::Log { document: None, text: "job: done\n".to_owned() });
+        assert_eq!(pod_results.documents(run()), [b"a document".to_vec()]);
         assert_eq!(pod_results.take_from(&pod("p", &message), &config()), None, "nothing is left to fetch");
         assert_eq!(pod_results.logs(run()), [(NodeName::new("gpu-1").unwrap(), "job: done\n".to_owned())]);
         assert_eq!(pod_results.documents(run()).len(), 1, "it is still returned");
         pod_results.retain_runs(&BTreeSet::new());
         assert!(pod_results.documents(run()).is_empty() && pod_results.logs(run()).is_empty());
+    }
+
+    #[test]
+    fn a_document_whose_log_cannot_be_fetched_is_returned_without_it_after_a_while_or_once_the_log_is_gone() {
+        let message = PackedDocument::pack(b"a document").unwrap().to_termination_message();
+        let pod_results = PodResults::default();
+        pod_results.take_from(&pod("p", &message), &config());
+        assert!(pod_results.documents(run()).is_empty());
+        assert!(pod_results.take_from(&pod("p", &message), &config()).is_some(), "the log is requested again");
+        assert_eq!(pod_results.documents_within(run(), Duration::ZERO).len(), 1);
+        let gone = PodResults::default();
+        let log_fetch = gone.take_from(&pod("p", &message), &config()).unwrap();
+        gone.store(&log_fetch, FetchedLog::Gone);
+        assert_eq!((gone.documents(run()).len(), gone.logs(run()).len()), (1, 0));
     }
 
     #[test]

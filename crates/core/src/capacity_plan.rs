@@ -279,9 +279,10 @@ impl<'a> Fleet<'a> {
         }
         lines.extend(self.policy.limits.node_hours_per_day.filter(|most| node_hours > *most).map(|most| {
             format!(
-                "the routine tests need {node_hours:.0} node-hours a day, `limits.node_hours_per_day` is {most}: at most \
-                 {:.0} % coverage; raise it, or lengthen the periods",
-                (100.0 * most / node_hours).floor()
+                "the routine tests need {node_hours:.digits$} node-hours a day, `limits.node_hours_per_day` is {most}: at \
+                 most {:.0} % coverage; raise it, or lengthen the periods",
+                (100.0 * most / node_hours).floor(),
+                digits = if node_hours < 10.0 { 2 } else { 0 }
             )
         }));
         lines.extend(self.pools.iter().filter_map(|pool| self.long_quiet(pool)));

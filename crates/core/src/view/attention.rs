@@ -4,7 +4,7 @@
 //! select items by kind, and a monitoring system can alert by urgency. Nodes with the same trouble are one item: after a
 //! wrong command on forty nodes an operator reads one line.
 //!
-//! What only waits for users is not here: a node that is not tested because users have it is neither ill nor idle.
+//! A node that is not tested because users have it is neither ill nor idle: its overdue results are at most a notice.
 
 mod cases;
 mod disturbed;
@@ -68,7 +68,7 @@ coded! {
         OutOfService => "out-of-service",
         AgentSilent => "agent-silent",
         OccupancyUnknown => "occupancy-unknown",
-        /// Nodes are free, and their tests are overdue all the same.
+        /// Tests are overdue: a warning on free nodes, a notice on nodes that users have.
         CoverageLow => "coverage-low",
         /// The limits cannot hold the periods of the tests.
         LimitTooSmall => "limit-too-small",
@@ -105,7 +105,7 @@ impl AttentionKind {
             Self::OutOfService => "the node is out of service and the controller works on it",
             Self::AgentSilent => "the agent of the node does not report",
             Self::OccupancyUnknown => "it is unknown whether users are on the node, so it is not tested",
-            Self::CoverageLow => "tests are overdue for a day or give no result, although the node is free",
+            Self::CoverageLow => "tests are overdue for a day or give no result; a notice if users have the nodes",
             Self::LimitTooSmall => "the limits of the policy cannot hold the periods of its tests",
             Self::Paused => "an operator paused validation",
             Self::Disturbed => "the same program disturbs the tests of a node again and again",

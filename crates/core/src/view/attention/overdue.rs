@@ -1,4 +1,4 @@
-//! Tests that are overdue on nodes that are free, and why. Users who have a node are no reason for attention.
+//! Tests that are overdue, and why: on free nodes a warning, on nodes that users have one notice for the fleet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,42 @@ pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bo
         by_code.retain(|code, _| !matches!(*code, NO_RESULT | "backing-off"));
     }
     let overdue = by_code.into_iter().map(|(code, overdue)| item(code, &overdue, coverage));
-    overdue.chain(never_tested(facts)).collect()
+    overdue.chain(in_use(facts, coverage)).chain(never_tested(facts)).collect()
+}
+
+/// Returns the nodes that users have had for so long that their results are overdue. Nothing is wrong, but their last results
+/// say little about them.
+fn in_use(facts: &Facts, coverage: &[CoverageRow]) -> Option<AttentionItem> {
+    let mut overdue = Overdue::default();
+    for record in &facts.snapshot.nodes {
+        let is_in_use = matches!(record.node.occupancy, Occupancy::Busy { .. })
+            && !record.state.is_out_of_service()
+            && record.hold_at(facts.now).is_none()
+            && facts.run_on(&record.node.name).is_none();
+        if !is_in_use {
+            continue;
+        }
+        for (test, known, due) in facts.due_of(record) {
+            let Some(since) = known.settled().map(|settled| settled.plus(test.cutoff)) else { continue };
+            if due == Due::Now && facts.now.since(since) > GRACE {
+                overdue.nodes.insert(&record.node.name);
+                overdue.tests.insert(&test.id);
+                overdue.since = Some(overdue.since.map_or(since, |known| known.min(since)));
+            }
+        }
+    }
+    let nodes: Vec<NodeName> = overdue.nodes.iter().copied().cloned().collect();
+    let tests = named_tests(&overdue, coverage);
+    let text = format!(
+        "{}: in use, and overdue for more than a day: {tests}: tested when users release them",
+        subject(&nodes)
+    );
+    (!nodes.is_empty()).then(|| {
+        AttentionItem::new(AttentionKind::CoverageLow, Urgency::Notice, text)
+            .about(nodes)
+            .since(overdue.since)
+            .next("doctor plan --all")
+    })
 }
 
 /// Returns the nodes on which no test has run yet, and why not. It may only be that users have them, but nothing is known
@@ -107,14 +142,7 @@ fn reason(
 
 fn item(code: &'static str, overdue: &Overdue<'_>, coverage: &[CoverageRow]) -> AttentionItem {
     let nodes: Vec<NodeName> = overdue.nodes.iter().copied().cloned().collect();
-    let named: Vec<&str> = overdue.tests.iter().take(MAX_NAMED).map(|test| test.as_str()).collect();
-    let more = overdue.tests.len().saturating_sub(MAX_NAMED);
-    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    let covered = coverage.iter().filter(|row| overdue.tests.contains(&row.test)).filter_map(|row| row.percent);
-    let lowest = covered
-        .min_by(f64::total_cmp)
-        .map_or_else(String::new, |percent| format!(" (coverage {})", format_percent(Some(percent))));
-    let tests = format!("{}{more}{lowest}", named.join(", "));
+    let tests = named_tests(overdue, coverage);
     let text = match code {
         NO_RESULT => format!("{}: no conclusive result of {tests}, {MISSES} times in a row", subject(&nodes)),
         _ => format!("{}: free, and overdue for more than a day: {tests}: {}", subject(&nodes), overdue.why),
@@ -125,4 +153,16 @@ fn item(code: &'static str, overdue: &Overdue<'_>, coverage: &[CoverageRow]) -> 
         _ => "doctor plan --all".to_owned(),
     };
     AttentionItem::new(AttentionKind::CoverageLow, Urgency::Warning, text).about(nodes).since(overdue.since).next(next)
+}
+
+/// Names the first overdue tests, with the lowest coverage among all of them.
+fn named_tests(overdue: &Overdue<'_>, coverage: &[CoverageRow]) -> String {
+    let named: Vec<&str> = overdue.tests.iter().take(MAX_NAMED).map(|test| test.as_str()).collect();
+    let more = overdue.tests.len().saturating_sub(MAX_NAMED);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let covered = coverage.iter().filter(|row| overdue.tests.contains(&row.test)).filter_map(|row| row.percent);
+    let lowest = covered
+        .min_by(f64::total_cmp)
+        .map_or_else(String::new, |percent| format!(" (coverage {})", format_percent(Some(percent))));
+    format!("{}{more}{lowest}", named.join(", "))
 }

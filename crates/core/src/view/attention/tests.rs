@@ -395,7 +395,7 @@ fn jobs_that_fail_in_a_row_on_one_node_only_are_a_warning_about_the_node() {
 }
 
 #[test]
-fn overdue_tests_of_free_nodes_are_reported_with_the_reason_and_those_of_busy_nodes_are_not() {
+fn overdue_tests_of_free_nodes_are_reported_with_the_reason_and_those_of_busy_nodes_are_a_notice() {
     let overdue = |reason: SkipReason, is_busy: bool, stale_days: i64| {
         let mut facts = cluster().with("a").result("storage", Verdict::Pass, days(stale_days));
         facts = facts.result("dl", Verdict::Pass, NOW);
@@ -404,12 +404,16 @@ fn overdue_tests_of_free_nodes_are_reported_with_the_reason_and_those_of_busy_no
         }
         facts.skip_reasons.insert(name("a"), SkippedSince { since: hours(1), reason });
         let view = status(&facts, &leads());
-        view.attention.into_iter().map(|item| (item.kind, item.text)).collect::<Vec<_>>()
+        view.attention.into_iter().map(|item| (item.urgency, item.kind, item.text)).collect::<Vec<_>>()
     };
     let expected =
         "a: free, and overdue for more than a day: storage (coverage 0.0 %): today's validation node-hours are spent";
-    assert_eq!(overdue(SkipReason::BudgetSpent, false, 20), [(AttentionKind::CoverageLow, expected.to_owned())]);
-    assert_eq!(overdue(SkipReason::BudgetSpent, true, 20), [], "users have the node");
+    let warning = (Urgency::Warning, AttentionKind::CoverageLow, expected.to_owned());
+    assert_eq!(overdue(SkipReason::BudgetSpent, false, 20), [warning]);
+    let in_use = "a: in use, and overdue for more than a day: storage (coverage 0.0 %): tested when users release them";
+    let notice = (Urgency::Notice, AttentionKind::CoverageLow, in_use.to_owned());
+    assert_eq!(overdue(SkipReason::Busy { by: "job 7".into() }, true, 20), [notice]);
+    assert_eq!(overdue(SkipReason::Busy { by: "job 7".into() }, true, 7), [], "it became overdue just now");
     assert_eq!(overdue(SkipReason::BudgetSpent, false, 7), [], "it became overdue just now");
     assert_eq!(overdue(SkipReason::QuietWindow, false, 20), [], "the policy wants it so");
     assert_eq!(overdue(SkipReason::Paused { by: "ann".into() }, false, 20), [], "the pause is an item of its own");
