@@ -10,7 +10,10 @@ use std::{
 
 use doctor_backend::MAX_REMAINING_OUTPUT;
 use doctor_checks::result_transport;
-use doctor_core::ids::{NodeName, RunId};
+use doctor_core::{
+    ids::{NodeName, RunId},
+    last_output::end_of,
+};
 use serde_json::json;
 
 use super::{
@@ -77,11 +80,7 @@ impl RunResults {
 pub(super) fn last_output(client: &Client, project: &str, run: &Run) -> Result<String, DstackApiError> {
     let text = read_log(client, project, run)?;
     let log = result_transport::split_log(&text).0;
-    let most = usize::try_from(MAX_REMAINING_OUTPUT).unwrap_or(usize::MAX);
-    // From the first line that begins within the limit.
-    let cut = log.len().saturating_sub(most);
-    let start = log.as_bytes()[cut..].iter().position(|byte| *byte == b'\n').map_or(log.len(), |index| cut + index + 1);
-    Ok(log[if cut == 0 { 0 } else { start }..].to_owned())
+    Ok(end_of(log, usize::try_from(MAX_REMAINING_OUTPUT).unwrap_or(usize::MAX)).to_owned())
 }
 
 fn node_of(run: &Run) -> Option<NodeName> {

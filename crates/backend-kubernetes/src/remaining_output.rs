@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 
 use doctor_backend::{BackendError, MAX_REMAINING_OUTPUT};
 use doctor_checks::result_transport;
-use doctor_core::{ids::NodeName, last_output::LastOutput, run::Run};
+use doctor_core::{
+    ids::NodeName,
+    last_output::{LastOutput, end_of},
+    run::Run,
+};
 use hyper::http::Request;
 use kube::{ResourceExt, api::ListParams};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -20,8 +24,10 @@ const OPERATION: &str = "read the output of a job";
 /// The limit for one request, and for all requests about one run: an unreachable kubelet must not delay the cycle.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(6);
 const RUN_TIMEOUT: Duration = Duration::from_secs(15);
-/// How much of the end of a log is requested.
+/// How much of the end of a log is requested. The API server counts the bytes from the first of these lines, so that it would cut
+/// the end of long ones: it is asked for more than is kept.
 const LOG_LINES: u32 = 200;
+const LOG_BYTES: usize = 1 << 20;
 /// The events of one pod that are read, and the newest that are kept.
 const MAX_EVENTS: u32 = 100;
 const KEPT_EVENTS: usize = 3;
@@ -110,7 +116,7 @@ impl KubernetesBackend {
 
     fn log_end(&self, pod: &PodObject, until: Instant) -> Result<String, KubeRequestError> {
         let path = format!(
-            "/api/v1/namespaces/{}/pods/{}/log?container={}&tailLines={LOG_LINES}&limitBytes={MAX_REMAINING_OUTPUT}",
+            "/api/v1/namespaces/{}/pods/{}/log?container={}&tailLines={LOG_LINES}&limitBytes={LOG_BYTES}",
             self.config.namespace,
             pod.name_any(),
             names::CONTAINER
@@ -119,7 +125,8 @@ impl KubernetesBackend {
             let request = Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
             self.client.request_text(request).await
         })?;
-        Ok(result_transport::split_log(&log).0.to_owned())
+        let log = result_transport::split_log(&log).0;
+        Ok(end_of(log, usize::try_from(MAX_REMAINING_OUTPUT).unwrap_or(usize::MAX)).to_owned())
     }
 
     fn events_of(&self, pod: &PodObject, until: Instant) -> Result<Vec<Event>, KubeRequestError> {

@@ -45,6 +45,19 @@ pub fn last_line(text: &str) -> Option<String> {
     Some(start.chain(['…']).chain(line.chars().skip(length - QUOTED_END)).collect())
 }
 
+/// Returns at most the last `most` bytes, from the start of a line if there is one.
+pub fn end_of(text: &str, most: usize) -> &str {
+    if text.len() <= most {
+        return text;
+    }
+    let mut start = text.len() - most;
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    let end = &text[start..];
+    end.find('\n').map(|newline| &end[newline + 1..]).filter(|rest| !rest.is_empty()).unwrap_or(end)
+}
+
 /// Returns the quote without the words that name one job or one node, so that equal reasons of several jobs are equal. A short
 /// number stays: it may be an exit code.
 pub fn without_names(quote: &str) -> String {

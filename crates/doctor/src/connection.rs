@@ -49,6 +49,14 @@ enum Given {
     CommandLine,
 }
 
+fn given(matches: &ArgMatches, option: &str) -> Given {
+    match matches.value_source(option) {
+        Some(ValueSource::CommandLine) => Given::CommandLine,
+        Some(ValueSource::EnvVariable) => Given::Environment,
+        _ => Given::No,
+    }
+}
+
 /// How the options that say where a command runs were given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct GivenOptions {
@@ -69,13 +77,21 @@ enum Decision {
     Contradiction(&'static str),
 }
 
+impl Decision {
+    /// Whether a token or a certificate that was given like this is for the controller of this decision. A context has its own: the
+    /// token that the environment holds for another controller is not sent to it.
+    fn accepts(self, option: Given) -> bool {
+        match self {
+            Self::Server => option != Given::No,
+            Self::Context | Self::CurrentContext => option == Given::CommandLine,
+            Self::Here | Self::Contradiction(_) => false,
+        }
+    }
+}
+
 impl GivenOptions {
     fn of(matches: &ArgMatches) -> Self {
-        let given = |id: &str| match matches.value_source(id) {
-            Some(ValueSource::CommandLine) => Given::CommandLine,
-            Some(ValueSource::EnvVariable) => Given::Environment,
-            _ => Given::No,
-        };
+        let given = |id| given(matches, id);
         let store = given("config").max(given("store"));
         Self { server: given("server"), context: given("context"), store }
     }
@@ -112,7 +128,8 @@ pub(crate) fn is_on_command_line(matches: &ArgMatches) -> bool {
 
 /// Returns the controller that a command line means. `None`: the command runs on this machine.
 pub(crate) fn choose(args: &ConnectionArgs, matches: &ArgMatches) -> Result<Option<ServerSettings>, ContextsError> {
-    let settings = match GivenOptions::of(matches).decide() {
+    let decision = GivenOptions::of(matches).decide();
+    let settings = match decision {
         Decision::Here => return Ok(None),
         Decision::Contradiction(text) => return Err(ContextsError::Contradiction(text)),
         Decision::Server => {
@@ -132,9 +149,10 @@ pub(crate) fn choose(args: &ConnectionArgs, matches: &ArgMatches) -> Result<Opti
             file.settings(&path, current)?
         }
     };
+    let replaced = |option, file: &Option<PathBuf>| file.clone().filter(|_| decision.accepts(given(matches, option)));
     Ok(Some(ServerSettings {
-        token_file: args.token_file.clone().or(settings.token_file),
-        ca_file: args.ca_file.clone().or(settings.ca_file),
+        token_file: replaced("token_file", &args.token_file).or(settings.token_file),
+        ca_file: replaced("ca_file", &args.ca_file).or(settings.ca_file),
         ..settings
     }))
 }
@@ -168,6 +186,15 @@ mod tests {
                 Some(expected) => assert_eq!(decision, expected, "{server:?} {context:?} {store:?}"),
                 None => assert!(contradiction(decision), "{server:?} {context:?} {store:?}: {decision:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn the_environment_s_token_is_for_a_controller_that_is_named_by_its_url_and_not_for_a_context() {
+        assert!(Decision::Server.accepts(Given::Environment) && Decision::Server.accepts(Given::CommandLine));
+        for context in [Decision::Context, Decision::CurrentContext] {
+            assert!(!context.accepts(Given::Environment), "{context:?}");
+            assert!(context.accepts(Given::CommandLine), "{context:?}");
         }
     }
 

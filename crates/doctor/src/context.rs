@@ -50,6 +50,11 @@ impl Context {
         Self { served: Some((store, source)), ..Self::new(out, None, url) }
     }
 
+    /// Whether the command runs for a client of the API.
+    pub(crate) const fn is_for_client(&self) -> bool {
+        self.served.is_some()
+    }
+
     /// Sends changes to this controller from now on.
     pub(crate) fn connect(&mut self, server: Server) {
         self.server = Some(server);

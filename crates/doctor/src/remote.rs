@@ -198,7 +198,35 @@ fn print(context: &Context, output: &CliOutput) -> Result<()> {
 struct LogPart {
     node: String,
     path: Option<String>,
+    /// The bytes of the log before the text: a controller sends the end of a long log.
+    start: u64,
     text: String,
+}
+
+/// What a follower has printed of one log.
+#[derive(Debug, Default)]
+struct Printed {
+    start: u64,
+    /// The length of the last text, and its end.
+    length: usize,
+    end: String,
+}
+
+impl Printed {
+    /// Returns what the text has that was not printed yet. The text may begin later in the log than the last one.
+    fn new_text<'a>(&mut self, part: &'a LogPart) -> &'a str {
+        /// Enough to be recognised.
+        const KEPT: usize = 4096;
+        let from = if self.start == part.start {
+            self.length
+        } else {
+            part.text.rfind(&self.end).map_or(0, |at| at + self.end.len())
+        };
+        let new = part.text.get(from..).unwrap_or_default();
+        let kept = part.text.ceil_char_boundary(part.text.len().saturating_sub(KEPT));
+        *self = Self { start: part.start, length: part.text.len(), end: part.text[kept..].to_owned() };
+        new
+    }
 }
 
 /// The state of a run, as far as following its log needs it.
@@ -225,7 +253,7 @@ fn follow(context: &Context, server: &Server, query: &log::Query) -> Result<u8> 
     if context.out.is_json() {
         return show_args(context, server, &args);
     }
-    let mut printed: BTreeMap<(String, Option<String>), usize> = BTreeMap::new();
+    let mut printed: BTreeMap<(String, Option<String>), Printed> = BTreeMap::new();
     loop {
         // Before the log, so that everything written before the end is printed.
         let reply: RunReply = server.get_json(&format!("/runs/{}", query.run))?;
@@ -237,13 +265,17 @@ fn follow(context: &Context, server: &Server, query: &log::Query) -> Result<u8> 
             return Ok(output.exit);
         };
         for part in &parts {
-            let seen = printed.entry((part.node.clone(), part.path.clone())).or_default();
-            let new = part.text.get(*seen..).unwrap_or_default();
-            if has_several && *seen == 0 && !new.is_empty() {
-                context.out.print(&format!("== {}\n", part.path.as_ref().unwrap_or(&part.node)))?;
+            let name = part.path.as_ref().unwrap_or(&part.node);
+            let printed = printed.entry((part.node.clone(), part.path.clone())).or_default();
+            let is_first = printed.end.is_empty();
+            let new = printed.new_text(part);
+            if has_several && is_first && !new.is_empty() {
+                context.out.print(&format!("== {name}\n"))?;
+            }
+            if is_first && part.start > 0 {
+                context.out.print(&log::omitted(part.start, name))?;
             }
             context.out.print(new)?;
-            *seen += new.len();
         }
         match (reply.state, parts.is_empty()) {
             (RunProgress::Ended, false) => return Ok(output.exit),
@@ -251,5 +283,23 @@ fn follow(context: &Context, server: &Server, query: &log::Query) -> Result<u8> 
             (RunProgress::Ended, true) => return show_args(context, server, &args),
             _ => thread::sleep(POLL_INTERVAL),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_follower_prints_each_line_once_also_when_the_controller_sends_only_the_end_of_a_long_log() {
+        let part = |start: u64, text: &str| LogPart { node: "a".into(), path: None, start, text: text.into() };
+        let mut printed = Printed::default();
+        assert_eq!(printed.new_text(&part(0, "one\ntwo\n")), "one\ntwo\n");
+        assert_eq!(printed.new_text(&part(0, "one\ntwo\nthree\n")), "three\n");
+        assert_eq!(printed.new_text(&part(0, "one\ntwo\nthree\n")), "");
+        // All of it was sent before, so that the beginning of the next text is known.
+        let mut printed = Printed { start: 0, length: 8, end: "two\n".into() };
+        assert_eq!(printed.new_text(&part(4, "two\nthree\nfour\n")), "three\nfour\n");
+        assert_eq!(printed.new_text(&part(30, "much later\n")), "much later\n");
     }
 }

@@ -181,11 +181,13 @@ pub fn status_ledger(store: &Store, facts: &Facts) -> Result<StoredStatus, Store
     let codes: Vec<_> = Software::ALL.iter().map(|software| software.reason()).collect();
     let missing = store.nodes_not_applicable(&tests(false), &codes)?.into_iter();
     let missing = missing.filter_map(|(test, code, nodes)| Some((Software::from_code(code.as_str())?, test, nodes)));
+    // A snooze that has expired may still be stored: the delivery of alerts removes it, and a site without alerts has none.
+    let muted = store.mutes()?.into_iter().filter(|(_, mute)| mute.until.is_none_or(|until| until > facts.now));
     Ok(StoredStatus {
         durations: store.mean_durations(&tests(true))?,
         missing_software: missing.collect(),
         recent_runs: recent_runs::ended(store)?,
-        acknowledged: store.mutes()?.into_iter().map(|(case, mute)| (case, mute.by)).collect(),
+        acknowledged: muted.map(|(case, mute)| (case, mute.by)).collect(),
         alerts_lost: store.alerts_given_up_since(facts.now.minus(Span::days(1)))?,
         ..ledger(store, facts.now)?
     })

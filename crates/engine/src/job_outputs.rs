@@ -15,7 +15,7 @@ use std::{
 use doctor_backend::{Backend, BackendError, MAX_REMAINING_OUTPUT, clock::Clock};
 use doctor_core::{
     ids::NodeName,
-    last_output::{LastOutput, MAX_BYTES},
+    last_output::{LastOutput, MAX_BYTES, end_of},
     plan::{Action, Conclusion},
     reason::WithReason,
     run::{CancelReason, IncompleteReason, NotStartedReason, Run, RunState},
@@ -32,7 +32,7 @@ use crate::{
 
 /// No request is started after this long in one cycle: the other runs end without their output. A cluster that does not answer
 /// must not delay the cycle further.
-const CYCLE_LIMIT: Span = Span::from_secs(20);
+const CYCLE_LIMIT: Span = Span::from_secs(5);
 /// The nodes of one run whose output is kept.
 const MAX_NODES: usize = 16;
 /// The longest text about how a job ended, in characters.
@@ -56,6 +56,11 @@ pub(crate) fn collect(
 ) -> Result<Vec<String>, StoreError> {
     let wanted: Vec<Wanted<'_>> = actions.iter().filter_map(|action| wanted(runs, &action.value)).collect();
     if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Users come first: their node is freed after this step.
+    if actions.iter().any(|action| matches!(action.value, Action::Cancel { why: CancelReason::NodeTaken, .. })) {
+        tracing::info!(runs = wanted.len(), "the output of ended jobs is not read: a user waits for a node");
         return Ok(Vec::new());
     }
     let (answered, mut problems) = ask(&*deps.backend, &*deps.clock, deps.workers, &wanted);
@@ -164,19 +169,6 @@ fn readable(text: &str) -> String {
     // A terminal ends lines with CR LF, and a progress bar rewrites its line with CR.
     let lines = text.replace("\r\n", "\n").replace('\r', "\n");
     redact::replace_control_chars(&redact::redact(&lines))
-}
-
-/// Returns at most the last `most` bytes, from the start of a line if there is one.
-fn end_of(text: &str, most: usize) -> &str {
-    if text.len() <= most {
-        return text;
-    }
-    let mut start = text.len() - most;
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    let end = &text[start..];
-    end.find('\n').map(|newline| &end[newline + 1..]).filter(|rest| !rest.is_empty()).unwrap_or(end)
 }
 
 #[cfg(test)]

@@ -159,6 +159,31 @@ mod tests {
         assert_eq!((names(folder.path()), std::fs::read(&path).unwrap()), before);
     }
 
+    /// The shared lock tells other processes that the database is in use: without it one of them could end the log while this
+    /// process writes.
+    #[test]
+    fn looking_at_a_store_that_this_process_has_open_keeps_its_lock() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("doctor.db");
+        let url = StoreUrl::Sqlite(path.clone());
+        let store = Store::open(&url).unwrap();
+        let inode = format!(":{}", std::fs::metadata(&path).unwrap().ino());
+        let is_locked = || {
+            let locks = std::fs::read_to_string("/proc/locks").unwrap();
+            locks.lines().any(|lock| lock.split_whitespace().any(|field| field.ends_with(&inode)))
+        };
+        assert!(is_locked());
+        assert!(Store::peek(&url).unwrap().is_current() && is_locked());
+        assert!(Store::probe(&url).unwrap().is_current() && is_locked());
+        drop(Store::open_to_read(&url).unwrap());
+        assert!(is_locked());
+        drop(Store::open(&url).unwrap());
+        assert!(is_locked());
+        drop(store);
+        assert!(!is_locked());
+    }
+
     #[test]
     fn a_store_that_opening_would_refuse_is_refused_in_the_same_words() {
         let folder = tempfile::tempdir().unwrap();

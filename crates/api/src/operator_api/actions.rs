@@ -218,6 +218,12 @@ fn try_prepare_and_run(
     if let Some(limit) = over_limit.filter(|limit| !limit.is_confirmed_by(request.confirm_nodes)) {
         return Err(ApiError::NumberNotConfirmed { limit: limit.text.clone(), nodes: limit.nodes });
     }
+    // A number is a statement about the plan, below the limit too.
+    let is_other = |number: &u64| usize::try_from(*number).ok() != Some(prepared.nodes.len());
+    if let Some(number) = request.confirm_nodes.filter(|number| over_limit.is_none() && is_other(number)) {
+        let limit = format!("`confirm_nodes` is {number}, and the plan has {}", prepared.nodes.len());
+        return Err(ApiError::NumberNotConfirmed { limit, nodes: prepared.nodes.len() });
+    }
     let command_origin = CommandOrigin { by: by.clone(), why: why.clone(), at };
     let node = if let [one] = prepared.nodes.as_slice() { Some(one.clone()) } else { None };
     let call = ApiCall {

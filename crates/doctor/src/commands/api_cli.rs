@@ -92,10 +92,10 @@ enum ClientConfig {
 
 impl ClientCommand {
     /// Returns the role that the command requires. A configuration may hold the address of a receiver, which is a secret of
-    /// some services.
+    /// some services; a list of tokens names those who have access.
     const fn role(&self) -> Role {
         match self {
-            Self::Config(_) => Role::Operator,
+            Self::Config(_) | Self::Token(_) => Role::Operator,
             _ => Role::Viewer,
         }
     }
@@ -238,9 +238,10 @@ mod tests {
             "explain xid 79",
             "plan --all",
             "config show",
+            "token list",
         ] {
             let command = parse_words(line).unwrap_or_else(|error| panic!("{line}: {error}"));
-            let needed = if line == "config show" { Role::Operator } else { Role::Viewer };
+            let needed = if matches!(line, "config show" | "token list") { Role::Operator } else { Role::Viewer };
             assert_eq!(command.role(), needed, "{line}");
         }
     }

@@ -51,6 +51,11 @@ pub(crate) struct Query {
 
 /// The interval at which a growing log is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// A client of the API gets at most so much of the end of each log, and of all logs of a run together: nodes write the logs, and
+/// the controller keeps the reply in memory.
+const CLIENT_LOG: u64 = 1 << 20;
+const CLIENT_LOGS: u64 = 4 << 20;
+const CLIENT_LOG_FLOOR: u64 = 16 << 10;
 
 #[derive(Debug, Serialize)]
 struct LogView {
@@ -61,6 +66,8 @@ struct LogView {
     state: &'static str,
     /// How the job ended, in the cluster's words.
     ending: Option<String>,
+    /// The bytes of the log before the text.
+    start: u64,
     text: String,
 }
 
@@ -72,6 +79,10 @@ struct LogTail {
     node: NodeName,
     path: PathBuf,
     printed: u64,
+    /// How much of the end of the log is read, at most; `None`: all of it.
+    limit: Option<u64>,
+    /// The bytes before those that were printed first.
+    start: u64,
     /// The end of what was printed.
     end: String,
 }
@@ -97,6 +108,9 @@ pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit
     let share = context.share();
     let mut logs: Vec<LogTail> = Vec::new();
     if let Ok(share) = &share {
+        let count = record.run.nodes.iter().filter(|node| is_wanted(node)).count() * record.run.tests.iter().count();
+        let limit = CLIENT_LOGS / u64::try_from(count).unwrap_or(u64::MAX).max(1);
+        let limit = context.is_for_client().then_some(limit.clamp(CLIENT_LOG_FLOOR, CLIENT_LOG));
         for node in record.run.nodes.iter().filter(|node| is_wanted(node)) {
             for test in record.run.tests.iter() {
                 let file = Share::log_path(test, node, record.run.planned);
@@ -107,6 +121,8 @@ pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit
                     node: node.clone(),
                     path,
                     printed: 0,
+                    limit,
+                    start: 0,
                     end: String::new(),
                 });
             }
@@ -186,11 +202,11 @@ fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>, outputs: Vec<
     let mut views = Vec::new();
     for mut log in logs {
         let Some(text) = log.read_new()? else { continue };
-        let (run, path) = (record.run.id, Some(log.path));
-        views.push(LogView { run, node: log.node, path, state: state(record), ending: None, text });
+        let (run, path, start) = (record.run.id, Some(log.path), log.start);
+        views.push(LogView { run, node: log.node, path, state: state(record), ending: None, start, text });
     }
     for LastOutput { node, ending, text } in outputs {
-        views.push(LogView { run: record.run.id, node, path: None, state: state(record), ending, text });
+        views.push(LogView { run: record.run.id, node, path: None, state: state(record), ending, start: 0, text });
     }
     context.out.json(&views)?;
     Ok(if views.is_empty() { Exit::ProblemsFound } else { Exit::Ok })
@@ -207,9 +223,17 @@ fn print_new(context: &Context, logs: &mut [LogTail]) -> Result<bool> {
         if several && first && !text.is_empty() {
             context.out.print(&format!("== {}\n", log.path.display()))?;
         }
+        if first && log.start > 0 {
+            context.out.print(&omitted(log.start, &log.path.display().to_string()))?;
+        }
         context.out.print(&text)?;
     }
     Ok(found)
+}
+
+/// Says that the beginning of a log is not shown.
+pub(crate) fn omitted(bytes: u64, path: &str) -> String {
+    format!("[{bytes} bytes before this are not sent to clients; they are in {path}]\n")
 }
 
 impl LogTail {
@@ -220,9 +244,13 @@ impl LogTail {
         let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
         // No link is followed: nodes write to the shared directory, and this may run for a client of the API.
         let Some(mut file) = self.share.open_log(&self.file)? else { return Ok(None) };
+        if let Some(limit) = self.limit.filter(|_| self.printed == 0) {
+            self.start = file.metadata().map_err(failed)?.len().saturating_sub(limit);
+            self.printed = self.start;
+        }
         file.seek(SeekFrom::Start(self.printed)).map_err(failed)?;
         let mut bytes = Vec::new();
-        file.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
+        file.take(self.limit.unwrap_or(MOST)).read_to_end(&mut bytes).map_err(failed)?;
         self.printed += bytes.len() as u64;
         let text = sanitize(&String::from_utf8_lossy(&bytes));
         self.keep_end(&text);

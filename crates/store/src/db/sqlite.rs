@@ -3,7 +3,6 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::Read,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -160,11 +159,12 @@ pub(crate) fn probe_sqlite(path: &Path) -> Result<Option<Connection>> {
 /// Those of opening it for writing.
 pub(crate) fn check_sqlite_writable(path: &Path) -> Result<()> {
     let unwritable = |error: std::io::Error| cannot_open(path, format!("{error}; {WRITABLE}"));
+    let check = |path: &Path, rights| rustix::fs::access(path, rights).map_err(|error| unwritable(error.into()));
+    // The file is not opened: see `check_header`.
     if has_content(path)? {
-        File::options().write(true).open(path).map_err(unwritable)?;
+        check(path, rustix::fs::Access::WRITE_OK)?;
     }
-    let access = rustix::fs::access(check_folder(path)?, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
-    access.map_err(|error| unwritable(error.into()))
+    check(check_folder(path)?, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
 }
 
 /// Returns the URI by which SQLite reads a file without locks.
@@ -351,16 +351,18 @@ fn has_content(path: &Path) -> Result<bool> {
     }
 }
 
-/// Checks that the file starts as every SQLite database does.
+/// Checks that the file starts as every SQLite database does. SQLite reads it: closing any other descriptor of the file drops all
+/// locks that this process has on it, and another process would then take the database for unused.
 fn check_header(path: &Path) -> Result<()> {
-    const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-    let mut head = [0; 16];
-    let mut file = File::open(path).map_err(|error| cannot_open(path, error.to_string()))?;
-    if file.read_exact(&mut head).is_err() || head != *MAGIC {
-        let why = "it does not start with the SQLite header".to_owned();
-        return Err(StoreError::Damaged { path: path.to_owned(), why });
+    let read = open_read_only(path)?.query_row("PRAGMA schema_version", (), |_| Ok(()));
+    match read {
+        Err(rusqlite::Error::SqliteFailure(error, _)) if error.code == rusqlite::ErrorCode::NotADatabase => {
+            let why = "it does not start with the SQLite header".to_owned();
+            Err(StoreError::Damaged { path: path.to_owned(), why })
+        }
+        // The other checks report it.
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Rejects a file that is not a database or is damaged. SQLite would modify such a file when opening it for writing.

@@ -13,8 +13,10 @@ use crate::{
     },
 };
 
-/// A controller that a timer starts leads only for a moment. After this long without one, none comes.
-const TIMER_PAUSE: Span = Span::hours(1);
+/// A controller that a timer starts leads only for a moment, and one that is updated is back within minutes. A longer time
+/// without one is a problem, and after the limit none comes.
+const TIMER_PAUSE: Span = Span::minutes(15);
+const TIMER_LIMIT: Span = Span::hours(1);
 /// An older observation is critical: cycles are seconds apart, and an outage of the cluster's API ends within minutes.
 const OBSERVATION_LIMIT: Span = Span::minutes(15);
 /// Rejected documents are shown for this long.
@@ -59,7 +61,11 @@ fn no_controller(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> O
                 return item(Urgency::Critical, "no controller leads, and none has run a cycle yet".to_owned());
             };
             let ago = facts.now.since(last);
-            let urgency = if ago > TIMER_PAUSE { Urgency::Critical } else { Urgency::Notice };
+            let urgency = match ago {
+                _ if ago > TIMER_LIMIT => Urgency::Critical,
+                _ if ago > TIMER_PAUSE => Urgency::Warning,
+                _ => Urgency::Notice,
+            };
             let text =
                 format!("no controller leads: the last one stopped after its cycle of {} ago", short_duration(ago));
             item(urgency, text).map(|item| item.since(last))
@@ -67,10 +73,14 @@ fn no_controller(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> O
     }
 }
 
-/// Reports a cluster that does not answer its leader. Without a leader, no answer is expected.
+/// Reports a cluster that does not answer its leader, or did not answer in the last cycle of a controller that a timer starts. A
+/// leader that was lost is reported by itself.
 fn observation(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> Option<AttentionItem> {
-    if !matches!(leader, LeaderView::Leads { .. }) {
-        return None;
+    let has_failed = stored.last_cycle.as_ref().is_some_and(|cycle| cycle.problem.is_some());
+    match leader {
+        LeaderView::Leads { .. } => {}
+        LeaderView::NoLeader if has_failed => {}
+        LeaderView::NoLeader | LeaderView::Lost { .. } => return None,
     }
     let problem = stored.last_cycle.as_ref().and_then(|cycle| cycle.problem.as_ref());
     let problem = problem.map_or_else(String::new, |problem| format!("; the last cycle: {problem}"));
@@ -82,7 +92,8 @@ fn observation(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> Opt
         return item(Urgency::Critical, format!("the cluster was never observed{problem}"));
     };
     let age = facts.now.since(observed_at);
-    let is_failing = facts.cycle_at.is_some_and(|cycle| cycle > observed_at);
+    let last_cycle = facts.cycle_at.max(stored.last_cycle.as_ref().filter(|_| has_failed).map(|cycle| cycle.at));
+    let is_failing = last_cycle.is_some_and(|cycle| cycle > observed_at);
     let (ago, time) = (short_duration(age), format_time(observed_at));
     let text = format!("the cluster was last observed {ago} ago ({time} UTC){problem}");
     match (age > OBSERVATION_LIMIT, is_failing) {
