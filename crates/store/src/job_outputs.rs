@@ -84,12 +84,12 @@ impl Store {
     }
 }
 
-/// Returns the line to be shown of the last output of a run's job on this node.
-pub(super) fn quote(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<String>> {
+/// Returns the line to be shown of the last output of a run's job, on its first node that has one.
+pub(super) fn quote(tx: &mut Tx<'_>, run: RunId) -> Result<Option<String>> {
     let names = Arc::clone(&tx.ids);
-    let sql = "SELECT node, ending, text FROM job_output WHERE run = $1 AND node = $2";
-    let found = tx.first("reading the output of a job", sql, vals![run, node], |row| output(row, &names, 0))?;
-    Ok(found.and_then(|output| output.quote()))
+    let sql = "SELECT node, ending, text FROM job_output WHERE run = $1 ORDER BY node LIMIT 4";
+    let found = tx.all("reading the output of a job", sql, vals![run], |row| output(row, &names, 0))?;
+    Ok(found.iter().find_map(LastOutput::quote))
 }
 
 const READING: &str = "reading runs without a result";

@@ -127,7 +127,12 @@ impl Store {
     pub fn record_submitted(&self, lease: &Lease, run: RunId, job: &JobId, at: Timestamp) -> Result<()> {
         let sql = "UPDATE run SET state = 'submitted', job = $2, submitted = $3 \
                    WHERE id = $1 AND state = 'planned'";
-        self.write(lease, |tx| tx.execute("recording a submission", sql, vals![run, &job.0, at]).map(drop))
+        self.write(lease, |tx| {
+            tx.execute("recording a submission", sql, vals![run, &job.0, at])?;
+            // The output of an earlier attempt, such as why its submission was refused, says nothing about this job.
+            let sql = "DELETE FROM job_output WHERE run = $1";
+            tx.execute("recording a submission", sql, vals![run]).map(drop)
+        })
     }
 
     /// Records that the job runs on its nodes, which ends their back-off.

@@ -67,16 +67,13 @@ impl Store {
                 };
                 Ok(RunEndRow { run: row.run(0)?, nodes: nodes?, at: row.timestamp(2)?, end, text: None })
             })?;
-            for row in rows.iter_mut().take(EXPLAINED) {
+            for row in &mut rows {
                 row.text = reason_text(tx, row)?;
             }
             Ok(rows)
         })
     }
 }
-
-/// Runs of which the reason in words is read. Those before them are counted only.
-const EXPLAINED: usize = 20;
 
 /// Returns why a run has no result: what its job printed last, or else what the audit trail says, such as the answer of a
 /// scheduler that rejected it.
@@ -86,10 +83,10 @@ fn reason_text(tx: &mut Tx<'_>, row: &RunEndRow) -> Result<Option<String>> {
         Some(Conclusion::Incomplete(why)) => why.code(),
         Some(Conclusion::NotStarted(why)) => why.code(),
     };
-    let Some(node) = row.nodes.first().and_then(|node| tx.ids.node_id(node)) else { return Ok(None) };
-    if let Some(quote) = job_outputs::quote(tx, row.run, node)? {
+    if let Some(quote) = job_outputs::quote(tx, row.run)? {
         return Ok(Some(quote));
     }
+    let Some(node) = row.nodes.first().and_then(|node| tx.ids.node_id(node)) else { return Ok(None) };
     let sql = "SELECT reason_text FROM audit_log WHERE node = $1 AND run = $2 AND reason_code = $3 \
                ORDER BY id DESC LIMIT 1";
     tx.first("reading why a run has no result", sql, vals![node, row.run, code], |row| Ok(row.text(0)?.to_owned()))

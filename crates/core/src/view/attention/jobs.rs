@@ -11,6 +11,12 @@ use crate::{
 
 /// As many failures in a row are no coincidence.
 const IN_A_ROW: usize = 3;
+/// Nor are as many nodes, and this share of those that were tested, whose last jobs failed for the same reason: a large fleet does
+/// not test one of them three times while its latest runs are considered.
+const TOGETHER: usize = 3;
+const ONE_IN: usize = 10;
+/// From this share on the fault is that of most of a pool.
+const CRITICAL_ONE_IN: usize = 4;
 
 /// Returns the failure of all jobs, or else of those on some nodes.
 pub(super) fn items(stored: &StoredStatus) -> Vec<AttentionItem> {
@@ -35,19 +41,24 @@ fn failing_nodes(runs: &[EndedRun]) -> Vec<AttentionItem> {
     for run in runs {
         run.nodes.iter().for_each(|node| by_node.entry(node).or_default().push(run));
     }
-    let mut by_reason: BTreeMap<Reason, Vec<&EndedRun>> = BTreeMap::new();
+    // All streaks by reason, and those that are too long for a coincidence by themselves.
+    let mut by_reason: BTreeMap<Reason, (Vec<&EndedRun>, Vec<&EndedRun>)> = BTreeMap::new();
     for of_node in by_node.values() {
         let streak: Vec<&EndedRun> = of_node.iter().copied().take_while(|run| run.failure.is_some()).collect();
-        if streak.len() >= IN_A_ROW
-            && let Some((failure, _)) = most_frequent(&streak)
-        {
-            by_reason.entry(reason_of(failure)).or_default().extend(streak);
+        if let Some((failure, _)) = most_frequent(&streak) {
+            let (all, long) = by_reason.entry(reason_of(failure)).or_default();
+            all.extend(&streak);
+            long.extend(streak.iter().filter(|_| streak.len() >= IN_A_ROW));
         }
     }
-    let of_reason = |streak: Vec<&EndedRun>| {
+    let of_reason = |(all, long): (Vec<&EndedRun>, Vec<&EndedRun>)| {
+        let together = nodes_of(&all).len();
+        let is_common = together >= TOGETHER && together * ONE_IN >= by_node.len();
+        let is_critical = is_common && together * CRITICAL_ONE_IN >= by_node.len();
+        let streak = if is_common { all } else { long };
         let nodes = nodes_of(&streak);
         let what = format!("{}: the last validation jobs gave no result", subject(&nodes));
-        item(Urgency::Warning, &what, nodes, &streak)
+        item(if is_critical { Urgency::Critical } else { Urgency::Warning }, &what, nodes, &streak)
     };
     by_reason.into_values().filter_map(of_reason).collect()
 }

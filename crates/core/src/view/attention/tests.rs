@@ -395,6 +395,23 @@ fn jobs_that_fail_in_a_row_on_one_node_only_are_a_warning_about_the_node() {
 }
 
 #[test]
+fn a_part_of_a_large_fleet_whose_jobs_fail_for_one_reason_is_reported_although_none_has_failed_three_times() {
+    let failing = |failed: i64| {
+        let of_node = |number: i64| {
+            let failure = (number % 2 == 1 && number < 2 * failed).then_some(("no-result", Some("not found")));
+            ended(99 - number, &format!("n{number:02}"), failure)
+        };
+        status(&fleet(), &StoredStatus { recent_runs: (0..40).map(of_node).collect(), ..leads() })
+    };
+    assert_eq!(kinds(&failing(3)), [], "3 of 40 nodes may be a coincidence");
+    let view = failing(4);
+    assert_eq!((only(&view).urgency, only(&view).nodes.len()), (Urgency::Warning, 4));
+    let text = "4 nodes (n01,n03,n05,n07): the last validation jobs gave no result: no-result: not found";
+    assert_eq!(only(&view).text, text);
+    assert_eq!(only(&failing(10)).urgency, Urgency::Critical);
+}
+
+#[test]
 fn overdue_tests_of_free_nodes_are_reported_with_the_reason_and_those_of_busy_nodes_are_a_notice() {
     let overdue = |reason: SkipReason, is_busy: bool, stale_days: i64| {
         let mut facts = cluster().with("a").result("storage", Verdict::Pass, days(stale_days));
