@@ -8,8 +8,13 @@ use std::{
 };
 
 use doctor_backend::ReportProgress;
-use doctor_core::ids::{CaseId, IdSource, NodeName};
+use doctor_core::{
+    ids::{CaseId, IdSource, NodeName},
+    lifecycle::NodeState,
+    node::Occupancy,
+};
 use doctor_engine::support_bundle::{self, BundleFile, NodeEvidence};
+use doctor_store::Store;
 use serde::Serialize;
 
 use crate::{
@@ -25,8 +30,8 @@ use crate::{
 /// evidence lines, the hardware inventory, results, the audit trail, evidence documents and logs of the newest runs,
 /// firmware versions read by the node's checks, and the fields that Azure (guest-health category), AWS and Google ask
 /// for. --from-node also queries the node: current firmware, its name at the cloud provider, and the output of
-/// nvidia-bug-report.sh. A job on the node does that on Kubernetes, Slurm and dstack, which may wait while the node is
-/// in use; if it fails, the summary gives the reason. Text
+/// nvidia-bug-report.sh. A job on the node does that on Kubernetes, Slurm and dstack; if it fails, the summary gives the
+/// reason. It is refused while the node is in use, tested or repaired. Text
 /// that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
 /// shared directory before a step that destroys evidence.
 #[derive(Debug, clap::Args)]
@@ -69,6 +74,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // Without the shared directory the archive lacks logs but is still useful.
     let share = context.share().ok();
     let from_node = if args.from_node {
+        refuse_while_in_use(context, &store, &case.node)?;
         collect_node_report(context, &case.node)?
     } else {
         Err("not requested (`doctor bundle --from-node`)".to_owned())
@@ -104,6 +110,19 @@ impl Args {
         })?;
         Ok(Exit::Ok)
     }
+}
+
+/// Refuses a report that would disturb a user's job, a repair or a test: its programs take minutes and lock the driver.
+fn refuse_while_in_use(context: &Context, store: &Store, node: &NodeName) -> Result<()> {
+    let facts = context.facts(store)?;
+    let Some(record) = facts.snapshot.nodes.iter().find(|record| record.node.name == *node) else { return Ok(()) };
+    let why = match (&record.node.occupancy, &record.state) {
+        (Occupancy::Busy { by }, _) => format!("{node} is in use by {by}, which the report would disturb"),
+        (_, NodeState::Repairing { .. }) => format!("a repair step is in progress on {node}"),
+        _ if facts.run_on(node).is_some() => format!("a validation run is on {node}"),
+        _ => return Ok(()),
+    };
+    Err(Failure::Refused { why, instead: format!("`doctor why {node}`, or the archive without --from-node") })
 }
 
 /// Starts the report on the node and waits for it.

@@ -7,7 +7,10 @@ use doctor_backend::{
     clock::{Clock, SystemClock},
     inspection::{InspectionItem, NodeAspect, NodeTrial},
 };
-use doctor_core::{ids::NodeName, time::Timestamp};
+use doctor_core::{
+    ids::NodeName,
+    time::{Span, Timestamp},
+};
 use doctor_engine::snapshot;
 use doctor_store::{
     Store,
@@ -18,6 +21,10 @@ use crate::output::ago;
 
 /// The most that a node's clock may be off: a larger offset corrupts the history.
 const MAX_CLOCK_OFFSET: Duration = Duration::from_secs(30);
+/// An older report says nothing about the agent of today, and older results nothing about the way of results or about devices:
+/// agents report every few minutes, and each routine test runs at least weekly.
+const REPORT_VALID: Span = Span::hours(1);
+const RESULT_VALID: Span = Span::days(8);
 /// How many of a node's last results are searched for one of a job.
 const SEARCHED: u32 = 200;
 
@@ -60,6 +67,9 @@ fn try_aspect(
     match (aspect, contact) {
         (NodeAspect::SharedDirectory, _) => try_share(trial, store, now),
         (NodeAspect::Devices, _) => try_devices(trial, store, now),
+        (_, Some(contact)) if now.since(contact.at) > REPORT_VALID => {
+            trial.could_not(aspect, format!("its agent reported last {}; `doctor agent list`", ago(now, contact.at)));
+        }
         (NodeAspect::Program, Some(contact)) => {
             trial.good(aspect, format!("its agent reported {}", ago(now, contact.at)));
         }
@@ -94,6 +104,11 @@ fn try_share(trial: &mut NodeTrial, store: Option<&Store>, now: Timestamp) {
     let filter = HistoryFilter { node: Some(trial.node.clone()), limit: Some(SEARCHED), ..HistoryFilter::default() };
     let rows = store.and_then(|store| store.history(&filter).ok()).unwrap_or_default();
     match rows.iter().find(|row| row.run.is_some() && !row.by_agent && !row.untrusted) {
+        Some(row) if now.since(row.at) > RESULT_VALID => {
+            let (node, at) = (trial.node.clone(), ago(now, row.at));
+            let why = format!("the result of its last job arrived {at}; `doctor test {node}` starts one");
+            trial.could_not(NodeAspect::SharedDirectory, why);
+        }
         Some(row) => {
             trial.good(NodeAspect::SharedDirectory, format!("the result of its last job arrived {}", ago(now, row.at)));
         }
@@ -110,6 +125,9 @@ fn try_share(trial: &mut NodeTrial, store: Option<&Store>, now: Timestamp) {
 fn try_devices(trial: &mut NodeTrial, store: Option<&Store>, now: Timestamp) {
     let history = store.and_then(|store| store.hardware_history(&trial.node).ok()).unwrap_or_default();
     match history.first() {
+        Some((_, _, seen, _)) if now.since(*seen) > RESULT_VALID => {
+            trial.could_not(NodeAspect::Devices, format!("the last report from there came {}", ago(now, *seen)));
+        }
         Some((_, _, seen, hardware)) if !hardware.gpu_uuids.is_empty() => {
             let text = format!("{} GPUs were read there {}", hardware.gpu_uuids.len(), ago(now, *seen));
             trial.good(NodeAspect::Devices, text);
@@ -157,16 +175,18 @@ mod tests {
                 queued: 0,
             },
         };
-        let tried = |behind: Span| {
+        let tried_after = |behind: Span, age: i64| {
             let mut trial = NodeTrial::new(NodeName::new("n1").unwrap());
             for aspect in NodeAspect::ALL {
-                try_aspect(&mut trial, aspect, Some(&contact(behind)), None, Timestamp::from_secs(1_800_000_009));
+                try_aspect(&mut trial, aspect, Some(&contact(behind)), None, Timestamp::from_secs(1_800_000_000 + age));
             }
             [NodeAspect::Program, NodeAspect::Version, NodeAspect::Rights, NodeAspect::Clock]
                 .map(|aspect| trial.found[&aspect].status)
         };
+        let tried = |behind| tried_after(behind, 9);
         let (good, unknown, bad) = (InspectionStatus::Good, InspectionStatus::Unknown, InspectionStatus::Bad);
         assert_eq!(tried(Span::from_secs(2)), [good, bad, unknown, good]);
         assert_eq!(tried(Span::minutes(2)), [good, bad, unknown, bad]);
+        assert_eq!(tried_after(Span::from_secs(2), 3601), [unknown; 4], "an old report says nothing about today");
     }
 }
