@@ -1,4 +1,5 @@
-//! Output: prints a view as JSON or as text. Text is coloured only on a terminal.
+//! Output: prints a view as JSON or as text. Text is coloured only on a terminal. Names, reasons and outputs come from nodes and
+//! clusters and are not trusted: a page and a table show them without control characters.
 
 mod captured;
 mod formatting;
@@ -14,7 +15,10 @@ use serde::Serialize;
 
 pub(crate) use self::{
     captured::CapturedOutput,
-    formatting::{ago, comma_separated, format_hours, format_percent, format_time, plural, sanitize, short_duration},
+    formatting::{
+        ago, comma_separated, format_hours, format_percent, format_time, plural, sanitize, sanitize_page,
+        short_duration,
+    },
     table::{Cell, Table, cell},
 };
 
@@ -108,6 +112,7 @@ impl Output {
 
     /// Prints a remark on standard error, after the name of the program.
     pub(crate) fn note(&self, text: &str) {
+        let text = sanitize(text);
         match &self.captured {
             Some(captured) => captured.note(&format!("doctor: {text}\n")),
             None => eprintln!("doctor: {text}"),
@@ -133,6 +138,7 @@ impl Page {
     /// Appends a blank line and a heading.
     pub(crate) fn heading(&mut self, text: &str) -> &mut Self {
         self.blank();
+        let text = sanitize(text);
         let text = if self.colour { format!("\x1b[1m{text}\x1b[0m\n") } else { format!("{text}\n") };
         self.text.push_str(&text);
         self

@@ -16,6 +16,7 @@ use crate::{
     connection::{self, ConnectionArgs, Server, ServerSettings},
     context::Context,
     failure::{Failure, Result},
+    output::{sanitize, sanitize_page},
 };
 
 /// The interval at which a growing log is asked for.
@@ -187,9 +188,12 @@ fn request(server: &Server, body: &Value) -> Result<CliOutput> {
 }
 
 fn print(context: &Context, output: &CliOutput) -> Result<()> {
-    context.out.print(&output.stdout)?;
+    match context.out.is_json() {
+        true => context.out.print(&output.stdout)?,
+        false => context.out.print(&sanitize_page(&output.stdout))?,
+    }
     // There is no other channel on which to report that printing failed.
-    let _printed = std::io::Write::write_all(&mut std::io::stderr(), output.stderr.as_bytes());
+    let _printed = std::io::Write::write_all(&mut std::io::stderr(), sanitize_page(&output.stderr).as_bytes());
     Ok(())
 }
 
@@ -275,7 +279,7 @@ fn follow(context: &Context, server: &Server, query: &log::Query) -> Result<u8> 
             if is_first && part.start > 0 {
                 context.out.print(&log::omitted(part.start, name))?;
             }
-            context.out.print(new)?;
+            context.out.print(&sanitize(new))?;
         }
         match (reply.state, parts.is_empty()) {
             (RunProgress::Ended, false) => return Ok(output.exit),

@@ -17,6 +17,7 @@ use crate::{
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
+    output::sanitize,
 };
 
 pub(crate) use self::api_action::ApiAction;
@@ -206,12 +207,12 @@ impl ChangeArgs {
     fn prompt(change: &Change, over_limit: Option<&OverLimit>) -> Result<()> {
         // The prompt goes to standard error, because a program may read standard output.
         let mut err = io::stderr().lock();
-        writeln!(err, "{}", change.plan)?;
+        writeln!(err, "{}", sanitize(&change.plan))?;
         for line in &change.changes {
-            writeln!(err, "  {line}")?;
+            writeln!(err, "  {}", sanitize(line))?;
         }
         if let Some(limit) = over_limit {
-            writeln!(err, "Note: {}.", limit.text)?;
+            writeln!(err, "Note: {}.", sanitize(&limit.text))?;
         }
         if !io::stdin().is_terminal() {
             return Err(over_limit.map_or(Failure::NotConfirmed, not_confirmed));

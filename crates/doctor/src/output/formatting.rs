@@ -18,10 +18,10 @@ pub(crate) fn ago(now: Timestamp, at: Timestamp) -> String {
     format!("in {}", short_duration(Span::from_secs((ahead + unit - 1) / unit * unit)))
 }
 
-/// Wraps text at spaces. Continuation lines are indented under the first word.
+/// Wraps text at spaces, without control characters. Continuation lines are indented under the first word.
 pub(super) fn wrap(text: &str, width: Option<usize>) -> Vec<String> {
     let mut lines = Vec::new();
-    for paragraph in text.split('\n') {
+    for paragraph in sanitize(text).split('\n') {
         let Some(width) = width.filter(|width| paragraph.chars().count() > *width) else {
             lines.push(paragraph.to_owned());
             continue;
@@ -47,9 +47,32 @@ pub(super) fn wrap(text: &str, width: Option<usize>) -> Vec<String> {
 /// Replaces control characters (except newline and tab) and bidirectional overrides with U+FFFD. Text from nodes and
 /// hosts is not trusted and must not send escape sequences to a terminal.
 pub(crate) fn sanitize(text: &str) -> String {
-    let backwards = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || backwards(c);
-    text.chars().map(|c| if harmful(c) { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if is_harmful(c) { '\u{fffd}' } else { c }).collect()
+}
+
+fn is_harmful(c: char) -> bool {
+    let backwards = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() && c != '\n' && c != '\t' || backwards
+}
+
+/// As [`sanitize`], for a page that another Cluster Doctor made: its colours remain.
+pub(crate) fn sanitize_page(text: &str) -> String {
+    /// Longer than any colour that we print.
+    const MAX_COLOUR: usize = 20;
+    let (mut clean, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find(is_harmful) {
+        clean.push_str(&rest[..at]);
+        let after = &rest[at..];
+        let length = after.strip_prefix("\x1b[").and_then(|codes| {
+            let length = codes.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+            (length <= MAX_COLOUR && codes[length..].starts_with('m')).then_some(length + 3)
+        });
+        let (kept, used) = length
+            .map_or(("\u{fffd}", after.chars().next().map_or(1, char::len_utf8)), |length| (&after[..length], length));
+        clean.push_str(kept);
+        rest = &after[used..];
+    }
+    clean + rest
 }
 
 /// Joins items with commas; `-` if there are none.
@@ -69,12 +92,21 @@ mod tests {
         assert_eq!(wrap("short\n\nlines", Some(12)), ["short", "", "lines"]);
         assert_eq!(wrap(&"x".repeat(30), Some(12)), ["x".repeat(30)]);
         assert_eq!(wrap("a very long line indeed", None).len(), 1);
+        assert_eq!(wrap("a\x1b[2J", None), ["a\u{fffd}[2J"]);
     }
 
     #[test]
     fn control_sequences_of_a_node_do_not_reach_the_terminal() {
         assert_eq!(sanitize("ok\n\tfine\x1b[2Jgone\r\x07"), "ok\n\tfine\u{fffd}[2Jgone\u{fffd}\u{fffd}");
         assert_eq!(sanitize("a\u{9b}2J\u{202e}b é"), "a\u{fffd}2J\u{fffd}b é");
+    }
+
+    #[test]
+    fn a_page_of_a_controller_keeps_its_colours_and_nothing_else() {
+        let coloured = "\x1b[1mSTATE\x1b[0m  \x1b[38;5;9mout\x1b[39m\n";
+        assert_eq!(sanitize_page(coloured), coloured);
+        assert_eq!(sanitize_page("a\x1b[2Jb\x1b]0;title\x07c\x1b["), "a\u{fffd}[2Jb\u{fffd}]0;title\u{fffd}c\u{fffd}[");
+        assert_eq!(sanitize_page("\u{9b}1m\u{202e}\x1b[1"), "\u{fffd}1m\u{fffd}\u{fffd}[1");
     }
 
     #[test]

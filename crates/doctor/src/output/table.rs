@@ -3,6 +3,8 @@
 
 use comfy_table::{Cell as Inner, CellAlignment, Color, ColumnConstraint, ContentArrangement, Width, presets};
 
+use super::formatting::sanitize;
+
 /// Spaces between columns.
 const GAP: u16 = 2;
 /// The least width of a wrapped last column. On a narrower terminal, the terminal breaks the line.
@@ -33,9 +35,9 @@ enum Tone {
     Faint,
 }
 
-/// A plain cell.
+/// A plain cell, without control characters.
 pub(crate) fn cell(text: impl Into<String>) -> Cell {
-    Cell { text: text.into(), tone: Tone::Plain }
+    Cell { text: sanitize(&text.into()), tone: Tone::Plain }
 }
 
 impl Cell {
