@@ -2,11 +2,17 @@
 
 use std::{
     io::{IsTerminal, Write},
+    net::SocketAddr,
     path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use clap::Subcommand;
+use doctor_api::operator_api::{ApiDeps, ApiServer, WebConfig};
+use doctor_backend::clock::SystemClock;
 use doctor_core::toml_text;
+use doctor_engine::{snapshot_feed::SnapshotFeed, trigger::Trigger};
 use doctor_sim::{
     ServeConfig, WorldConfig,
     harness::{
@@ -15,15 +21,19 @@ use doctor_sim::{
         scenario,
     },
 };
+use doctor_store::StoreUrl;
 
-use super::serve::stop_flag;
+use super::{api_cli, serve::stop_flag};
 use crate::{
     config::ConfigError,
-    context::Context,
+    context::{self, Context},
     exit::Exit,
     failure::{Failure, Result},
     output::{Page, Table, cell, format_hours, plural},
 };
+
+/// The interval at which a server looks whether it is to stop.
+const STOP_CHECK: Duration = Duration::from_millis(100);
 
 /// Play scenarios, compare policies, or serve a simulated cluster to a controller.
 #[derive(Debug, clap::Args)]
@@ -39,6 +49,9 @@ enum SimCommand {
         /// Scenario scripts; see docs/guide/simulation.md.
         #[arg(value_name = "SCRIPT", required = true)]
         scripts: Vec<PathBuf>,
+        /// Then serve dashboard and API with what the script left in --store, until stopped.
+        #[arg(long, value_name = "ADDRESS")]
+        listen: Option<SocketAddr>,
     },
     Compare(CompareArgs),
     Periods(PeriodsArgs),
@@ -103,7 +116,14 @@ struct ServeArgs {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     match &args.command {
-        SimCommand::Run { scripts } => run_scenarios(context, scripts),
+        SimCommand::Run { scripts, listen: None } => run_scenarios(context, scripts),
+        SimCommand::Run { scripts, listen: Some(address) } => {
+            let ([_], Some(store)) = (scripts.as_slice(), context.named_store()) else {
+                return Err(Failure::Usage("--listen serves the store of one script: name it with --store".to_owned()));
+            };
+            run_scenarios(context, scripts)?;
+            serve_end(context, store, *address)
+        }
         SimCommand::Compare(args) => compare_policies(context, args),
         SimCommand::Periods(args) => simulate_periods(context, args),
         SimCommand::Serve(args) => serve(context, args),
@@ -124,6 +144,28 @@ fn run_scenarios(context: &Context, scripts: &[PathBuf]) -> Result<Exit> {
     }
     if context.out.is_json() {
         context.out.json(&outputs)?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Serves dashboard and API over the store that a script left. No controller leads: nothing changes any more.
+fn serve_end(context: &Context, store: &StoreUrl, address: SocketAddr) -> Result<Exit> {
+    let stop = stop_flag().map_err(|error| Failure::Other(format!("installing signal handlers: {error}")))?;
+    let parts = ApiDeps {
+        store: context::open(store)?,
+        clock: Arc::new(SystemClock),
+        cycle_trigger: Arc::new(Trigger::default()),
+        snapshot_feed: Arc::new(SnapshotFeed::default()),
+        share: None,
+        settings: context.loaded()?.settings.clone(),
+        cli: context.config_source().ok().map(|source| api_cli::handler(source, Some(store.clone()))),
+    };
+    let web = ApiServer::open(&WebConfig::listening_on(address), parts)?;
+    context.out.show(&serde_json::json!({ "url": format!("http://{}/", web.address()) }), |page| {
+        page.line(format!("Dashboard: http://{}/", web.address()));
+    })?;
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(STOP_CHECK);
     }
     Ok(Exit::Ok)
 }

@@ -3,11 +3,16 @@
 //! The situations are planted on simulated clusters, of which `doctor sim run --store` keeps the store. The whole table is
 //! the reviewed page `status_table.md`; `UPDATE_STATUS_TABLE=1` rewrites it.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
 
 use crate::{
+    api::KillOnDrop,
     this_machine::Service,
-    workdir::{Workdir, wait_until},
+    workdir::{CommandOutput, Workdir, wait_until},
 };
 
 /// A situation.
@@ -36,7 +41,7 @@ const SITUATIONS: &[Situation] = &[
         "world nodes 4\nrecord node[001-004] storage pass 20d\nrecord node[001-004] dl pass 20d\n\
          record node[001-004] nccl pass 20d\nuser-job node[001-004] 12h\nrun 1h every 10m",
         0,
-        &["no open problems."],
+        &["no open problems, 1 notice", "notice  coverage-low", "in use, and overdue for more than a day"],
     ),
     planted(
         "The controller was stopped in an orderly way a moment ago",
@@ -208,13 +213,23 @@ const SITUATIONS: &[Situation] = &[
     },
 ];
 
-/// Plants a situation, and returns the exit code of `status` with what it printed on both channels.
+/// Plays a script, and serves the API over the store that it leaves. Returns the API's address.
+fn serve_story(workdir: &Workdir, script: &str) -> (KillOnDrop, String) {
+    workdir.write("story.txt", script);
+    let args = ["sim", "run", "story.txt", "--store", "doctor.db", "--listen", "127.0.0.1:0"];
+    let mut child = workdir.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let out = child.stdout.take().unwrap();
+    let running = KillOnDrop(child);
+    let mut lines = BufReader::new(out).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| Some(line.strip_prefix("Dashboard: ")?.trim_end_matches('/').to_owned()));
+    (running, address.unwrap_or_else(|| panic!("it serves no API: {script}")))
+}
+
+/// Plants a situation, and returns the exit code of `status` with what it printed on both channels. A client of the API sees the
+/// same.
 fn play(situation: &Situation) -> (i32, String) {
     let workdir = Workdir::new();
-    if !situation.script.is_empty() {
-        workdir.write("story.txt", situation.script);
-        workdir.expect(0, &["sim", "run", "story.txt", "--store", "doctor.db"]);
-    }
+    let served = (!situation.script.is_empty()).then(|| serve_story(&workdir, situation.script));
     for command in situation.commands {
         let case = || workdir.json(&["cases", "--store", "doctor.db"])[0]["id"].as_str().unwrap().to_owned();
         let command: Vec<String> =
@@ -223,6 +238,11 @@ fn play(situation: &Situation) -> (i32, String) {
         workdir.expect(0, &[&words[..], &["--store", "doctor.db"]].concat());
     }
     let output = workdir.doctor(&[&["status"], situation.options, &["--store", "doctor.db"]].concat());
+    if let Some((_running, address)) = &served {
+        let remote = workdir.doctor(&[&["status"], situation.options, &["--server", address]].concat());
+        let parts = |output: &CommandOutput| (output.code, output.out.clone(), output.err.clone());
+        assert_eq!(parts(&remote), parts(&output), "{}", situation.title);
+    }
     (output.code, format!("{}{}", output.out, output.err))
 }
 
@@ -231,7 +251,8 @@ fn status_says_what_needs_an_operator_and_exits_as_a_nagios_plugin() {
     let mut page = String::from(
         "# What `doctor status` prints\n\n\
          Each situation is planted on a simulated cluster. The test `status_table` compares this page with what the program\n\
-         prints; `UPDATE_STATUS_TABLE=1` rewrites it. Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown.\n",
+         prints; `UPDATE_STATUS_TABLE=1` rewrites it. The same command with `--server` prints the same. Exit codes: 0 ok,\n\
+         1 warning, 2 critical, 3 unknown.\n",
     );
     let mut wrong = Vec::new();
     for (number, situation) in SITUATIONS.iter().enumerate() {

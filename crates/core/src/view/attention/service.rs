@@ -4,7 +4,7 @@ use super::{AttentionItem, AttentionKind, StatusParts, Urgency, grouping::folded
 use crate::{
     ids::NodeName,
     snapshot::{Breaker, Pause},
-    time::Span,
+    time::{Span, Timestamp},
     view::{
         Facts, format_time,
         formatting::short_duration,
@@ -73,13 +73,13 @@ fn no_controller(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> O
     }
 }
 
-/// Reports a cluster that does not answer its leader, or did not answer in the last cycle of a controller that a timer starts. A
+/// Reports a cluster that does not answer its leader, or has not answered for long when a controller that a timer starts ran last. A
 /// leader that was lost is reported by itself.
 fn observation(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> Option<AttentionItem> {
-    let has_failed = stored.last_cycle.as_ref().is_some_and(|cycle| cycle.problem.is_some());
+    let failed_for = |cycle: Timestamp| facts.observed_at.is_some_and(|seen| cycle.since(seen) > OBSERVATION_LIMIT);
     match leader {
         LeaderView::Leads { .. } => {}
-        LeaderView::NoLeader if has_failed => {}
+        LeaderView::NoLeader if stored.last_cycle.as_ref().is_some_and(|cycle| failed_for(cycle.at)) => {}
         LeaderView::NoLeader | LeaderView::Lost { .. } => return None,
     }
     let problem = stored.last_cycle.as_ref().and_then(|cycle| cycle.problem.as_ref());
@@ -92,8 +92,7 @@ fn observation(facts: &Facts, stored: &StoredStatus, leader: &LeaderView) -> Opt
         return item(Urgency::Critical, format!("the cluster was never observed{problem}"));
     };
     let age = facts.now.since(observed_at);
-    let last_cycle = facts.cycle_at.max(stored.last_cycle.as_ref().filter(|_| has_failed).map(|cycle| cycle.at));
-    let is_failing = last_cycle.is_some_and(|cycle| cycle > observed_at);
+    let is_failing = facts.cycle_at.is_some_and(|cycle| cycle > observed_at);
     let (ago, time) = (short_duration(age), format_time(observed_at));
     let text = format!("the cluster was last observed {ago} ago ({time} UTC){problem}");
     match (age > OBSERVATION_LIMIT, is_failing) {

@@ -116,7 +116,7 @@ fn a_service_that_leads_and_observes_has_nothing_to_report() {
 }
 
 #[test]
-fn a_missing_leader_is_critical_unless_it_stopped_within_the_hour() {
+fn a_missing_leader_is_critical_and_one_that_stopped_is_a_notice_then_a_warning_then_critical() {
     let stored = |leader| StoredStatus { leader, ..StoredStatus::default() };
     let view = status(&cluster(), &stored(Some(("ctl".into(), hours(1)))));
     assert_eq!((only(&view).urgency, only(&view).since), (Urgency::Critical, Some(hours(1))));
@@ -130,7 +130,21 @@ fn a_missing_leader_is_critical_unless_it_stopped_within_the_hour() {
         view.state
     };
     assert_eq!(stopped(Span::minutes(10)), OverallState::Ok);
+    assert_eq!(stopped(Span::minutes(20)), OverallState::Warning);
     assert_eq!(stopped(Span::hours(2)), OverallState::Critical);
+}
+
+#[test]
+fn a_cluster_that_answered_none_of_a_timer_s_controllers_is_critical_although_none_leads() {
+    let observed = |minutes| {
+        let mut facts = cluster();
+        facts.observed_at = Some(NOW.minus(Span::minutes(minutes)));
+        let problem = Some("connection refused".to_owned());
+        let cycle = CycleView { at: NOW, duration: None, actions: 0, submitted: 0, problem };
+        kinds(&status(&facts, &StoredStatus { last_cycle: Some(cycle), ..StoredStatus::default() }))
+    };
+    assert_eq!(observed(600), [AttentionKind::ObservationOld, AttentionKind::NoController]);
+    assert_eq!(observed(0), [AttentionKind::CycleProblem, AttentionKind::NoController]);
 }
 
 #[test]
