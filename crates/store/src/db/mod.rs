@@ -51,6 +51,7 @@ pub(super) enum Db {
         writers: Mutex<Vec<PgSession>>,
         readers: Mutex<Vec<PgSession>>,
         config: Box<Config>,
+        only_reads: bool,
     },
 }
 
@@ -96,7 +97,7 @@ impl Db {
             StoreUrl::Postgres(text) => {
                 let config = postgres::config(text, &url.to_string())?;
                 let writers = Mutex::new(vec![PgSession::connect(&config)?]);
-                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config) })
+                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config), only_reads: false })
             }
         }
     }
@@ -109,7 +110,13 @@ impl Db {
                 let writer = file.connect_reader()?;
                 Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
             }
-            StoreUrl::Postgres(_) => Self::open(url),
+            StoreUrl::Postgres(_) => {
+                let mut opened = Self::open(url)?;
+                if let Self::Postgres { only_reads, .. } = &mut opened {
+                    *only_reads = true;
+                }
+                Ok(opened)
+            }
         }
     }
 
@@ -148,9 +155,13 @@ impl Db {
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writers, readers, config } => {
+            Self::Postgres { writers, readers, config, only_reads } => {
                 let (idle, until) = match access {
                     Access::Read | Access::ReadStatement => (readers, until),
+                    _ if *only_reads => {
+                        let why = "the store was opened for reading".to_owned();
+                        return Err(StoreError::Refused { operation: "writing", why });
+                    }
                     Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => {
                         (writers, None)
                     }
