@@ -136,7 +136,7 @@ impl Facts {
     }
 
     /// Returns the run that occupies a node, if any.
-    fn run_on(&self, name: &NodeName) -> Option<&Run> {
+    pub fn run_on(&self, name: &NodeName) -> Option<&Run> {
         self.snapshot.runs.iter().map(|active| &active.run).find(|run| run.nodes.contains(name))
     }
 }
