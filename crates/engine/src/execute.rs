@@ -193,12 +193,14 @@ impl Executor<'_> {
             | Action::Propose { .. }
             | Action::RequestRepair { .. }
             | Action::CompleteStep { .. }
+            | Action::WithdrawStep { .. }
             | Action::SetState { .. }
             | Action::CloseCase { .. }
             | Action::RebindCase { .. }
             | Action::OpenBreaker
             | Action::Notice(_)
             | Action::CompleteCommand { .. }
+            | Action::WithdrawCommand { .. }
             | Action::StartTrial { .. }
             | Action::AttributeFault { .. }
             | Action::HardwareIdentified { .. }

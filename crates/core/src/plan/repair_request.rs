@@ -143,7 +143,7 @@ fn withdrawal(snapshot: &Snapshot, command: &PendingCommand, name: &NodeName) ->
     let is_old = snapshot.at.since(command.at) > REQUEST_LIFETIME;
     later
         .filter_map(replaces)
-        .last()
+        .next_back()
         .or_else(|| is_old.then(|| format!("it could not begin within {REQUEST_LIFETIME}")))
 }
 

@@ -215,11 +215,12 @@ fn a_pause_in_the_middle_lets_a_mark_and_a_sent_step_be_completed_and_nothing_el
 
 #[test]
 fn a_step_that_was_intended_and_not_sent_is_withdrawn_by_a_pause_and_by_observe_mode() {
-    for block in [
-        (|cluster: Cluster| cluster.paused(None, None)) as fn(Cluster) -> Cluster,
+    let blocked: [fn(Cluster) -> Cluster; 3] = [
+        |cluster| cluster.paused(None, None),
         |cluster| cluster.paused(Some(pool("gpu")), None),
         |cluster| cluster.policy(|policy| policy.mode = Mode::Observe),
-    ] {
+    ];
+    for block in blocked {
         let mut cluster = asked(free("a").fresh().boot("one"), Repair::Reboot, false);
         cycles(&mut cluster, 5);
         unsent(&mut cluster, StepKind::Reboot);
