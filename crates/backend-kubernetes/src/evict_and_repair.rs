@@ -207,7 +207,7 @@ impl KubernetesBackend {
         }
         self.record_event(&now, &Change::Replace);
         // If this fails, the caller repeats the operation, and the cloud reports that the machine is already gone.
-        self.record_op(operation, node, op, "done")
+        self.record_op(operation, node, op, "done").map_err(|failed| in_progress_error(operation, failed.text))
     }
 
     /// Deletes the Node object. Karpenter and other node provisioners then terminate its machine.

@@ -288,7 +288,7 @@ impl SlurmBackend {
         let params = HookParams { values: vec![("node", node.to_string()), ("op", op.to_string())] };
         site_command::run(REPLACE, &self.config.replace, &params, HOOK_LIMIT)?;
         // If this fails, the caller repeats it: the hook then receives the same operation id.
-        self.record_op(REPLACE, &now, op, "")
+        self.record_op(REPLACE, &now, op, "").map_err(|failed| in_progress_error(REPLACE, &failed.text))
     }
 
     fn read_node(&self, operation: &'static str, node: &NodeName) -> Result<SlurmNode, BackendError> {

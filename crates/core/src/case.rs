@@ -55,7 +55,16 @@ pub struct RequestedRepair {
     pub op: OpId,
     /// Whether user work is evicted, or may finish.
     pub evict: bool,
-    /// Boot id of the node when the repair was requested.
+    /// The first attempt that may have reached the cluster; none while the repair has not begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent: Option<SentRepair>,
+}
+
+/// A requested repair at the moment right before it is sent to the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentRepair {
+    pub at: Timestamp,
+    /// Boot id of the node. A reboot by another party before this moment is not ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
 }
@@ -252,6 +261,22 @@ impl Case {
         Some((request, request.repair.as_ref()?))
     }
 
+    /// Returns when the operator's repair was requested on this case, until the case is handed over or released.
+    pub fn repair_requested_at(&self) -> Option<Timestamp> {
+        self.requested_repair()?;
+        self.steps_since_request().first().map(|step| step.at)
+    }
+
+    /// Returns the requested repair that this operation performs, also after the case was handed over or released.
+    pub fn repair_with_op_mut(&mut self, op: OpId) -> Option<&mut RequestedRepair> {
+        self.request.as_mut()?.repair.as_mut().filter(|repair| repair.op == op)
+    }
+
+    /// Removes a step that was recorded as intended and has not begun.
+    pub fn withdraw_step(&mut self, op: OpId) {
+        self.steps.retain(|step| step.op != op || step.state != StepState::Intended);
+    }
+
     /// Returns the steps since an operator last requested a repair.
     pub fn steps_since_request(&self) -> &[Step] {
         let asked = self.steps.iter().rposition(|step| step.what == StepKind::RequestRepair);
@@ -263,7 +288,6 @@ impl Case {
     pub fn request_repair(&mut self, request: &OperatorRequest, op: OpId, at: Timestamp) {
         let Some(repair) = &request.repair else { return };
         self.repair_step = repair.what.level();
-        self.boot_id.clone_from(&repair.boot_id);
         let (what, state, text) = (StepKind::RequestRepair, StepState::Done, request.text());
         self.steps.push(Step { op, what, repair_step: self.repair_step, state, at, attempts: 1, text });
         self.request = Some(request.clone());

@@ -14,19 +14,19 @@ use doctor_backend::{
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
-    case::{OperatorRequest, RepairStep, StepKind},
+    case::{OperatorRequest, RepairStep, SentRepair, StepKind},
     finding::{OpenFinding, Verdict},
-    ids::{CaseId, NodeName, OpId, RunId},
+    ids::{CaseId, NodeName, OpId, PoolName, RunId},
     node::{MarkKind, OurMark},
     plan::{Action, unhealthy_mark},
     policy::Mode,
     reason::WithReason,
     run::Run,
     snapshot::Snapshot,
-    time::Span,
+    time::{Span, Timestamp},
 };
 use doctor_host::vendor_reports::ReportProgress;
-use doctor_store::{Earlier, Lease, Store, StoreError};
+use doctor_store::{Earlier, Lease, SendPermit, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
@@ -70,6 +70,17 @@ const MAINTENANCE_MARK: OurMark = OurMark { kind: MarkKind::Maintenance, case: N
 struct EvidenceLabel {
     repair_step: RepairStep,
     name: String,
+    /// When the step was first intended. The node's report is waited for from then on.
+    since: Timestamp,
+    /// What is recorded before a repair that an operator requested is sent; none for a step of the controller's own.
+    requested: Option<RequestedStep>,
+}
+
+/// A repair that an operator requested, on the node as it was observed.
+#[derive(Debug)]
+struct RequestedStep {
+    pool: PoolName,
+    boot_id: Option<String>,
 }
 
 /// One effect on the cluster, with everything it needs.
@@ -170,7 +181,7 @@ impl Executor<'_> {
                     | StepKind::RequestRepair => return None,
                 };
                 let reason = change_reason(snapshot, &node, case, request_of(snapshot, actions, case));
-                let destroys = step.destroys_evidence().then(|| evidence_label(snapshot, case, op)).flatten();
+                let destroys = step.destroys_evidence().then(|| evidence_label(snapshot, case, op, &node)).flatten();
                 Some(PlannedEffect::Change { case, op, node, changes, reason, destroys })
             }
             // The rest is bookkeeping that the commit has done.
@@ -182,12 +193,14 @@ impl Executor<'_> {
             | Action::Propose { .. }
             | Action::RequestRepair { .. }
             | Action::CompleteStep { .. }
+            | Action::WithdrawStep { .. }
             | Action::SetState { .. }
             | Action::CloseCase { .. }
             | Action::RebindCase { .. }
             | Action::OpenBreaker
             | Action::Notice(_)
             | Action::CompleteCommand { .. }
+            | Action::WithdrawCommand { .. }
             | Action::StartTrial { .. }
             | Action::AttributeFault { .. }
             | Action::HardwareIdentified { .. }
@@ -222,15 +235,27 @@ impl Executor<'_> {
                     Ok(false) => return Ok(None),
                     Err(problem) => return Ok(Some(format!("{node}: {problem}"))),
                 }
-                self.change(*case, *op, node, changes, reason)
+                let requested = destroys.as_ref().and_then(|label| label.requested.as_ref());
+                let permit = requested.map(|step| self.send_permit(*case, *op, step)).transpose()?;
+                if permit == Some(SendPermit::Paused) {
+                    // The next plan withdraws the step.
+                    return Ok(None);
+                }
+                self.change((*case, *op), node, changes, reason, permit)
             }
         }
+    }
+
+    /// Asks the store whether the repair may be sent, and records that it is. The last moment at which a pause stops it.
+    fn send_permit(&self, case: CaseId, op: OpId, step: &RequestedStep) -> Result<SendPermit, StoreError> {
+        let sent = SentRepair { at: self.clock.now(), boot_id: step.boot_id.clone() };
+        self.store.record_sent(self.lease, (case, op), &step.pool, &sent)
     }
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
     /// is still working on the report. On an error the step waits and is requested again in the next cycle.
     fn save_evidence(&self, case: CaseId, label: &EvidenceLabel, op: OpId, node: &NodeName) -> Result<bool, String> {
-        let EvidenceLabel { repair_step, name } = label;
+        let EvidenceLabel { repair_step, name, since, .. } = label;
         let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, name)) else {
             return Ok(true);
         };
@@ -245,7 +270,7 @@ impl Executor<'_> {
         let deadline = if *repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
         let limit = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
-            ReportProgress::InProgress if self.clock.now().since(op.born()) < limit => return Ok(false),
+            ReportProgress::InProgress if self.clock.now().since(*since) < limit => return Ok(false),
             ReportProgress::InProgress => Err(format!("the node did not finish its report within {limit}")),
             ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
@@ -314,11 +339,11 @@ impl Executor<'_> {
 
     fn change(
         &self,
-        case: CaseId,
-        op: OpId,
+        (case, op): (CaseId, OpId),
         node: &NodeName,
         changes: &[Change],
         reason: &ChangeReason,
+        permit: Option<SendPermit>,
     ) -> Result<Option<String>, StoreError> {
         let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
             let change = NodeOp { op, what: what.clone() };
@@ -332,8 +357,15 @@ impl Executor<'_> {
             Err(error) => {
                 // An effect that may have happened, or may succeed later, stays intended and is requested again with
                 // the same id.
-                if error.effect == Effect::NotAppliedPermanent {
-                    self.store.record_step(self.lease, case, op, Err(&error.text), self.clock.now())?;
+                match error.effect {
+                    Effect::NotAppliedPermanent => {
+                        self.store.record_step(self.lease, case, op, Err(&error.text), self.clock.now())?;
+                    }
+                    // The cluster refused the only attempt: a pause still stops the repair.
+                    Effect::NotAppliedRetry if permit == Some(SendPermit::First) => {
+                        self.store.record_not_sent(self.lease, case, op)?;
+                    }
+                    Effect::NotAppliedRetry | Effect::Unknown => {}
                 }
                 Ok(Some(format!("{node}: {error}")))
             }
@@ -341,12 +373,19 @@ impl Executor<'_> {
     }
 }
 
-fn evidence_label(snapshot: &Snapshot, case: CaseId, op: OpId) -> Option<EvidenceLabel> {
+fn evidence_label(snapshot: &Snapshot, case: CaseId, op: OpId, node: &NodeName) -> Option<EvidenceLabel> {
     let case = snapshot.cases.iter().find(|known| known.id == case)?;
     let repair_step = case.repair_step;
-    let requested = case.requested_repair().is_some_and(|(_, repair)| repair.op == op);
-    let name = if requested { format!("{repair_step}-{op}") } else { repair_step.to_string() };
-    Some(EvidenceLabel { repair_step, name })
+    let is_requested = case.requested_repair().is_some_and(|(_, repair)| repair.op == op);
+    let name = if is_requested { format!("{repair_step}-{op}") } else { repair_step.to_string() };
+    let since = case.steps.iter().find(|step| step.op == op).map_or(snapshot.at, |step| step.at);
+    let record = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(node)).ok();
+    let requested = record.filter(|_| is_requested).map(|index| {
+        let node = &snapshot.nodes[index].node;
+        let boot_id = node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone());
+        RequestedStep { pool: node.pool.clone(), boot_id }
+    });
+    Some(EvidenceLabel { repair_step, name, since, requested })
 }
 
 /// Returns what an operator requested for the case, in this plan or before.

@@ -482,6 +482,7 @@ impl PlannerState {
                 | Action::Propose { node, .. }
                 | Action::CloseCase { node, .. }
                 | Action::RebindCase { node, .. }
+                | Action::WithdrawStep { node, .. }
                 | Action::SetState { node, .. }
                 | Action::HardwareIdentified { node, .. }
                 | Action::AttributeFault { node, .. }
@@ -493,7 +494,10 @@ impl PlannerState {
                     self.dirty.insert(node.clone());
                 }
                 Action::RemoveMaintenanceMark { .. } => {}
-                Action::OpenBreaker | Action::Notice(_) | Action::StartTrial { .. } => self.stale.other = true,
+                Action::OpenBreaker
+                | Action::Notice(_)
+                | Action::StartTrial { .. }
+                | Action::WithdrawCommand { .. } => self.stale.other = true,
                 Action::CompleteCommand { .. } => {
                     self.stale.other = true;
                     self.stale.acknowledged = true;

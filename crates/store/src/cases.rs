@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use doctor_core::{
-    case::{Advice, Case, CaseOutcome, CaseState, OperatorRequest, RepairStep, Step, StepKind, StepState},
-    ids::{CaseId, NodeName, OpId},
+    case::{Advice, Case, CaseOutcome, CaseState, OperatorRequest, RepairStep, SentRepair, Step, StepKind, StepState},
+    ids::{CaseId, NodeName, OpId, PoolName},
     time::Timestamp,
     view::CaseSpan,
 };
@@ -18,6 +18,7 @@ use super::{
     evidence,
     fencing::Lease,
     findings, mutes,
+    operator_commands::OperatorCommands,
 };
 
 impl Store {
@@ -103,6 +104,65 @@ impl Store {
             )
         })
     }
+}
+
+/// Whether a requested repair may be sent to the cluster now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendPermit {
+    /// This is the first attempt that may reach the cluster.
+    First,
+    /// An earlier attempt may have reached it.
+    Repeated,
+    /// A pause has begun, and nothing was sent before it.
+    Paused,
+}
+
+impl Store {
+    /// Records that a requested repair is sent now, unless it is paused. Both happen in one transaction: once an operator's
+    /// pause is stored, nothing begins that was not sent before.
+    pub fn record_sent(
+        &self,
+        lease: &Lease,
+        (case, op): (CaseId, OpId),
+        pool: &PoolName,
+        sent: &SentRepair,
+    ) -> Result<SendPermit> {
+        self.write(lease, |tx| {
+            let mut file = get(tx, case)?;
+            let Some(repair) = file.repair_with_op_mut(op) else {
+                return Err(StoreError::NotFound { what: "requested repair", id: op.to_string() });
+            };
+            if repair.sent.is_some() {
+                return Ok(SendPermit::Repeated);
+            }
+            for pool in [None, Some(pool)] {
+                let pause = OperatorCommands { tx }.pause_of(pool)?;
+                if pause.is_some_and(|pause| pause.until.is_none_or(|until| sent.at < until)) {
+                    return Ok(SendPermit::Paused);
+                }
+            }
+            repair.sent = Some(sent.clone());
+            put(tx, &file)?;
+            Ok(SendPermit::First)
+        })
+    }
+
+    /// Records that the first attempt to send a requested repair changed nothing.
+    pub fn record_not_sent(&self, lease: &Lease, case: CaseId, op: OpId) -> Result<()> {
+        self.write(lease, |tx| {
+            let mut file = get(tx, case)?;
+            if let Some(repair) = file.repair_with_op_mut(op) {
+                repair.sent = None;
+            }
+            put(tx, &file)
+        })
+    }
+}
+
+pub(super) fn withdraw_step(tx: &mut Tx<'_>, case: CaseId, op: OpId) -> Result<()> {
+    let mut file = get(tx, case)?;
+    file.withdraw_step(op);
+    put(tx, &file)
 }
 
 pub(super) fn open(tx: &mut Tx<'_>, case: &Case) -> Result<()> {

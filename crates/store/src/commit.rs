@@ -105,6 +105,7 @@ fn apply(
             cases::add_step(tx, *case, &NewStep { op: *op, what: *step, state, attempts: 0, text }, at)
         }
         Action::CompleteStep { case, op, done } => cases::complete_step(tx, *case, *op, *done, at),
+        Action::WithdrawStep { case, op, .. } => cases::withdraw_step(tx, *case, *op),
         Action::SetState { node, to, case } => {
             let id = tx.node_id(node, at)?;
             let was_out = nodes::node_state(tx, id)?.is_some_and(|state| state.is_out_of_service());
@@ -127,8 +128,9 @@ fn apply(
                 acknowledged_events::release(tx, node, at)?;
                 measured_counts::release(tx, node, at)?;
             }
-            tx.execute("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![*request]).map(drop)
+            delete_command(tx, *request)
         }
+        Action::WithdrawCommand { command, .. } => delete_command(tx, *command),
         Action::HardwareIdentified { node, hardware } => {
             let id = tx.node_id(node, at)?;
             nodes::set_hardware(tx, id, hardware, at)
@@ -205,6 +207,10 @@ fn open_attributed_findings(tx: &mut Tx<'_>, intent: &CycleIntent<'_>) -> Result
     audit::append(tx, intent.at, None, &changes.audit_lines)
 }
 
+fn delete_command(tx: &mut Tx<'_>, request: u64) -> Result<()> {
+    tx.execute("completing a request", "DELETE FROM operator_command WHERE id = $1", vals![request]).map(drop)
+}
+
 fn read_command(tx: &mut Tx<'_>, request: u64) -> Result<Option<CommandKind>> {
     let sql = "SELECT body FROM operator_command WHERE id = $1";
     tx.first("reading a request", sql, vals![request], |row| json::read("command", row.text(0)?))
@@ -225,12 +231,14 @@ fn subject(action: &Action) -> (&'static str, Option<&NodeName>, Option<CaseId>,
         Action::RequestRepair { case, node, .. } => ("request-repair", Some(node), Some(*case), None),
         Action::Propose { case, node, .. } => ("propose", Some(node), Some(*case), None),
         Action::CompleteStep { case, .. } => ("settle", None, Some(*case), None),
+        Action::WithdrawStep { case, node, .. } => ("withdraw-step", Some(node), Some(*case), None),
         Action::SetState { node, case, .. } => ("move", Some(node), *case, None),
         Action::CloseCase { case, node, .. } => ("close-case", Some(node), Some(*case), None),
         Action::RebindCase { case, node } => ("follow", Some(node), Some(*case), None),
         Action::OpenBreaker => ("open-breaker", None, None, None),
         Action::Notice(_) => ("notice", None, None, None),
         Action::CompleteCommand { .. } => ("answer", None, None, None),
+        Action::WithdrawCommand { node, .. } => ("withdraw-command", Some(node), None, None),
         Action::HardwareIdentified { node, .. } => ("identify", Some(node), None, None),
         Action::StartTrial { run, .. } => ("try", None, None, Some(*run)),
         Action::AttributeFault { node, run, .. } => ("name", Some(node), None, Some(*run)),

@@ -77,12 +77,8 @@ use std::{
     time::Instant,
 };
 
-use self::{
-    db::{Access, Db, Tx},
-    id_cache::IdCache,
-    ingest_queue::IngestQueue,
-};
 pub use self::{
+    cases::SendPermit,
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
@@ -91,6 +87,11 @@ pub use self::{
     probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
+};
+use self::{
+    db::{Access, Db, Tx},
+    id_cache::IdCache,
+    ingest_queue::IngestQueue,
 };
 
 /// A handle to the store. Clones share one database.

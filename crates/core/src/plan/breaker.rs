@@ -3,7 +3,7 @@
 use crate::{
     policy::BreakerLimits,
     snapshot::{Breaker, Snapshot},
-    time::Span,
+    time::{Span, Timestamp},
 };
 
 use super::priority::PoolCount;
@@ -13,6 +13,8 @@ use super::priority::PoolCount;
 pub(super) struct BreakerGuard {
     state: BreakerGuardState,
     limits: BreakerLimits,
+    /// Nodes taken out after this moment count against the hourly limit.
+    since: Timestamp,
     taken_out_last_hour: u32,
     added: Vec<u32>,
 }
@@ -41,9 +43,25 @@ impl BreakerGuard {
         Self {
             state,
             limits: snapshot.policy.breaker.clone(),
+            since,
             taken_out_last_hour: u32::try_from(lately.len()).unwrap_or(u32::MAX),
             added: vec![0; pools],
         }
+    }
+
+    /// Returns the moment after which nodes taken out count against the hourly limit.
+    pub(super) const fn since(&self) -> Timestamp {
+        self.since
+    }
+
+    /// Counts nodes against the hourly limit that are out already and were not taken out by the controller.
+    pub(super) fn count_in_hour(&mut self, nodes: usize) {
+        self.taken_out_last_hour = self.taken_out_last_hour.saturating_add(u32::try_from(nodes).unwrap_or(u32::MAX));
+    }
+
+    /// Counts one more node of this pool as out, whether that is allowed or not.
+    pub(super) fn count_taken_out(&mut self, pool: u16) {
+        self.added[pool as usize] += 1;
     }
 
     /// Takes one more node of this pool out and returns whether that is allowed. A refusal opens the breaker.
@@ -73,7 +91,7 @@ impl BreakerGuard {
 
     fn limit_reached(&self, pool: u16, name: &str, count: &PoolCount) -> Option<String> {
         let added_here = self.added[pool as usize];
-        let lately = self.taken_out_last_hour + self.added.iter().sum::<u32>();
+        let lately = self.taken_out_last_hour.saturating_add(self.added.iter().sum::<u32>());
         if lately >= self.limits.nodes_per_hour {
             let most = self.limits.nodes_per_hour;
             return Some(format!("hourly limit reached: {lately} nodes taken out, {most} allowed"));

@@ -148,7 +148,9 @@ pub(super) fn propose_if_stuck(builder: &mut PlanBuilder<'_>, node: u32, record:
         Occupancy::Free => "eviction did not finish within the drain deadline; waiting for an operator",
         Occupancy::Unknown { .. } => "occupancy unknown, user work may be running; waiting for an operator",
     };
-    let since = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
+    let drained = case.step(StepKind::Drain).map_or(record.since, |step| step.at);
+    // An earlier escalation level may have drained the node long before an operator requested the repair.
+    let since = case.repair_requested_at().map_or(drained, |asked| drained.max(asked));
     if builder.snapshot.at.since(since) > builder.snapshot.policy.repair.drain_deadline {
         propose(builder, node, record, case, StepKind::Drain, why);
     }

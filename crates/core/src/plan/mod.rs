@@ -20,6 +20,7 @@ mod new_case;
 mod operator_commands;
 mod priority;
 mod repair_request;
+mod repair_wait;
 mod requalification;
 mod required_tests;
 mod running;
@@ -36,8 +37,9 @@ pub use breaker_allowance::{BreakerAllowance, breaker_allowance};
 pub(crate) use due::{due_at, is_run_by_agent};
 pub use findings::{MIN_SILENT_AGENTS, unhealthy_mark};
 pub use multi_node::MAX_TEST_NODES;
-pub(crate) use repair_request::waiting as repair_waiting;
-pub use repair_request::{RepairBlock, can_repair, repair_block};
+pub use repair_request::{REQUEST_LIFETIME, RepairBlock, can_repair, repair_block};
+pub use repair_wait::{UnfinishedRepair, unfinished_repair};
+pub(crate) use repair_wait::{WaitCause, waiting_repair};
 pub(crate) use requalification::{Blocked, blocked, names};
 
 use self::{
@@ -126,6 +128,12 @@ pub enum Action {
         op: OpId,
         done: bool,
     },
+    /// Withdraws the intent of a requested repair that was not sent to the cluster; it is prepared again.
+    WithdrawStep {
+        case: CaseId,
+        node: NodeName,
+        op: OpId,
+    },
     SetState {
         node: NodeName,
         to: NodeState,
@@ -147,6 +155,11 @@ pub enum Action {
     /// An operator's request is completed.
     CompleteCommand {
         command: u64,
+    },
+    /// An operator's request for this node ends without having begun.
+    WithdrawCommand {
+        command: u64,
+        node: NodeName,
     },
     /// A run for a request that stays until the run has ended.
     StartTrial {

@@ -3,12 +3,18 @@
 //!
 //! It needs no permission in the policy and no maintenance window, and the circuit breaker does not block it. It needs
 //! what the backend can do, a mode other than `observe`, and a pool that is not paused: until then, nothing of it begins.
-//! What was recorded as intended is completed in any mode. If the step fails, or the node does not come back or does not
-//! pass its requalification, the case is handed over: no harsher step follows by itself.
+//! An intent alone is no beginning: before the step is sent, the node's own report is collected, and the cluster may refuse
+//! the step for a while. The executor records the moment right before it sends the step ([`SentRepair`]). Up to then a
+//! pause or mode `observe` withdraws the intent; from then on the step is completed in any mode.
+//!
+//! If the step fails, or the node does not come back or does not pass its requalification, the case is handed over: no
+//! harsher step follows by itself. A request that something else keeps from beginning lapses after [`REQUEST_LIFETIME`].
+//!
+//! [`SentRepair`]: crate::case::SentRepair
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_in_service},
+    builder::PlanBuilder,
     escalation::{self, deadline},
     new_case::new_case,
     requalification,
@@ -23,7 +29,12 @@ use crate::{
     policy::Mode,
     run::{CancelReason, ObservedJobState, Purpose},
     snapshot::{Capabilities, CommandKind, NodeRecord, Pause, PendingCommand, Snapshot},
+    time::Span,
 };
+
+/// How long a requested repair may be kept from beginning by a hold, a pause, the mode or another party. Later, an operator
+/// who ends one of these no longer expects the repair. User work that ends in its own time does not count.
+pub const REQUEST_LIFETIME: Span = Span::hours(24);
 
 /// Why no repair that an operator requests may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,11 +96,16 @@ pub(super) fn accept(
     (name, what, evict): (&NodeName, Repair, bool),
 ) -> bool {
     let Some(node) = builder.find(name) else { return true };
-    if is_superseded(builder.snapshot, command, name) {
-        return true;
+    if let Some(why) = withdrawal(builder.snapshot, command, name) {
+        let text = format!("{what} requested by {} ({}) is withdrawn: {why}", command.by, command.why);
+        let withdraw = Action::WithdrawCommand { command: command.id, node: name.clone() };
+        builder.push_action(withdraw, "withdrawn", text);
+        return false;
     }
     let record = &builder.snapshot.nodes[node as usize];
-    let held = record.hold_at(builder.snapshot.at).is_some() || matches!(record.state, NodeState::Held { .. });
+    let held = record.hold_at(builder.snapshot.at).is_some()
+        || matches!(record.state, NodeState::Held { .. })
+        || record.node.marks.blocking_foreign_mark().is_some();
     let changed = builder.state_changed.contains(&node) || builder.finished.contains(&node);
     if held || changed || repair_block(builder.snapshot, &record.node.pool).is_some() {
         return false;
@@ -101,26 +117,34 @@ pub(super) fn accept(
     let request = OperatorRequest {
         by: command.by.clone(),
         why: command.why.clone(),
-        repair: Some(RequestedRepair {
-            what,
-            op: builder.ids.op(),
-            evict,
-            boot_id: record.node.hardware.as_ref().and_then(|hardware| hardware.boot_id.clone()),
-        }),
+        repair: Some(RequestedRepair { what, op: builder.ids.op(), evict, sent: None }),
     };
     begin(builder, node, case, &request);
     true
 }
 
-/// Returns whether a later command of an operator replaces this one: the newest decides.
-fn is_superseded(snapshot: &Snapshot, command: &PendingCommand, name: &NodeName) -> bool {
-    snapshot.commands.iter().filter(|later| later.id > command.id).any(|later| match &later.kind {
-        CommandKind::Repair { node, .. } | CommandKind::Release { node } => node == name,
-        CommandKind::Test { .. }
-        | CommandKind::Quarantine { .. }
-        | CommandKind::CancelRun { .. }
-        | CommandKind::MultiNodeTest { .. } => false,
-    })
+/// Returns why a command that has not begun is withdrawn: a later command of an operator replaces it, or it has waited for
+/// too long.
+fn withdrawal(snapshot: &Snapshot, command: &PendingCommand, name: &NodeName) -> Option<String> {
+    let replaces = |later: &PendingCommand| {
+        let (by, why) = (&later.by, &later.why);
+        match &later.kind {
+            CommandKind::Repair { node, step, .. } if node == name => Some(format!("{by} requested {step} ({why})")),
+            CommandKind::Release { node } if node == name => Some(format!("{by} released the node ({why})")),
+            CommandKind::Repair { .. }
+            | CommandKind::Release { .. }
+            | CommandKind::Test { .. }
+            | CommandKind::Quarantine { .. }
+            | CommandKind::CancelRun { .. }
+            | CommandKind::MultiNodeTest { .. } => None,
+        }
+    };
+    let later = snapshot.commands.iter().filter(|later| later.id > command.id);
+    let is_old = snapshot.at.since(command.at) > REQUEST_LIFETIME;
+    later
+        .filter_map(replaces)
+        .next_back()
+        .or_else(|| is_old.then(|| format!("it could not begin within {REQUEST_LIFETIME}")))
 }
 
 /// Returns the repair step that has begun on the node and may still take effect.
@@ -203,8 +227,9 @@ pub(super) fn advance(
         prepare(builder, node, record, case, (request, repair));
         return;
     };
-    // A finding that arrived since has replaced the boot id of the case.
-    let case = &Case { boot_id: repair.boot_id.clone(), ..case.clone() };
+    // What counts as our reboot is a boot since the step was sent, whatever was found before.
+    let boot_id = repair.sent.as_ref().and_then(|sent| sent.boot_id.clone());
+    let case = &Case { boot_id, ..case.clone() };
     match step.state {
         StepState::Intended => complete(builder, node, record, case, (repair, step)),
         StepState::Done if kind == StepKind::Replace => {
@@ -229,7 +254,7 @@ pub(super) fn advance(
 }
 
 /// Marks, drains and empties the node and saves its evidence, then performs the step. While a pause or mode `observe`
-/// blocks the repair, only what was recorded as intended is completed.
+/// blocks the repair, only a mark or drain that was recorded as intended is completed.
 fn prepare(
     builder: &mut PlanBuilder<'_>,
     node: u32,
@@ -238,6 +263,12 @@ fn prepare(
     (request, repair): (&OperatorRequest, &RequestedRepair),
 ) {
     let (caps, kind) = (builder.snapshot.capabilities, repair.what.step());
+    if let Some(kept) = lapsed(builder, record, case) {
+        let asked = format!("{} requested by {}", repair.what, request.by);
+        let why = format!("{asked} did not begin within {REQUEST_LIFETIME}: {kept}; waiting for an operator");
+        hand_over(builder, node, record, case, &why);
+        return;
+    }
     let manual = record.node.manual_replacement().filter(|_| repair.what == Repair::Replace);
     if !can_repair(&caps, repair.what) || manual.is_some() {
         let why = manual.map_or_else(|| format!("the cluster cannot {kind} a node"), str::to_owned);
@@ -261,6 +292,17 @@ fn prepare(
     }
 }
 
+/// Returns what kept the repair from beginning for longer than its lifetime: a pause or the mode does now, or a hold or
+/// another party did until the node entered its present state.
+fn lapsed(builder: &PlanBuilder<'_>, record: &NodeRecord, case: &Case) -> Option<String> {
+    let until = case.repair_requested_at()?.plus(REQUEST_LIFETIME);
+    if builder.snapshot.at <= until {
+        return None;
+    }
+    let block = repair_block(builder.snapshot, &record.node.pool).map(|block| block.text());
+    block.or_else(|| (record.since > until).then(|| "the node was held, or the repair was paused".to_owned()))
+}
+
 fn take_unless_blocked(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: &Case, kind: StepKind) {
     let intended = case.step(kind).is_some_and(|step| step.state == StepState::Intended);
     if intended || repair_block(builder.snapshot, &record.node.pool).is_none() {
@@ -281,7 +323,10 @@ fn is_emptied(
     let busy = matches!(record.node.occupancy, Occupancy::Busy { .. });
     // Work that uses no GPU does not make a node busy, but the step would end it all the same.
     if evicts && (busy || !evicted) {
-        take_unless_blocked(builder, node, record, case, StepKind::Evict);
+        // Unlike a mark, an eviction is stopped halfway: the work that is left keeps running.
+        if repair_block(builder.snapshot, &record.node.pool).is_none() {
+            take_step(builder, node, record, case, StepKind::Evict);
+        }
         escalation::propose_if_stuck(builder, node, record, case);
         return false;
     }
@@ -314,7 +359,8 @@ fn perform(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord, case: 
     builder.apply_event(node, &NodeEvent::StepStarted { step: kind, attempts: 1 }, Some(case.id), "operator", text);
 }
 
-/// Completes the step that was recorded as intended: it may have begun, so mode, pause and hour no longer matter.
+/// Completes the step that was recorded as intended. Once it was sent it may have begun, so mode and pause no longer
+/// matter; before that, they withdraw it.
 fn complete(
     builder: &mut PlanBuilder<'_>,
     node: u32,
@@ -323,7 +369,15 @@ fn complete(
     (repair, step): (&RequestedRepair, &Step),
 ) {
     let (kind, limit) = (step.what, deadline(builder, step.what));
-    if builder.snapshot.at.since(step.at) > limit {
+    if repair.sent.is_none()
+        && let Some(why) = interruption(builder, record, kind)
+    {
+        let text = format!("{kind} was not sent to the cluster: {why}");
+        builder.touched.insert(node);
+        let withdraw = Action::WithdrawStep { case: case.id, node: record.node.name.clone(), op: step.op };
+        builder.push_action(withdraw, "withdrawn", text.clone());
+        builder.apply_event(node, &NodeEvent::StepEnded, Some(case.id), "withdrawn", text);
+    } else if builder.snapshot.at.since(step.at) > limit {
         let happened = kind == StepKind::Reboot && escalation::boot_changed(record, case);
         let text = match happened {
             true => "the node was rebooted".to_owned(),
@@ -339,36 +393,9 @@ fn complete(
     }
 }
 
-/// Returns what a requested repair of this node waits for, and what ends that. `None`: no repair is requested, or it is
-/// in progress.
-pub(crate) fn waiting(snapshot: &Snapshot, record: &NodeRecord, case: Option<&Case>) -> Option<String> {
-    let begun = |repair: &RequestedRepair| case.is_some_and(|case| case.steps.iter().any(|step| step.op == repair.op));
-    let asked = case.and_then(Case::requested_repair).filter(|(_, repair)| !begun(repair));
-    let pending = snapshot.commands.iter().rev().find_map(|command| match &command.kind {
-        CommandKind::Repair { node, step, evict } if *node == record.node.name => Some((*step, *evict, command)),
-        _ => None,
-    });
-    let (what, evict, by, why) = match (asked, pending) {
-        (_, Some((step, evict, command))) => (step, evict, &command.by, &command.why),
-        (Some((request, repair)), None) => (repair.what, repair.evict, &request.by, &request.why),
-        (None, None) => return None,
-    };
-    let node = &record.node.name;
-    let cause = match (record.hold_at(snapshot.at), repair_block(snapshot, &record.node.pool), &record.node.occupancy) {
-        (Some(hold), ..) => format!("the node is held by {} ({}): `doctor release {node} --why …`", hold.by, hold.why),
-        (None, Some(block), _) => format!("{}: {}", block.text(), block.ended_by()),
-        _ if matches!(record.state, NodeState::Held { .. }) => "another party keeps the node out of service".to_owned(),
-        (.., Occupancy::Busy { by }) if evict => format!("user work ({by}) is being evicted"),
-        (.., Occupancy::Busy { by }) if !is_in_service(&record.state) => {
-            format!("user work ({by}) has to end: `doctor repair {node} --step {what} --drain --why …` evicts it")
-        }
-        (.., Occupancy::Unknown { why }) if !evict && !is_in_service(&record.state) => format!(
-            "user work may be running ({why}): `doctor repair {node} --step {what} --drain --why …` gives it up"
-        ),
-        _ if snapshot.runs.iter().any(|active| active.run.nodes.contains(node)) => {
-            "a test has to end on the node".to_owned()
-        }
-        _ => "the next cycle".to_owned(),
-    };
-    Some(format!("{what} requested by {by} ({why}) waits for this: {cause}"))
+/// Returns why a step that was not sent yet has to be prepared again: it is blocked, or a hold has interrupted it.
+fn interruption(builder: &PlanBuilder<'_>, record: &NodeRecord, kind: StepKind) -> Option<String> {
+    let block = repair_block(builder.snapshot, &record.node.pool).map(|block| block.text());
+    let in_progress = matches!(&record.state, NodeState::Repairing { step, .. } if *step == kind);
+    block.or_else(|| (!in_progress).then(|| "the node was held meanwhile".to_owned()))
 }

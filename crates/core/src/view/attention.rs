@@ -66,6 +66,8 @@ coded! {
         Proposal => "proposal",
         /// The node is out of service, and the controller works on it.
         OutOfService => "out-of-service",
+        /// A repair that an operator requested waits for something that only a person ends.
+        RepairWaiting => "repair-waiting",
         AgentSilent => "agent-silent",
         OccupancyUnknown => "occupancy-unknown",
         /// Tests are overdue: a warning on free nodes, a notice on nodes that users have.
@@ -103,6 +105,7 @@ impl AttentionKind {
             Self::CaseWaiting => "the controller has handed the case over and waits for an operator",
             Self::Proposal => "the controller would take this step; the policy does not allow it",
             Self::OutOfService => "the node is out of service and the controller works on it",
+            Self::RepairWaiting => "a repair that an operator requested has not begun; it is withdrawn after 24 hours",
             Self::AgentSilent => "the agent of the node does not report",
             Self::OccupancyUnknown => "it is unknown whether users are on the node, so it is not tested",
             Self::CoverageLow => "tests are overdue for a day or give no result; a notice if users have the nodes",
@@ -127,6 +130,7 @@ impl AttentionKind {
                 | Self::CaseWaiting
                 | Self::Proposal
                 | Self::OutOfService
+                | Self::RepairWaiting
                 | Self::AgentSilent
                 | Self::Held
                 | Self::ForeignMark

@@ -61,8 +61,8 @@ pub fn why(facts: &Facts, name: &NodeName, stored: StoredNodeData) -> Option<Why
     view.headline = advice::headline(&view, blocked.as_ref());
     view.next = advice::next(&view, &facts.snapshot.breaker, blocked.as_ref());
     let case = stored_case.as_ref().filter(|case| case.is_open());
-    if let Some(line) = plan::repair_waiting(&facts.snapshot, record, case) {
-        view.next.insert(0, line);
+    if let Some(waiting) = plan::waiting_repair(&facts.snapshot, record, case) {
+        view.next.insert(0, waiting.text());
     }
     Some(view)
 }

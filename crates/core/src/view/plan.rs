@@ -75,6 +75,9 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
         Action::CompleteStep { case, done, .. } => {
             ("settle", None, format!("a step of {case} {}", if *done { "is done" } else { "failed" }))
         }
+        Action::WithdrawStep { case, node, .. } => {
+            ("withdraw", Some(node.to_string()), format!("a step of {case} that was not sent"))
+        }
         Action::SetState { node, to, .. } => ("move", Some(node.to_string()), to.as_str().to_owned()),
         Action::CloseCase { case, node, how } => ("close case", Some(node.to_string()), format!("{case}: {how}")),
         Action::RebindCase { case, node } => ("follow", Some(node.to_string()), format!("{case} follows its machine")),
@@ -84,6 +87,7 @@ fn describe(action: &Action) -> (&'static str, Option<String>, String) {
         }
         Action::Notice(Notice::AgentsBack) => ("notice", None, "agents report again".to_owned()),
         Action::CompleteCommand { command: request } => ("answer", None, format!("request {request}")),
+        Action::WithdrawCommand { command, node } => ("withdraw", Some(node.to_string()), format!("request {command}")),
         Action::HardwareIdentified { node, hardware } => ("identify", Some(node.to_string()), hardware.to_string()),
         Action::StartTrial { command: request, run } => ("try", None, format!("run {run} for request {request}")),
         Action::AttributeFault { node, peer: None, test, .. } => {

@@ -213,12 +213,18 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
         let jobs = cluster.jobs().into_iter();
         jobs.filter(|job| job["metadata"]["labels"]["cluster-doctor.io/repair"].is_string()).count()
     };
-    // SIGKILL before the effect. A pause that begins now does not stop what is intended.
+    // SIGKILL before the effect. A pause that begins now stops what was only intended.
     drop(service);
     assert_eq!(repairs(), 0);
     workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
     assert!(cluster.plane.request("DELETE", &quota, None).unwrap().is_success());
     let service = Service::start(&workdir);
+    wait_until("the pause to be what it waits for", || {
+        workdir.doctor(&["why", "gpu-1"]).out.contains("waits for this: everything is paused by ann (upgrade)")
+    });
+    workdir.doctor(&["audit"]).stdout_contains("was not sent to the cluster: everything is paused by ann");
+    assert_eq!(repairs(), 0, "nothing was sent");
+    workdir.expect(0, &["resume", "--why", "done", "--yes"]);
     let running_pod = |label: &str| {
         let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=cluster-doctor.io/{label}");
         let pods = cluster.list(&pods);
@@ -237,8 +243,9 @@ fn an_operators_repair_reboots_once_although_the_controller_is_killed_before_and
     let report = wait_for_pod("the report", "report");
     cluster.kubelet.end_pod(NAMESPACE, &report, Exit::code(1)).unwrap();
     let pod = wait_for_pod("the reboot", "repair");
-    // SIGKILL after the effect.
+    // SIGKILL after the effect. A pause that begins now does not stop what was sent.
     drop(service);
+    workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
     cluster.kubelet.end_pod(NAMESPACE, &pod, Exit::code(0)).unwrap();
     cluster.kubelet.set_boot_id("gpu-1", "11111111-1111-4111-8111-111111111111").unwrap();
     let service = Service::start(&workdir);

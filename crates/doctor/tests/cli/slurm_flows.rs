@@ -397,6 +397,15 @@ fn a_repair_reboots_once(generation: Generation) {
         .stderr_contains("--confirm-nodes 3");
     assert!(slurm.reboots().is_empty() && !is_closed(slurm, "node1"));
 
+    // A node that another party drained is refused by name.
+    slurm.run("scontrol", &["update", "nodename=node2", "state=drain", "reason=ticket 4711: fan 3"]).unwrap();
+    service.until("the refusal", || {
+        let refused =
+            workdir.doctor(&["repair", "node2", "--step", "reboot", "--why", "x", "--yes", "--confirm-nodes", "2"]);
+        refused.code == 1 && refused.err.contains("keeps node2 out of service") && refused.err.contains("ticket 4711")
+    });
+    slurm.run("scontrol", &["update", "nodename=node2", "state=resume"]).unwrap();
+
     // A pause refuses it, and one that begins later stops what has not begun.
     workdir.expect(0, &["pause", "--why", "upgrade", "--yes"]);
     workdir.expect(1, &confirmed).stderr_contains("paused by").stderr_contains("`doctor resume --why …`");

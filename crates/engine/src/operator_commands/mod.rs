@@ -119,14 +119,22 @@ pub struct OverLimit {
 }
 
 impl OverLimit {
-    /// Returns the limit if the command takes several nodes out of service, and more than the breaker would. A command on
-    /// one node names it, and a number would add nothing.
+    /// Returns the limit if the command takes nodes out of service, and more than the breaker would. A single command on
+    /// one node names it, and a number would add nothing; one of a series is as large as the series.
     fn of(facts: &Facts, nodes: &[NodeName]) -> Option<Self> {
-        let BreakerAllowance { in_service, allowed, limit } = plan::breaker_allowance(&facts.snapshot, nodes);
-        let over = nodes.len() > 1 && in_service > allowed;
+        let BreakerAllowance { in_service, allowed, by_operators, limit } =
+            plan::breaker_allowance(&facts.snapshot, nodes);
+        let over = in_service > allowed && (nodes.len() > 1 || by_operators > 0);
         let taken = view::plural(in_service, "node");
-        let text =
-            format!("this takes {taken} out of service; the circuit breaker would allow {allowed} now ({limit})");
+        let after = match by_operators {
+            0 => String::new(),
+            more => {
+                format!(", after {} that operators took out within the hour or requested", view::plural(more, "node"))
+            }
+        };
+        let text = format!(
+            "this takes {taken} out of service{after}; the circuit breaker would allow {allowed} now ({limit})"
+        );
         over.then_some(Self { nodes: nodes.len(), text })
     }
 
@@ -567,6 +575,70 @@ mod tests {
         }
         let elsewhere = with_pause(able(|_| {}).snapshot, paused(Some("cpu")));
         prepare_repair(&Facts { snapshot: elsewhere, ..able(|_| {}) }, Repair::Reboot).unwrap();
+    }
+
+    #[test]
+    fn a_repair_of_a_node_that_another_party_keeps_out_is_refused_by_name() {
+        let (store, settings) = store();
+        let mut facts = facts(&store, &settings);
+        facts.snapshot.capabilities = doctor_core::snapshot::Capabilities::ALL;
+        let record = facts.snapshot.nodes.iter_mut().find(|record| record.node.name.as_str() == "here").unwrap();
+        let mark = doctor_core::node::ForeignMark { by: "the vendor".into(), text: "fans".into(), blocks: true };
+        record.node_mut().marks.foreign.push(mark);
+        let CommandError::Refused { why, instead } = prepare_repair(&facts, Repair::Reboot).unwrap_err() else {
+            panic!("not refused")
+        };
+        assert_eq!(why, "the vendor keeps here out of service (fans)");
+        assert_eq!(instead, "the command again once the vendor has removed that mark");
+    }
+
+    #[test]
+    fn a_release_ends_the_hold_for_which_a_repair_waits_and_withdraws_it_only_without_a_hold() {
+        let (store, settings) = store();
+        for node in ["held", "here"] {
+            let repair = CommandKind::Repair { node: name(node), step: Repair::Reboot, evict: false };
+            store.add_command(&repair, "bob", "hangs", NOW).unwrap();
+        }
+        let release = |node: &str| {
+            let command = OperatorCommand::Release { nodes: vec![node.parse::<Selector>().unwrap()] };
+            command.prepare(&facts(&store, &settings), &settings.catalogue).unwrap()
+        };
+        let origin = CommandOrigin { by: "ann".to_owned(), why: "done".to_owned(), at: NOW };
+        let kinds = || store.open_commands().unwrap().into_iter().map(|command| command.kind).collect::<Vec<_>>();
+
+        let held = release("held");
+        assert_eq!(
+            held.changes,
+            ["held: held by eve (known); the hold ends, and the reboot requested by bob (hangs) goes on"]
+        );
+        held.execute(&store, &origin).unwrap();
+        assert!(!kinds().iter().any(|kind| matches!(kind, CommandKind::Release { .. })), "{:?}", kinds());
+
+        for node in ["here", "held"] {
+            let withdraws = release(node);
+            let text = "in-service; this withdraws the reboot requested by bob (hangs); nothing else changes";
+            assert_eq!(withdraws.changes, [format!("{node}: {text}")]);
+            withdraws.execute(&store, &origin).unwrap();
+            assert!(kinds().contains(&CommandKind::Release { node: name(node) }));
+        }
+    }
+
+    #[test]
+    fn many_small_commands_want_a_number_as_one_large_command_does() {
+        let (store, settings) = store();
+        let prepared = |node: &str| {
+            let command = OperatorCommand::Quarantine { nodes: vec![node.parse::<Selector>().unwrap()], evict: false };
+            command.prepare(&facts(&store, &settings), &settings.catalogue).unwrap()
+        };
+        let origin = CommandOrigin { by: "ann".to_owned(), why: "smoke".to_owned(), at: NOW };
+        let first = prepared("here");
+        assert_eq!(first.over_limit, None, "one node is named");
+        first.execute(&store, &origin).unwrap();
+        assert_eq!(prepared("here").over_limit, None, "the same node again");
+        let limit = prepared("held").over_limit.expect("a number");
+        assert_eq!(limit.nodes, 1);
+        assert!(limit.text.contains("after 1 node that operators took out within the hour or requested"), "{limit:?}");
+        assert!(limit.text.contains("the circuit breaker would allow 0 now"), "{limit:?}");
     }
 
     fn with_pause(mut snapshot: doctor_core::snapshot::Snapshot, pause: Pause) -> doctor_core::snapshot::Snapshot {

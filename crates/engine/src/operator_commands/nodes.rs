@@ -7,7 +7,7 @@ use doctor_core::{
     hostlist::{self, Selector},
     ids::{NodeName, TestId},
     lifecycle::NodeState,
-    plan::MAX_TEST_NODES,
+    plan::{self, MAX_TEST_NODES, UnfinishedRepair},
     run::NonEmpty,
     snapshot::{CommandKind, NodeRecord},
     time::Timestamp,
@@ -236,6 +236,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
         let name = &record.node.name;
         let end = record.hold.as_ref().map(|_| StoreWrite::Unhold(name.clone()));
         let held = selected.hold_text(record).unwrap_or_else(|| record.state.as_str().to_owned());
+        let repair = plan::unfinished_repair(&facts.snapshot, record);
         if !listed {
             let effect = if end.is_some() { "the hold ends" } else { "nothing changes" };
             return NodeOutcome {
@@ -243,9 +244,21 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
                 writes: end.into_iter().collect(),
             };
         }
+        // The command that `doctor why` names for a repair that waits for the hold must not withdraw it.
+        if let (Some(repair), true) = (&repair, record.hold_at(facts.now).is_some()) {
+            let UnfinishedRepair { what, by, why, .. } = repair;
+            return NodeOutcome {
+                text: format!("{held}; the hold ends, and the {what} requested by {by} ({why}) goes on"),
+                writes: end.into_iter().collect(),
+            };
+        }
+        let withdrawn = repair.filter(|repair| !repair.sent).map_or_else(String::new, |repair| {
+            format!("this withdraws the {} requested by {} ({}); ", repair.what, repair.by, repair.why)
+        });
         let effect = match &record.state {
             NodeState::InService | NodeState::Suspect if end.is_some() => "the hold ends",
             NodeState::InService | NodeState::Suspect if has_event_findings(record) => "its events are acknowledged",
+            NodeState::InService | NodeState::Suspect if !withdrawn.is_empty() => "nothing else changes",
             NodeState::InService | NodeState::Suspect => "nothing changes",
             NodeState::Requalifying { .. } => "requalification is already running",
             NodeState::Held { .. } => "the hold ends; requalified first if a case is open",
@@ -254,7 +267,7 @@ pub(super) fn release(facts: &Facts, selectors: &[Selector]) -> Result<PreparedC
             }
         };
         let request = StoreWrite::Request(CommandKind::Release { node: name.clone() });
-        NodeOutcome { text: format!("{held}; {effect}"), writes: end.into_iter().chain([request]).collect() }
+        NodeOutcome { text: format!("{held}; {withdrawn}{effect}"), writes: end.into_iter().chain([request]).collect() }
     })?;
     Ok(PreparedCommand {
         plan: format!("Would release {} ({}).", selected.count_text(), selected.folded_names()),

@@ -1,7 +1,8 @@
 //! The command `repair`: one reset, reboot or replacement of each node, by an operator's decision.
 //!
 //! It needs no permission in the policy. It is rejected where the cluster cannot do it, and, unlike every other command, in
-//! mode `observe` and while the pool of a node is paused: what is promised there is that nothing is restarted.
+//! mode `observe`, while the pool of a node is paused, and while another party keeps a node out of service: what is promised
+//! there is that nothing is restarted.
 
 use doctor_core::{
     case::Repair,
@@ -62,12 +63,14 @@ pub(super) fn prepare(
     pools.dedup();
     let pauses = std::iter::once(None).chain(pools).map(|pool| pause_precondition(facts, pool));
     let names = selected.node_names();
+    let is_held = selected.nodes.iter().any(|(record, _)| selected.hold_text(record).is_some());
+    let release = if is_held { "ends the hold, and a second one withdraws it" } else { "withdraws it" };
     Ok(PreparedCommand {
         plan: format!("Would {what} {} ({}).", selected.count_text(), selected.folded_names()),
         changes,
         done: format!("Requested {what} of {}.", plural(writes.len(), "node")),
         next: format!(
-            "`doctor why {0}` shows its progress; `doctor release {0} --why …` withdraws it before it has begun",
+            "`doctor why {0}` shows its progress; `doctor release {0} --why …` {release} before it has begun",
             selected.example_name()
         ),
         writes,
@@ -104,10 +107,16 @@ fn accepted_steps(caps: &Capabilities) -> String {
     }
 }
 
-/// Fails if the mode, a pause or the node itself prevents the repair.
+/// Fails if the mode, a pause, another party or the node itself prevents the repair.
 fn check_node(facts: &Facts, record: &NodeRecord, what: Repair) -> Result<(), CommandError> {
     if let Some(block) = plan::repair_block(&facts.snapshot, &record.node.pool) {
         return Err(CommandError::Refused { why: block.text(), instead: block.ended_by() });
+    }
+    if let Some(mark) = record.node.marks.blocking_foreign_mark() {
+        return Err(CommandError::Refused {
+            why: format!("{} keeps {} out of service ({})", mark.by, record.node.name, mark.text),
+            instead: format!("the command again once {} has removed that mark", mark.by),
+        });
     }
     match record.node.manual_replacement().filter(|_| what == Repair::Replace) {
         Some(how) => Err(CommandError::Refused {

@@ -31,12 +31,14 @@ pub(super) fn describe(action: &Action) -> Option<String> {
         }
         Action::Propose { node, step, .. } => format!("propose {step} of {node}"),
         Action::CompleteStep { done, .. } => format!("step {}", if *done { "done" } else { "failed" }),
+        Action::WithdrawStep { node, .. } => format!("the step on {node} is withdrawn"),
         Action::SetState { node, to, .. } => format!("{node} is {}", to.as_str()),
         Action::CloseCase { case, how, .. } => format!("close {case}: {how}"),
         Action::RebindCase { case, node } => format!("{case} follows its machine to {node}"),
         Action::OpenBreaker => "the breaker opens".to_owned(),
         Action::Notice(_) => "notice".to_owned(),
         Action::CompleteCommand { .. } => "command completed".to_owned(),
+        Action::WithdrawCommand { node, .. } => format!("command on {node} withdrawn"),
         Action::AttributeFault { node, peer: None, .. } => format!("fault attributed to {node}"),
         Action::AttributeFault { node, peer: Some(peer), .. } => format!("fault attributed to {node} and {peer}"),
         // Its run is printed separately.

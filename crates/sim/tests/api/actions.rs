@@ -40,7 +40,8 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
     confirmed(&bed, "hold", json!({ "nodes": ["node00[1-2]"], "until": "4h", "why": "fan" }));
     confirmed(&bed, "release", json!({ "nodes": ["node001"], "why": "mended" }));
     confirmed(&bed, "quarantine", json!({ "nodes": ["node003"], "drain": true, "why": "smells" }));
-    confirmed(&bed, "repair", json!({ "nodes": ["node005"], "step": "reboot", "why": "hangs" }));
+    // The second node within the hour: more than the breaker would allow.
+    confirmed(&bed, "repair", json!({ "nodes": ["node005"], "step": "reboot", "why": "hangs", "confirm_nodes": 1 }));
     confirmed(&bed, "test", json!({ "nodes": ["node004"], "tests": ["dl"], "why": "curious" }));
     confirmed(&bed, "pause", json!({ "pool": "gpu", "for": "4h", "why": "demo" }));
     confirmed(&bed, "resume", json!({ "pool": "gpu", "why": "over" }));
@@ -70,6 +71,8 @@ fn each_action_is_planned_before_it_is_done_and_audited_with_its_plan() {
 fn a_command_beyond_the_breakers_limit_needs_the_number_of_its_nodes() {
     let (bed, _session) = live(6, 1);
     bed.with_tokens();
+    let one = || bed.act(OPERATOR, "quarantine", &json!({ "nodes": ["node001"], "why": "smells" })).json();
+    assert_eq!(one()["confirm_nodes"], Value::Null, "one named node");
     let mut body = json!({ "nodes": ["node00[1-6]"], "why": "smells" });
     for (action, step) in [("quarantine", None), ("repair", Some("reboot"))] {
         body.as_object_mut().unwrap().retain(|name, _| name == "nodes" || name == "why");
@@ -95,8 +98,12 @@ fn a_command_beyond_the_breakers_limit_needs_the_number_of_its_nodes() {
         assert_eq!(done.status, 200, "{}", String::from_utf8_lossy(&done.body));
     }
     assert_eq!(bed.store.open_commands().unwrap().len(), 12);
-    let one = bed.act(OPERATOR, "quarantine", &json!({ "nodes": ["node001"], "why": "smells" })).json();
-    assert_eq!(one["confirm_nodes"], Value::Null, "one named node: {one}");
+    let last = one();
+    assert_eq!(last["confirm_nodes"], 1, "one of six that are requested: {last}");
+    assert!(
+        last["limit"].as_str().unwrap().contains("after 5 nodes that operators took out within the hour"),
+        "{last}"
+    );
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Cases, the breaker and operator commands, on every kind of store.
 
 use doctor_core::{
-    case::{Case, CaseOutcome, CaseState, RepairStep, StepKind, StepState},
+    case::{
+        Case, CaseOutcome, CaseState, OperatorRequest, Repair, RepairStep, RequestedRepair, SentRepair, StepKind,
+        StepState,
+    },
     finding::{Severity, Verdict},
+    ids::{CaseId, OpId, PoolName},
     lifecycle::NodeState,
     node::Hold,
     plan::{Action, Notice},
@@ -10,6 +14,8 @@ use doctor_core::{
     snapshot::{Breaker, CommandKind, Pause},
     time::Span,
 };
+
+use doctor_store::SendPermit;
 
 use crate::{
     bed::{StoreTestbed, finding, hardware, node, test},
@@ -21,6 +27,8 @@ suite!(
     a_case_is_rebound_when_its_hardware_moves_to_another_name,
     the_breaker_counts_our_quarantines_and_not_those_of_operators,
     operator_commands_are_read_back_and_audited,
+    a_requested_repair_is_sent_once_and_not_during_a_pause,
+    a_withdrawn_step_and_command_are_gone_and_audited,
 );
 
 pub(crate) fn new_case(bed: &mut StoreTestbed, name: &str) -> Case {
@@ -213,5 +221,73 @@ fn operator_commands_are_read_back_and_audited(bed: &mut StoreTestbed) {
         [("ada", "hold"), ("bob", "pause"), ("bob", "resume"), ("ada", "close-breaker"), ("eve", "ask-test")]
     {
         assert!(audited.contains(&(by.to_owned(), what.to_owned())), "{by} {what}: {audited:?}");
+    }
+}
+
+/// Opens a case on which a reboot is requested, and records the reboot as intended.
+fn requested_reboot(bed: &mut StoreTestbed, name: &str) -> (CaseId, OpId) {
+    let case = open_case(bed, name);
+    let (op, asked) = (bed.ids.op(), bed.ids.op());
+    let repair = RequestedRepair { what: Repair::Reboot, op, evict: false, sent: None };
+    let request = OperatorRequest { by: "ann".into(), why: "hangs".into(), repair: Some(repair) };
+    let request = Action::RequestRepair { case: case.id, node: node(name), op: asked, request };
+    bed.commit(&[WithReason::new(request, "operator", "hangs")]);
+    let step = Action::Step { case: case.id, node: node(name), step: StepKind::Reboot, op, attempts: 1 };
+    bed.commit(&[WithReason::new(step, "operator", "hangs")]);
+    (case.id, op)
+}
+
+fn a_requested_repair_is_sent_once_and_not_during_a_pause(bed: &mut StoreTestbed) {
+    let (case, op) = requested_reboot(bed, "n1");
+    let pool = PoolName::new("gpu").unwrap();
+    let send = |bed: &mut StoreTestbed, boot: &str| {
+        let sent = SentRepair { at: bed.now, boot_id: Some(boot.to_owned()) };
+        bed.store.record_sent(&bed.lease, (case, op), &pool, &sent).unwrap()
+    };
+    let sent = |bed: &StoreTestbed| {
+        let case = bed.store.case(case).unwrap().unwrap();
+        case.requested_repair().unwrap().1.sent.clone().and_then(|sent| sent.boot_id)
+    };
+    for (paused, expected) in
+        [(None, SendPermit::Paused), (Some("gpu"), SendPermit::Paused), (Some("cpu"), SendPermit::First)]
+    {
+        let paused = paused.map(|pool| PoolName::new(pool).unwrap());
+        let until = Some(bed.now.plus(Span::hours(1)));
+        let pause = Pause { pool: paused.clone(), by: "ann".into(), why: "upgrade".into(), since: bed.now, until };
+        bed.store.pause(&pause).unwrap();
+        assert_eq!(send(bed, "one"), expected, "{paused:?}");
+        assert_eq!(sent(bed).is_some(), expected == SendPermit::First);
+        bed.store.resume(paused.as_ref(), "ann", "done", bed.now).unwrap();
+    }
+    assert_eq!(
+        (send(bed, "two"), sent(bed).as_deref()),
+        (SendPermit::Repeated, Some("one")),
+        "the first attempt counts"
+    );
+    // The cluster refused the only attempt; a pause that has expired does not count.
+    bed.store.record_not_sent(&bed.lease, case, op).unwrap();
+    let (since, until) = (bed.now.minus(Span::hours(2)), Some(bed.now.minus(Span::hours(1))));
+    bed.store.pause(&Pause { pool: None, by: "ann".into(), why: "upgrade".into(), since, until }).unwrap();
+    assert_eq!((send(bed, "two"), sent(bed).as_deref()), (SendPermit::First, Some("two")));
+    let unknown = bed.ids.op();
+    let at = SentRepair { at: bed.now, boot_id: None };
+    assert!(bed.store.record_sent(&bed.lease, (case, unknown), &pool, &at).is_err());
+    bed.assert_sound();
+}
+
+fn a_withdrawn_step_and_command_are_gone_and_audited(bed: &mut StoreTestbed) {
+    let (case, op) = requested_reboot(bed, "n1");
+    let repair = CommandKind::Repair { node: node("n2"), step: Repair::Reset, evict: false };
+    let command = bed.store.add_command(&repair, "ann", "hangs", bed.now).unwrap();
+    bed.commit(&[
+        WithReason::new(Action::WithdrawStep { case, node: node("n1"), op }, "withdrawn", "paused"),
+        WithReason::new(Action::WithdrawCommand { command, node: node("n2") }, "withdrawn", "too old"),
+    ]);
+    let stored = bed.store.case(case).unwrap().unwrap();
+    assert!(stored.steps.iter().all(|step| step.op != op) && stored.requested_repair().is_some(), "{stored:#?}");
+    assert!(bed.store.open_commands().unwrap().is_empty());
+    for (name, what, text) in [("n1", "withdraw-step", "paused"), ("n2", "withdraw-command", "too old")] {
+        let lines = bed.store.audit(10, Some(&node(name))).unwrap();
+        assert!(lines.iter().any(|line| line.what == what && line.text == text), "{lines:#?}");
     }
 }

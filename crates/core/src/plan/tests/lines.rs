@@ -46,6 +46,8 @@ pub(super) fn line(action: &WithReason<Action>) -> String {
         }
         Action::Propose { node, step, .. } => format!("propose {node} {step}"),
         Action::CompleteStep { done, .. } => format!("settle {}", if *done { "done" } else { "failed" }),
+        Action::WithdrawStep { node, .. } => format!("withdraw step of {node}"),
+        Action::WithdrawCommand { command, node } => format!("withdraw {command} on {node}"),
         Action::SetState { node, to: NodeState::Held { by }, .. } => format!("move {node} held by {by}"),
         Action::SetState { node, to, .. } => format!("move {node} {}", to.as_str()),
         Action::CloseCase { node, how, .. } => format!("close {node} {how}"),

@@ -4,7 +4,7 @@
 use super::super::{Action, Conclusion, Notice};
 use crate::{
     access::Place,
-    case::{CaseOutcome, CaseState, Step, StepKind, StepState},
+    case::{CaseOutcome, CaseState, SentRepair, Step, StepKind, StepState},
     finding::{Severity, Verdict},
     ids::{CaseId, HardwareId, JobId, NodeName, OpId, RunId, TestId},
     lifecycle::NodeState,
@@ -53,6 +53,11 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
         Action::RaiseSeverity { case, node } => worsen(snapshot, *case, node),
         Action::Advise { case, advice, .. } => case_of(snapshot, *case).advice = Some(*advice),
         Action::Step { case, node, step, op, attempts: tries } => {
+            let hardware = record(snapshot, node).node.hardware.clone();
+            let boot_id = hardware.and_then(|hardware| hardware.boot_id.clone());
+            if let Some(repair) = case_of(snapshot, *case).repair_with_op_mut(*op) {
+                repair.sent.get_or_insert(SentRepair { at, boot_id });
+            }
             effect(record(snapshot, node), *step, *case);
             add_step(snapshot, *case, *op, *step, StepState::Done, *tries);
         }
@@ -63,6 +68,8 @@ fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
             step.state = if *done { StepState::Done } else { StepState::Failed };
             step.at = at;
         }
+        Action::WithdrawStep { case, op, .. } => case_of(snapshot, *case).withdraw_step(*op),
+        Action::WithdrawCommand { command, .. } => snapshot.commands.retain(|known| known.id != *command),
         Action::SetState { node, to, case } => {
             let automatic = ["confirmed", "now-allowed"].contains(&action.code.as_str());
             if automatic && *to == NodeState::Quarantined {

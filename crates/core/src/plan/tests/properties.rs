@@ -69,6 +69,7 @@ fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
         | Action::Step { node, .. }
         | Action::RequestRepair { node, .. }
         | Action::Propose { node, .. }
+        | Action::WithdrawStep { node, .. }
         | Action::SetState { node, .. }
         | Action::CloseCase { node, .. }
         | Action::RebindCase { node, .. }
@@ -77,9 +78,11 @@ fn named(snapshot: &Snapshot, plan: &Plan, action: &Action) -> Vec<NodeName> {
         | Action::AttributeFault { node, .. }
         | Action::HardwareReplaced { node, .. } => vec![node.clone()],
         Action::Escalate { case, .. } | Action::CompleteStep { case, .. } => of_case(case),
-        Action::OpenBreaker | Action::Notice(_) | Action::CompleteCommand { .. } | Action::StartTrial { .. } => {
-            Vec::new()
-        }
+        Action::OpenBreaker
+        | Action::Notice(_)
+        | Action::CompleteCommand { .. }
+        | Action::WithdrawCommand { .. }
+        | Action::StartTrial { .. } => Vec::new(),
     }
 }
 
@@ -427,7 +430,8 @@ fn steps_are_allowed_and_careful(snapshot: &Snapshot, plan: &Plan) {
 }
 
 /// Checks a step of a case with a repair that an operator requested: it is that repair, by its one operation, and nothing
-/// begins in mode `observe` or during a pause. Returns whether there is such a repair.
+/// begins in mode `observe` or during a pause. The repair has begun once it was sent, not when it was intended. Returns
+/// whether there is such a repair.
 fn requested_step_is_in_order(
     snapshot: &Snapshot,
     record: &NodeRecord,
@@ -440,7 +444,11 @@ fn requested_step_is_in_order(
         assert_eq!((step, op), (repair.what.step(), repair.op), "{name}: not the step that was requested");
     }
     assert!(step != StepKind::Evict || repair.evict, "{name}: eviction was not requested");
-    let begins = !case.steps.iter().any(|known| known.op == op && known.state == StepState::Intended);
+    let begins = match step {
+        StepKind::Evict => true,
+        _ if step.destroys_evidence() => repair.sent.is_none(),
+        _ => !case.steps.iter().any(|known| known.op == op && known.state == StepState::Intended),
+    };
     let blocked = super::super::repair_block(snapshot, &record.node.pool).is_some();
     let changes = step.destroys_evidence() || matches!(step, StepKind::Mark | StepKind::Drain | StepKind::Evict);
     assert!(!(begins && changes && blocked), "{step} on {name} begins although repairs are blocked");

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     access::Place,
-    case::{Repair, RepairStep, StepKind, StepState},
+    case::{Repair, RepairStep, Step, StepKind, StepState},
     finding::{OpenFinding, Severity, Verdict},
     lifecycle::NodeState,
     node::{Hold, MarkKind, Occupancy, OurMark},
@@ -252,6 +252,8 @@ pub(super) enum ClusterEvent {
     Asked(CommandKind),
     BreakerClosed,
     Paused(Span),
+    /// The controller was killed after the commit of a requested repair: before it was sent, or right after.
+    KilledAtRepair(usize, bool),
 }
 
 pub(super) fn an_event() -> impl Strategy<Value = ClusterEvent> {
@@ -281,6 +283,7 @@ pub(super) fn an_event() -> impl Strategy<Value = ClusterEvent> {
         3 => a_wish(9).prop_map(E::Asked),
         1 => Just(E::BreakerClosed),
         1 => an_age().prop_map(E::Paused),
+        2 => (0_usize..9, any::<bool>()).prop_map(|(n, sent)| E::KilledAtRepair(n, sent)),
     ]
 }
 
@@ -300,6 +303,7 @@ pub(super) fn apply_event(cluster: &mut Cluster, event: &ClusterEvent) {
             let until = Some(snapshot.at.plus(*span));
             *cluster = cluster.clone().paused(Some(pool("gpu")), until);
         }
+        E::KilledAtRepair(n, sent) => kill_at_repair(snapshot, *n, *sent),
         E::Occupied(n, _)
         | E::Found(n, _)
         | E::Cleared(n)
@@ -313,6 +317,19 @@ pub(super) fn apply_event(cluster: &mut Cluster, event: &ClusterEvent) {
         | E::Rebooted(n)
         | E::AgentResult(n, _)
         | E::Heard(n) => apply_node_event(snapshot, *n, event),
+    }
+}
+
+fn kill_at_repair(snapshot: &mut Snapshot, n: usize, sent: bool) {
+    let Some(NodeState::Repairing { .. }) = snapshot.nodes.get(n).map(|record| &record.state) else { return };
+    let of_node = snapshot.nodes[n].case;
+    let Some(case) = snapshot.cases.iter_mut().find(|case| Some(case.id) == of_node) else { return };
+    let Some(op) = case.requested_repair().map(|(_, repair)| repair.op) else { return };
+    let done = |step: &&mut Step| step.op == op && step.state == StepState::Done;
+    let Some(step) = case.steps.iter_mut().find(done) else { return };
+    step.state = StepState::Intended;
+    if let Some(repair) = case.repair_with_op_mut(op).filter(|_| !sent) {
+        repair.sent = None;
     }
 }
 

@@ -1,4 +1,5 @@
-//! Cases that wait for an operator, steps that the policy leaves to an operator, and other nodes out of service.
+//! Cases that wait for an operator, steps that the policy leaves to an operator, other nodes out of service, and requested
+//! repairs that wait.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,8 @@ use crate::{
     finding::Severity,
     ids::NodeName,
     lifecycle::NodeState,
-    snapshot::NodeRecord,
+    plan::{self, WaitCause},
+    snapshot::{CommandKind, NodeRecord},
     time::{Span, Timestamp},
     view::{Facts, explain_node, service_state::StoredStatus},
 };
@@ -34,6 +36,7 @@ pub(super) fn items(facts: &Facts, stored: &StoredStatus) -> Vec<AttentionItem> 
     let records = facts.snapshot.nodes.iter().filter(|record| record.state.is_out_of_service());
     let others = records.filter(|record| !listed.contains(&record.node.name) && record.hold_at(facts.now).is_none());
     troubles.extend(others.map(|record| out_of_service(facts, record)));
+    troubles.extend(waiting_repairs(facts));
     grouped(facts, troubles)
 }
 
@@ -142,10 +145,15 @@ fn out_of_service(facts: &Facts, record: &NodeRecord) -> NodeTrouble {
     let case = facts.snapshot.cases.iter().find(|case| Some(case.id) == record.case && case.is_open());
     let since = case.map_or(record.since, |case| case.opened);
     let blocked = explain_node::blocked_by(facts, record);
-    let why = match (case, blocked) {
-        (_, Some(blocked)) => CaseReason { code: blocked.clone(), text: blocked },
-        (Some(case), None) => case_reason(case, Some(record)),
-        (None, None) => CaseReason { code: String::new(), text: String::new() },
+    let waits = plan::waiting_repair(&facts.snapshot, record, case).and_then(|waiting| {
+        let cause = waiting.cause.as_ref()?;
+        Some(CaseReason { code: cause.code.to_owned(), text: waiting.text() })
+    });
+    let why = match (case, waits, blocked) {
+        (_, Some(waits), _) => waits,
+        (_, None, Some(blocked)) => CaseReason { code: blocked.clone(), text: blocked },
+        (Some(case), None, None) => case_reason(case, Some(record)),
+        (None, None, None) => CaseReason { code: String::new(), text: String::new() },
     };
     let is_stuck = facts.now.since(since) > LONG || record.state == NodeState::Out;
     let (what, next) = match &record.state {
@@ -167,4 +175,33 @@ fn out_of_service(facts: &Facts, record: &NodeRecord) -> NodeTrouble {
         why_code: why.code,
         next,
     }
+}
+
+/// Returns the repairs that operators requested and that cannot begin yet. The node may still be in service.
+fn waiting_repairs(facts: &Facts) -> impl Iterator<Item = NodeTrouble> {
+    let nodes: BTreeSet<&NodeName> = facts
+        .snapshot
+        .commands
+        .iter()
+        .filter_map(|command| match &command.kind {
+            CommandKind::Repair { node, .. } => Some(node),
+            _ => None,
+        })
+        .collect();
+    nodes.into_iter().filter_map(|node| {
+        let (record, _) = facts.node(node)?;
+        let waiting = plan::waiting_repair(&facts.snapshot, record, None)?;
+        let WaitCause { code, text } = waiting.cause?;
+        Some(NodeTrouble {
+            kind: AttentionKind::RepairWaiting,
+            urgency: Urgency::Notice,
+            node: node.clone(),
+            since: Some(waiting.since),
+            case: None,
+            what: format!("{} requested by {} waits", waiting.what, waiting.by),
+            why: text,
+            why_code: code.to_owned(),
+            next: NextCommand::Why,
+        })
+    })
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    case::{Advice, Case, CaseState, RepairStep, Step, StepKind, StepState},
+    case::{Advice, Case, CaseState, Repair, RepairStep, Step, StepKind, StepState},
     classify::disturbed_repeatedly,
     finding::{Severity, Verdict},
     ids::{HardwareId, OpId, RunId, TestId},
@@ -11,7 +11,7 @@ use crate::{
     observation::{Entity, Event},
     plan::SkipReason,
     policy::Policy,
-    snapshot::{Breaker, Pause},
+    snapshot::{Breaker, CommandKind, Pause, PendingCommand},
     software::Software,
     time::Span,
     view::{
@@ -555,4 +555,28 @@ fn coverage_is_summed_by_suite_with_the_names_of_tests_that_are_not_pass() {
         (standard.not_pass.clone(), standard.lowest.clone()),
         (vec![test_id("storage")], Some((test_id("storage"), 0.0)))
     );
+}
+
+#[test]
+fn a_requested_repair_that_waits_is_listed_and_one_that_begins_next_is_not() {
+    let asked = |mut facts: Facts, node: &str| {
+        let kind = CommandKind::Repair { node: name(node), step: Repair::Reboot, evict: false };
+        let id = 1 + facts.snapshot.commands.len() as u64;
+        facts.snapshot.commands.push(PendingCommand { id, by: "ann".into(), why: "hangs".into(), at: hours(3), kind });
+        facts
+    };
+    let paused = |mut facts: Facts| {
+        let (by, why, since) = ("bob".to_owned(), "upgrade".to_owned(), hours(4));
+        facts.snapshot.pauses.push(Pause { pool: None, by, why, since, until: Some(NOW.plus(Span::hours(1))) });
+        facts
+    };
+    let view = status(&asked(fleet(), "a01"), &leads());
+    assert_eq!(kinds(&view), vec![], "it begins in the next cycle");
+    let view = status(&paused(asked(asked(fleet(), "a01"), "a02")), &leads());
+    let item = view.attention.iter().find(|item| item.kind == AttentionKind::RepairWaiting).unwrap();
+    assert_eq!((item.urgency, item.since, names(&item.nodes)), (Urgency::Notice, Some(hours(3)), vec!["a01", "a02"]));
+    assert!(
+        item.text.starts_with("2 nodes (a[01-02]): reboot requested by ann waits for 3h: everything is paused by bob")
+    );
+    assert_eq!(item.next.as_deref(), Some("doctor why a01"));
 }
