@@ -420,7 +420,7 @@ fn a_part_of_a_large_fleet_whose_jobs_fail_for_one_reason_is_reported_although_n
     assert_eq!(kinds(&failing(3)), [], "3 of 40 nodes may be a coincidence");
     let view = failing(4);
     assert_eq!((only(&view).urgency, only(&view).nodes.len()), (Urgency::Warning, 4));
-    let text = "4 nodes (n01,n03,n05,n07): the last validation jobs gave no result: no-result: not found";
+    let text = "4 nodes (n[01,03,05,07]): the last validation jobs gave no result: no-result: not found";
     assert_eq!(only(&view).text, text);
     assert_eq!(only(&failing(10)).urgency, Urgency::Critical);
 }
