@@ -156,7 +156,6 @@ fn reading_is_the_same(demo: &Demo) {
         "explain suites",
         "breaker show",
         "agent list",
-        "token list",
         "alert list --all",
         // Errors, with their hints and exit codes.
         "why node999",
@@ -286,13 +285,14 @@ fn tokens_are_required_and_roles_hold(demo: &Demo) {
     }
     let none = demo.workdir.expect(3, &["status", "--server", &format!("http://{}", demo.address)]);
     none.stderr_contains("sign in required").stderr_contains("doctor token create");
-    for args in [&["hold", "node001", "--why", "x", "--yes"][..], &["config", "show"]] {
+    for args in [&["hold", "node001", "--why", "x", "--yes"][..], &["config", "show"], &["token", "list"]] {
         let output = demo.remote(args);
         assert_eq!(output.code, 3, "{}", output.err);
         output.stderr_contains("the role operator is required; the caller has the role viewer");
     }
     demo.use_token("op", "operator");
     demo.same(&["config", "show"]);
+    demo.same(&["token", "list"]);
 }
 
 fn changes_are_planned_confirmed_and_refused(demo: &Demo) {
