@@ -118,8 +118,8 @@ pub enum SendPermit {
 }
 
 impl Store {
-    /// Records that a requested repair is sent now, unless it is paused. Both happen in one transaction: once an operator's
-    /// pause is stored, nothing begins that was not sent before.
+    /// Records that a requested repair is sent now, unless it is paused. The pauses are read in the same transaction, so that
+    /// one that was stored since the plan was made still stops the repair.
     pub fn record_sent(
         &self,
         lease: &Lease,

@@ -41,7 +41,8 @@ pub(crate) struct ChangeArgs {
 pub(crate) struct NodeChangeArgs {
     #[command(flatten)]
     change_args: ChangeArgs,
-    /// Number of nodes that the command names. Required with `--yes` for more nodes than the circuit breaker would allow.
+    /// Number of nodes that the command names. Required with `--yes` for more nodes than the circuit breaker would allow;
+    /// those that operators took out within the hour or requested to take out count.
     #[arg(long, value_name = "N")]
     confirm_nodes: Option<u64>,
 }

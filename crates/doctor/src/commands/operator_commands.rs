@@ -59,6 +59,9 @@ pub(crate) struct HoldArgs {
 }
 
 /// End a hold, and requalify nodes that were out of service before users get them.
+///
+/// A repair that an operator requested goes on when the hold ends. On a node that is not held, a repair that was not sent to
+/// the cluster yet is withdrawn; the plan of the command says so.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReleaseArgs {
     /// Nodes: node[01-64], pool=NAME, state=STATE, or a name with `*`.
@@ -96,7 +99,9 @@ pub(crate) struct QuarantineArgs {
 /// The node is marked and drained. When its user work has ended, its evidence is saved and the step is performed once. A
 /// node that passes its requalification returns to service; otherwise the operator decides again: no harsher step follows
 /// by itself. The command needs no entry below `[allow]`, and the circuit breaker does not block it. It is refused where
-/// the cluster cannot do it, in mode `observe`, and while the pool of a node is paused.
+/// the cluster cannot do it, in mode `observe`, while the pool of a node is paused, and while another party keeps the node
+/// out of service. `doctor pause` stops what was not sent to the cluster yet. A repair that cannot begin within 24 hours is
+/// withdrawn.
 ///
 /// Example: `doctor repair gpu-a07 --step reboot --why "hangs in NCCL"`.
 #[derive(Debug, clap::Args)]

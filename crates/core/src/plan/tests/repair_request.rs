@@ -448,7 +448,7 @@ fn a_step_in_progress_ends_before_the_next_one_begins() {
     let mut cluster = asked(node.step(step), Repair::Reboot, false).policy(|policy| policy.mode = Mode::Act);
     let lines = cluster.cycle();
     assert!(!lines.iter().any(|line| line.contains("reboot")), "{lines:?}");
-    cluster.wait(20.hours());
+    cluster.wait(2.hours());
     let lines = cycles(&mut cluster, 2);
     assert!(lines.contains(&"request a reboot: operator".to_owned()), "{lines:?}");
 }

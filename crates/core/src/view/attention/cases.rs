@@ -188,7 +188,7 @@ fn waiting_repairs(facts: &Facts) -> impl Iterator<Item = NodeTrouble> {
             _ => None,
         })
         .collect();
-    nodes.into_iter().filter_map(|node| {
+    nodes.into_iter().filter_map(move |node| {
         let (record, _) = facts.node(node)?;
         let waiting = plan::waiting_repair(&facts.snapshot, record, None)?;
         let WaitCause { code, text } = waiting.cause?;
