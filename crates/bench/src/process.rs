@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -36,7 +36,8 @@ impl Running {
     }
 
     /// Sends SIGTERM and waits for the process.
-    pub(crate) fn stop(mut self) -> Result<ExitStatus> {
+    #[cfg(feature = "kubernetes")]
+    pub(crate) fn stop(mut self) -> Result<std::process::ExitStatus> {
         self.signal(Signal::TERM)?;
         self.0.wait().context("waiting for the process")
     }
