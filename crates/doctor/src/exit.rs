@@ -50,7 +50,9 @@ impl Exit {
             Self::NotLeader => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
             Self::Damaged => "the store is damaged or has another schema; it was not changed",
-            Self::Superseded => "a newer controller has migrated the store while this one ran; it stopped and changed nothing",
+            Self::Superseded => {
+                "a newer controller has migrated the store while this one ran; it stopped and changed nothing"
+            }
         }
     }
 }

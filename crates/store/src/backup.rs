@@ -3,7 +3,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use rusqlite::{Connection, OptionalExtension, backup::{Backup, StepResult}};
+use rusqlite::{
+    Connection, OptionalExtension,
+    backup::{Backup, StepResult},
+};
 
 use super::{
     Store,
@@ -91,9 +94,11 @@ pub(super) fn export_as(tx: &mut Tx<'_>, copy: &mut Connection, history: SchemaH
 /// Returns the tables of a SQLite store in an order that satisfies references on insert: known tables first.
 fn tables_of(copy: &Connection) -> Result<Vec<String>> {
     let fail = sqlite_error("reading the schema");
-    let sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name <> 'schema_version'";
+    let sql =
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name <> 'schema_version'";
     let mut statement = copy.prepare(sql).map_err(&fail)?;
-    let mut names: Vec<String> = statement.query_map((), |row| row.get(0)).and_then(Iterator::collect).map_err(&fail)?;
+    let mut names: Vec<String> =
+        statement.query_map((), |row| row.get(0)).and_then(Iterator::collect).map_err(&fail)?;
     let place = |name: &str| schema::TABLES.iter().position(|table| *table == name).unwrap_or(schema::TABLES.len());
     names.sort_by_key(|name| place(name));
     Ok(names)

@@ -33,9 +33,8 @@ impl Tx<'_> {
     pub(super) fn highest_ids(&mut self) -> Result<[Option<i64>; 3]> {
         let sql = "SELECT (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), (SELECT MAX(id) FROM outcome), \
                    (SELECT MAX(version) FROM schema_version)";
-        let there = self.first(LOAD, sql, &[], |row| {
-            Ok(([row.opt_int(0)?, row.opt_int(1)?, row.opt_int(2)?], row.opt_int(3)?))
-        })?;
+        let there = self
+            .first(LOAD, sql, &[], |row| Ok(([row.opt_int(0)?, row.opt_int(1)?, row.opt_int(2)?], row.opt_int(3)?)))?;
         let (there, schema) = there.unwrap_or_default();
         self.schema = schema.unwrap_or(0);
         Ok(there)

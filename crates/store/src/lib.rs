@@ -76,9 +76,11 @@ mod verify;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+#[doc(hidden)]
+pub use self::schema::Migration;
 use self::{
     db::{Access, Db, Tx},
     id_cache::IdCache,
@@ -86,8 +88,6 @@ use self::{
     migration::Migrator,
     schema::SchemaHistory,
 };
-#[doc(hidden)]
-pub use self::schema::Migration;
 pub use self::{
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
@@ -116,12 +116,17 @@ struct Shared {
     last_publish: Mutex<Option<publish::LastCopy>>,
     ingest_queue: IngestQueue,
     schema: SchemaHistory,
+    /// When the schema was last checked for queries that do not check it themselves.
+    schema_checked: Mutex<Option<Instant>>,
     /// Set in a controller: migrates the store when the controller leads.
     migrator: Option<Migrator>,
 }
 
 /// Key of the store's own identity in `meta`, by which the store recognises its published copy.
 const STORE_ID: &str = "store-id";
+
+/// How long a reading process may not notice that a newer program has migrated the store.
+const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Store {
     /// Opens a store for changes, creating it if it does not exist. It migrates nothing.
@@ -146,11 +151,7 @@ impl Store {
     /// # Errors
     /// Those of [`Self::open_to_lead`].
     #[doc(hidden)]
-    pub fn open_as_later_program(
-        url: &StoreUrl,
-        backup: MigrationBackup,
-        later: &'static [Migration],
-    ) -> Result<Self> {
+    pub fn open_as_later_program(url: &StoreUrl, backup: MigrationBackup, later: &'static [Migration]) -> Result<Self> {
         Self::open_to_lead_as(url, backup, SchemaHistory::followed_by(later))
     }
 
@@ -184,6 +185,7 @@ impl Store {
             last_publish: Mutex::default(),
             ingest_queue: queue,
             schema,
+            schema_checked: Mutex::default(),
             migrator,
         };
         Self { shared: Arc::new(shared), deadline: None }
@@ -241,10 +243,24 @@ impl Store {
     /// the query requests or finds (`None`, unreadable) a name that is not cached.
     fn query_once<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
         self.prepare_read()?;
+        self.check_schema_if_due()?;
         match self.transaction(Access::ReadStatement, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
         }
+    }
+
+    /// Checks now and then that this program still reads the store correctly, for queries of one statement: a check in each
+    /// would double what they cost.
+    fn check_schema_if_due(&self) -> Result<()> {
+        // Another thread that checks does so for all.
+        let Ok(mut checked) = self.shared.schema_checked.try_lock() else { return Ok(()) };
+        if checked.is_some_and(|at| at.elapsed() < SCHEMA_CHECK_INTERVAL) {
+            return Ok(());
+        }
+        self.transaction(Access::Read, &mut |tx| schema::check_existing(tx, self.shared.schema))?;
+        *checked = Some(Instant::now());
+        Ok(())
     }
 
     /// Runs a controller's write, which fails if another controller has taken the lease.

@@ -19,8 +19,7 @@ use std::{
 use doctor_core::time::{Span, Timestamp};
 
 use super::{
-    Store,
-    backup,
+    Store, backup,
     db::{Access, Db, Tx, vals},
     error::{Result, StoreError},
     fencing::{self, Lease, LeaseError, LeaseRow, is_dead_local_process},

@@ -155,7 +155,8 @@ fn free_name(folder: &Path, stem: &str) -> std::result::Result<PathBuf, String> 
         _ => folder.join(format!("{stem}.{number}.bak")),
     });
     // A link counts as existing, wherever it points.
-    let mut free = names.filter(|path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+    let mut free =
+        names.filter(|path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
     free.next().ok_or_else(|| format!("{MOST} backups of this schema are in {}: move them away", folder.display()))
 }
 

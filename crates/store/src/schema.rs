@@ -170,7 +170,8 @@ fn apply(tx: &mut Tx<'_>, history: SchemaHistory, target: i64, found: Option<i64
     if changed {
         let since = readable_since.to_string();
         for (key, value) in [(READABLE_SINCE, since.as_str()), (MIGRATED_BY, env!("CARGO_PKG_VERSION"))] {
-            let sql = "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
+            let sql =
+                "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
             tx.execute(operation, sql, vals![key, value])?;
         }
     }

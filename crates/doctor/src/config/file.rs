@@ -187,8 +187,9 @@ impl RawConfig {
             // A mistyped word would otherwise be a directory beside the file.
             path if path.contains('/') => Ok(MigrationBackup::Directory(config_dir.join(path))),
             word => {
-                let message =
-                    format!("`migration_backup` is `{word}`, expected \"auto\", \"none\" or a directory such as \"./backups\"");
+                let message = format!(
+                    "`migration_backup` is `{word}`, expected \"auto\", \"none\" or a directory such as \"./backups\""
+                );
                 Err(TomlError::at(text, Some(self.migration_backup.span()), message))
             }
         }
