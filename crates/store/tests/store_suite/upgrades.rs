@@ -43,10 +43,8 @@ const RENAMED: Migration = Migration {
 };
 const COMPATIBLE: &[Migration] = &[ADDED];
 const LATER: &[Migration] = &[ADDED, RENAMED];
-const BROKEN: &[Migration] = &[
-    ADDED,
-    Migration { sql: "DELETE FROM skip_reason; INSERT INTO no_such_table VALUES (1);", readable_since: NOW },
-];
+const BROKEN: &[Migration] =
+    &[ADDED, Migration { sql: "DELETE FROM skip_reason; INSERT INTO no_such_table VALUES (1);", readable_since: NOW }];
 
 const TTL: Span = Span::minutes(1);
 
@@ -191,7 +189,8 @@ fn a_reader_names_both_versions_where_it_would_misread_a_newer_store() {
         ];
         for error in errors {
             let text = error.to_string();
-            let (theirs, ours) = (format!("schema {} (written by doctor {version})", NOW + 2), format!("(doctor {version})"));
+            let (theirs, ours) =
+                (format!("schema {} (written by doctor {version})", NOW + 2), format!("(doctor {version})"));
             assert!(text.contains(&theirs) && text.contains(&ours), "{text}");
         }
     }
@@ -211,7 +210,8 @@ fn create_first_schema(url: &StoreUrl) {
     let places = ["{serial}", "{number}", "{ref}", "{blob}", "{compact}", "{only-postgres}"];
     let script = places.iter().zip(words).fold(script.to_owned(), |text, (place, word)| text.replace(place, word));
     let rows = "INSERT INTO node (name, state, state_since) VALUES ('n1', '\"in-service\"', 0)";
-    let version = "CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY); INSERT INTO schema_version VALUES (11)";
+    let version =
+        "CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY); INSERT INTO schema_version VALUES (11)";
     run_sql(url, &format!("{script};{version};{rows}"));
 }
 
@@ -263,7 +263,9 @@ fn a_store_without_room_for_its_backup_keeps_its_schema() {
         let until = bed.wait(Span::days(40_000));
         // The process file system has no free block.
         let later = Store::open_as_later_program(bed.url(), MigrationBackup::Directory("/proc".into()), LATER).unwrap();
-        let LeaseError::Store(error) = later.acquire("new", until, TTL).unwrap_err() else { panic!("there is no room") };
+        let LeaseError::Store(error) = later.acquire("new", until, TTL).unwrap_err() else {
+            panic!("there is no room")
+        };
         assert!(matches!(error, StoreError::NoMigrationBackup { from: NOW, .. }), "{error}");
         assert!(error.to_string().contains("in /proc, where 0 MB are free"), "{error}");
         assert_eq!(schema_of(bed.url()), NOW);
@@ -365,7 +367,8 @@ fn a_migration_killed_at_any_instant_leaves_the_old_or_the_new_schema() {
             wait_for_its_sessions(&copy.url);
             let found = schema_of(&copy.url);
             let backups = backups_in(&copy.folder);
-            let complete: Vec<&PathBuf> = backups.iter().filter(|path| path.extension() == Some("bak".as_ref())).collect();
+            let complete: Vec<&PathBuf> =
+                backups.iter().filter(|path| path.extension() == Some("bak".as_ref())).collect();
             if found == NOW {
                 old += 1;
                 let store = Store::open(&copy.url).unwrap();
@@ -451,6 +454,8 @@ fn a_process_that_migrates() {
 fn run_sql(url: &StoreUrl, sql: &str) {
     match url {
         StoreUrl::Sqlite(path) => Connection::open(path).unwrap().execute_batch(sql).unwrap(),
-        StoreUrl::Postgres(text) => ::postgres::Client::connect(text, ::postgres::NoTls).unwrap().batch_execute(sql).unwrap(),
+        StoreUrl::Postgres(text) => {
+            ::postgres::Client::connect(text, ::postgres::NoTls).unwrap().batch_execute(sql).unwrap()
+        }
     }
 }
