@@ -121,13 +121,13 @@ impl Config {
             url @ StoreUrl::Postgres(_) => url,
         };
         Store::check_url(&store).map_err(bad_store)?;
+        let migration_backup = written.migration_backup(text, &store, config_dir)?;
         let data = config_dir.join(&written.data);
         let policy = written.policy.map(|path| config_dir.join(path));
         let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
         alerts.resolve(config_dir);
         let mut telemetry = written.telemetry.map(Spanned::into_inner).unwrap_or_default();
         telemetry.resolve(config_dir);
-        let migration_backup = written.migration_backup(text, &store, config_dir)?;
         let state = state_directory(&store);
         let service = ServiceSettings { state: &state, data: &data, policy: policy.as_deref() };
         let sections = written.backend.map(Spanned::into_inner).unwrap_or_default();
