@@ -34,7 +34,7 @@ impl Store {
         restrict(&temporary.path)?;
         match self.shared.db.with_sqlite(|live| copy_pages(live, &mut copy)) {
             Some(copied) => copied?,
-            None => self.export(&mut copy)?,
+            None => self.export(&copy)?,
         }
         copy.close().map_err(|(_, error)| sqlite_error("closing the backup")(error))?;
         temporary.rename(dest)
@@ -65,7 +65,7 @@ impl Store {
         })
     }
 
-    fn export(&self, copy: &mut Connection) -> Result<()> {
+    fn export(&self, copy: &Connection) -> Result<()> {
         self.read(|tx| {
             let found = tx.schema;
             export_as(tx, copy, self.shared.schema, found)
@@ -74,7 +74,7 @@ impl Store {
 }
 
 /// Copies all tables of a store that has this schema, which may be older, into an empty SQLite database.
-pub(super) fn export_as(tx: &mut Tx<'_>, copy: &mut Connection, history: SchemaHistory, found: i64) -> Result<()> {
+pub(super) fn export_as(tx: &mut Tx<'_>, copy: &Connection, history: SchemaHistory, found: i64) -> Result<()> {
     if found > history.latest() {
         // It may have columns that this program does not know.
         return Err(schema::newer(tx, history, found));

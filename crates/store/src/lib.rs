@@ -233,7 +233,8 @@ impl Store {
         self.prepare_read()?;
         self.transaction(Access::Read, &mut |tx| {
             let ids = tx.highest_ids()?;
-            schema::check_readable(tx, self.shared.schema, tx.schema)?;
+            let found = tx.schema;
+            schema::check_readable(tx, self.shared.schema, found)?;
             tx.load_new_ids(ids)?;
             body(tx)
         })

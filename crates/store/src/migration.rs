@@ -124,7 +124,7 @@ impl Store {
         migrator.is_running.store(false, Ordering::Relaxed);
         done?;
         match attempt {
-            Attempt::HeldByOther(held) => return Err(LeaseError::Held { by: held.holder, until: held.expires }),
+            Attempt::HeldByOther(held) => Err(LeaseError::Held { by: held.holder, until: held.expires }),
             Attempt::NothingToDo => {
                 migrator.is_current.store(true, Ordering::Relaxed);
                 Ok(None)

@@ -108,7 +108,9 @@ fn migrate(context: &Context, args: &MigrateArgs) -> Result<Exit> {
             Some(schema) => format!("Nothing to do: the store has schema {schema}, that of this version."),
             None => "Nothing to do: the store is empty; the first start creates its schema.".to_owned(),
         };
-        context.out.show(&serde_json::json!({ "schema": schema, "migrated": false }), |page| page.line(line))?;
+        context.out.show(&serde_json::json!({ "schema": schema, "migrated": false }), |page| {
+            page.line(&line);
+        })?;
         return Ok(Exit::Ok);
     };
     let at = SystemClock.now();

@@ -172,7 +172,7 @@ fn check_upgrade(url: &StoreUrl, backups: &Path, expected: &Tables) {
 
 /// Returns where a released table, or `table.column`, is kept today.
 fn kept_as(released: &str) -> &str {
-    KEPT_ELSEWHERE.iter().find(|(name, _)| *name == released).map_or(released, |(_, today)| today)
+    KEPT_ELSEWHERE.iter().find(|(name, _)| *name == released).map_or(released, |(_, today)| *today)
 }
 
 fn column_of(path: &str) -> String {

@@ -174,7 +174,7 @@ fn error_of<T>(mut query: impl FnMut() -> Result<T, StoreError>) -> StoreError {
 fn a_reader_names_both_versions_where_it_would_misread_a_newer_store() {
     for mut bed in stores() {
         let reader = Store::open_to_read(bed.url()).unwrap();
-        assert_eq!(reader.tokens().unwrap(), []);
+        assert!(reader.tokens().unwrap().is_empty());
         let until = bed.wait(Span::days(40_000));
         open_later(&bed, LATER).acquire("new", until, TTL).unwrap();
         let version = env!("CARGO_PKG_VERSION");
@@ -309,13 +309,15 @@ fn a_write_during_a_migration_lands_before_it_or_fails_by_the_schema() {
         bed.store.release(&bed.lease).unwrap();
         let written = AtomicU32::new(0);
         let began = Instant::now();
-        let now = bed.now;
+        let (now, url) = (bed.now, bed.url().clone());
         thread::scope(|scope| {
             let write = || {
                 loop {
-                    let held = Store::open(bed.url()).and_then(|store| store.hold(&node("n1"), &hold_at(now)));
+                    let held = Store::open(&url).and_then(|store| store.hold(&node("n1"), &hold_at(now)));
                     match held {
-                        Ok(()) => drop(written.fetch_add(1, Ordering::Relaxed)),
+                        Ok(()) => {
+                            written.fetch_add(1, Ordering::Relaxed);
+                        }
                         Err(error) if error.is_superseded() => return,
                         // SQLite's one writer is busy.
                         Err(StoreError::Sqlite { .. }) => {}
@@ -341,7 +343,7 @@ fn a_write_during_a_migration_lands_before_it_or_fails_by_the_schema() {
 
 #[test]
 fn a_migration_killed_at_any_instant_leaves_the_old_or_the_new_schema() {
-    let kills = std::env::var("DOCTOR_MIGRATION_KILLS").map_or(12, |text| text.parse().unwrap());
+    let kills: u32 = std::env::var("DOCTOR_MIGRATION_KILLS").map_or(12, |text| text.parse().unwrap());
     for bed in stores() {
         bed.store.release(&bed.lease).unwrap();
         let folder = tempfile::tempdir().unwrap();
