@@ -123,6 +123,8 @@ impl StoreError {
         match self {
             Self::Unreadable { .. } => true,
             Self::Postgres { source, .. } => source.code().is_some(),
+            // A table or column that is missing.
+            Self::Sqlite { source: rusqlite::Error::SqlInputError { .. }, .. } => true,
             Self::Sqlite { source, .. } => matches!(
                 source.sqlite_error_code(),
                 Some(rusqlite::ErrorCode::Unknown | rusqlite::ErrorCode::ConstraintViolation)
