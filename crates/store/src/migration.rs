@@ -22,7 +22,7 @@ use super::{
     Store, backup,
     db::{Access, Db, Tx, vals},
     error::{Result, StoreError},
-    fencing::{self, Lease, LeaseError, LeaseRow, is_dead_local_process},
+    fencing::{self, LeaseError, LeaseRow, is_dead_local_process},
     migration_backup::{self, MigrationBackup, PlannedBackup},
     schema::{self, SchemaHistory},
     url::StoreUrl,
