@@ -240,8 +240,13 @@ pub struct AgentInbox {
 
 impl AgentInbox {
     pub(super) fn new(queue: Arc<AgentQueue>, store: Store, now: Timestamp) -> Result<Self, StoreError> {
-        let inbox = Self { queue, store, last_saved: now, last_confirmed: now };
-        inbox.reload_agents()?;
+        let mut inbox = Self { queue, store, last_saved: now, last_confirmed: now };
+        match inbox.reload_agents() {
+            // This controller waits for the lease to migrate the store, and accepts no report before. The agents are
+            // loaded with the first cycle that it leads.
+            Err(error) if error.awaits_migration() => inbox.last_saved = now.minus(STORE_INTERVAL),
+            loaded => loaded?,
+        }
         Ok(inbox)
     }
 

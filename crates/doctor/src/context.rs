@@ -123,6 +123,14 @@ impl Context {
         open(&config.store)
     }
 
+    /// Opens the store of a controller, creates it if it does not exist, and migrates it when the controller leads.
+    pub(crate) fn open_store_to_lead(&self) -> Result<Store> {
+        let config = self.config()?;
+        config.create_directories(&self.config_source()?)?;
+        let opened = Store::open_to_lead(&config.store, config.migration_backup.clone());
+        opened.map_err(|source| store_failure(&config.store, source))
+    }
+
     /// Opens the existing store for reading, which needs no write permission and migrates nothing. A missing SQLite file
     /// is an error: a mistyped path must not create an empty database.
     pub(crate) fn store(&self) -> Result<Store> {
@@ -137,7 +145,8 @@ impl Context {
         open(self.existing_store()?)
     }
 
-    fn existing_store(&self) -> Result<&StoreUrl> {
+    /// Returns where the existing store is. A missing SQLite file is an error.
+    pub(crate) fn existing_store(&self) -> Result<&StoreUrl> {
         match &self.config()?.store {
             // A directory that this user may not search hides the file; opening it reports that.
             StoreUrl::Sqlite(path) if matches!(path.try_exists(), Ok(false)) => {

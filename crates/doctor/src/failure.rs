@@ -49,6 +49,12 @@ pub(crate) enum Failure {
     Web(#[from] ApiServerError),
     #[error("another controller leads: {by} until {until}")]
     NotLeader { by: String, until: doctor_core::time::Timestamp },
+    /// A newer program has migrated the store of this controller.
+    #[error(
+        "the store has schema {found}, this program knows up to {known}; a newer controller has taken over{}",
+        by.as_deref().map(|version| format!(" (doctor {version})")).unwrap_or_default()
+    )]
+    Superseded { found: i64, known: i64, by: Option<String> },
     #[error("{operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("writing to standard output")]
@@ -114,6 +120,7 @@ impl Failure {
             | Self::File { .. }
             | Self::Output(_) => Exit::Unreachable,
             Self::NotLeader { .. } => Exit::NotLeader,
+            Self::Superseded { .. } => Exit::Superseded,
             Self::NotConfirmed | Self::NumberNotConfirmed { .. } => Exit::NotConfirmed,
         }
     }
@@ -125,6 +132,11 @@ impl Failure {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
             }
             Self::NotLeader { .. } => "`doctor status` shows it; stop it, or wait until its lease expires".to_owned(),
+            Self::Superseded { .. } => {
+                "start the newer version here too, or stop it and restore the backup of the older schema \
+                 (docs/guide/operations.md)"
+                    .to_owned()
+            }
             Self::Unknown { name, known, .. } => {
                 let near = near::near_in_list(name, known);
                 let all = format!("known: {known}");
@@ -237,6 +249,7 @@ impl From<CycleError> for Failure {
     fn from(error: CycleError) -> Self {
         match error {
             CycleError::NotLeader { by, until } => Self::NotLeader { by, until },
+            CycleError::Store(StoreError::NewerSchema { found, known, by }) => Self::Superseded { found, known, by },
             CycleError::Store(error) => Self::Store(error),
         }
     }

@@ -118,7 +118,13 @@ fn judge_store(config: &Config, source: &ConfigSource) -> Result<StoreProbe> {
         // The service creates the directory of the data, and with it that of the store; see `judge_share`.
         return Ok(StoreProbe::default());
     }
-    Store::probe(url).map_err(|source| context::store_failure(url, source))
+    let probe = Store::probe(url).map_err(|source| context::store_failure(url, source))?;
+    if probe.schema.is_some() && !probe.is_current() {
+        // Found out now, while the controller of the older version still leads.
+        let planned = Store::plan_migration(url, &config.migration_backup);
+        planned.map_err(|source| context::store_failure(url, source))?;
+    }
+    Ok(probe)
 }
 
 /// Returns a remark if the directory is full: that must not keep the service from starting.

@@ -3,7 +3,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use rusqlite::{Connection, OptionalExtension, backup::Backup};
+use rusqlite::{
+    Connection, OptionalExtension,
+    backup::{Backup, StepResult},
+};
 
 use super::{
     Store,
@@ -13,11 +16,9 @@ use super::{
     id_cache::IdCache,
     ingest_queue,
     publish::TemporaryFile,
-    schema,
+    schema::{self, SchemaHistory},
 };
 
-/// Pages copied per step; writers proceed between steps.
-const PAGES: std::ffi::c_int = 4096;
 /// Rows sent to PostgreSQL at a time.
 const ROWS: usize = 1000;
 
@@ -41,7 +42,7 @@ impl Store {
 
     /// Restores a backup into this store, which must be empty.
     pub fn restore(&self, from: &Path) -> Result<()> {
-        let source = open_backup(from)?;
+        let source = open_backup(from, self.shared.schema)?;
         self.write_unfenced(Access::WriteExclusive, |tx| {
             refuse_unless_empty(tx)?;
             let mut from = Tx::new(Conn::Sqlite(&source), Arc::default());
@@ -66,17 +67,41 @@ impl Store {
 
     fn export(&self, copy: &Connection) -> Result<()> {
         self.read(|tx| {
-            copy.execute_batch("BEGIN").map_err(sqlite_error("exporting"))?;
-            let mut to = Tx::new(Conn::Sqlite(copy), Arc::default());
-            schema::migrate(&mut to)?;
-            to.execute("exporting", "DELETE FROM lease", &[])?;
-            for table in schema::TABLES {
-                let columns = columns_of(copy, table)?;
-                copy_table(tx, &mut to, table, &columns)?;
-            }
-            copy.execute_batch("COMMIT").map_err(sqlite_error("exporting"))
+            let found = tx.schema;
+            export_as(tx, copy, self.shared.schema, found)
         })
     }
+}
+
+/// Copies all tables of a store that has this schema, which may be older, into an empty SQLite database.
+pub(super) fn export_as(tx: &mut Tx<'_>, copy: &Connection, history: SchemaHistory, found: i64) -> Result<()> {
+    if found > history.latest() {
+        // It may have columns that this program does not know.
+        return Err(schema::newer(tx, history, found));
+    }
+    copy.execute_batch("BEGIN").map_err(sqlite_error("exporting"))?;
+    let mut to = Tx::new(Conn::Sqlite(copy), Arc::default());
+    schema::create_at(&mut to, history, found)?;
+    for table in tables_of(copy)? {
+        // The migrations have written the lease, and who wrote the schema.
+        to.execute("exporting", &format!("DELETE FROM {table}"), &[])?;
+        let columns = columns_of(copy, &table)?;
+        copy_table(tx, &mut to, &table, &columns)?;
+    }
+    copy.execute_batch("COMMIT").map_err(sqlite_error("exporting"))
+}
+
+/// Returns the tables of a SQLite store in an order that satisfies references on insert: known tables first.
+fn tables_of(copy: &Connection) -> Result<Vec<String>> {
+    let fail = sqlite_error("reading the schema");
+    let sql =
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name <> 'schema_version'";
+    let mut statement = copy.prepare(sql).map_err(&fail)?;
+    let mut names: Vec<String> =
+        statement.query_map((), |row| row.get(0)).and_then(Iterator::collect).map_err(&fail)?;
+    let place = |name: &str| schema::TABLES.iter().position(|table| *table == name).unwrap_or(schema::TABLES.len());
+    names.sort_by_key(|name| place(name));
+    Ok(names)
 }
 
 /// Restricts the file to its owner: a backup contains the keys of active runs.
@@ -86,18 +111,25 @@ fn restrict(path: &Path) -> Result<()> {
     std::fs::set_permissions(path, owner_only).map_err(super::publish::file_error("restricting", path))
 }
 
-fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
+/// Copies a SQLite database as of now. All pages are one step: SQLite begins again with a copy in steps whenever another
+/// connection writes, and a controller always does. Writers proceed meanwhile.
+pub(super) fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
+    const ALL: std::ffi::c_int = -1;
+    /// Between attempts while the database is locked, which only a recovery of its log does.
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
     let fail = sqlite_error("backing up");
     {
         let backup = Backup::new(live, copy).map_err(&fail)?;
-        backup.run_to_completion(PAGES, std::time::Duration::ZERO, None).map_err(&fail)?;
+        while backup.step(ALL).map_err(&fail)? != StepResult::Done {
+            std::thread::sleep(PAUSE);
+        }
     }
     // A single file, without a write-ahead log beside it.
     copy.query_row("PRAGMA journal_mode = DELETE", (), |_| Ok(())).map_err(&fail)
 }
 
 /// Opens and checks a backup. An older one is migrated in memory; the file is unchanged.
-fn open_backup(path: &Path) -> Result<Connection> {
+fn open_backup(path: &Path, history: SchemaHistory) -> Result<Connection> {
     let damaged = |why: String| StoreError::Damaged { path: path.to_owned(), why };
     let no_store = || damaged("it is a SQLite database but not a backup of a store".to_owned());
     let file = open_read_only(path)?;
@@ -113,13 +145,16 @@ fn open_backup(path: &Path) -> Result<Connection> {
         .map_err(|_| no_store())?
         .flatten();
     let version = version.ok_or_else(no_store)?;
-    schema::check(version)?;
-    if version == schema::LATEST_VERSION {
+    if version == history.latest() {
         return Ok(file);
+    }
+    match schema::check_writable(&mut Tx::new(Conn::Sqlite(&file), Arc::default()), history, version) {
+        Err(error) if !error.awaits_migration() => return Err(error),
+        _ => {}
     }
     let mut memory = Connection::open_in_memory().map_err(sqlite_error("restoring"))?;
     copy_pages(&file, &mut memory)?;
-    schema::migrate(&mut Tx::new(Conn::Sqlite(&memory), Arc::default()))?;
+    schema::migrate(&mut Tx::new(Conn::Sqlite(&memory), Arc::default()), history)?;
     Ok(memory)
 }
 

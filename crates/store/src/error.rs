@@ -25,10 +25,13 @@ pub enum StoreError {
     )]
     Damaged { path: PathBuf, why: String },
 
+    /// A newer program has migrated the store. `by`: its version, if the store says so.
     #[error(
-        "the store has schema {found}, this program supports up to {known}: use the version that wrote it, or newer"
+        "the store has schema {found}{}, this program (doctor {}) knows schemas up to {known}: use the version that \
+         migrated it, or newer",
+        migrated_by(by.as_deref()), env!("CARGO_PKG_VERSION")
     )]
-    NewerSchema { found: i64, known: i64 },
+    NewerSchema { found: i64, known: i64, by: Option<String> },
 
     #[error(
         "the store has schema {found} of a development version, which this program cannot read: move the SQLite file \
@@ -40,10 +43,19 @@ pub enum StoreError {
     NoSchema,
 
     #[error(
-        "the store has schema {found}, this program reads schema {needed}, and a command that only reads does not migrate \
-         it: start this version's controller, which migrates it, or use the version that wrote it"
+        "the store has schema {found}, this program (doctor {}) needs schema {needed} for this, and only a controller that \
+         leads migrates it: start this version's controller (`doctor serve`), run `doctor db migrate`, or use the version \
+         that wrote the store",
+        env!("CARGO_PKG_VERSION")
     )]
     NotMigrated { found: i64, needed: i64 },
+
+    /// The backup before a migration cannot be written. The store keeps its old schema.
+    #[error(
+        "the schema of the store was not migrated from {from} to {to}, because {why}: nothing was changed. The setting \
+         `migration_backup` names another directory, or \"none\" if this store is backed up by other means"
+    )]
+    NoMigrationBackup { from: i64, to: i64, why: String },
 
     #[error(
         "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
@@ -103,8 +115,38 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the caller no longer leads and must stop acting.
     pub const fn is_lease_lost(&self) -> bool {
-        matches!(self, Self::LeaseLost { .. } | Self::LeaseExpired { .. })
+        matches!(self, Self::LeaseLost { .. } | Self::LeaseExpired { .. } | Self::NewerSchema { .. })
     }
+
+    /// Whether a statement failed in a way that another schema explains: the database has answered.
+    pub(super) fn may_be_of_the_schema(&self) -> bool {
+        match self {
+            Self::Unreadable { .. } => true,
+            Self::Postgres { source, .. } => source.code().is_some(),
+            // A table or column that is missing.
+            Self::Sqlite { source: rusqlite::Error::SqlInputError { .. }, .. } => true,
+            Self::Sqlite { source, .. } => matches!(
+                source.sqlite_error_code(),
+                Some(rusqlite::ErrorCode::Unknown | rusqlite::ErrorCode::ConstraintViolation)
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether a newer program has migrated the store, so that this one can never lead again.
+    pub const fn is_superseded(&self) -> bool {
+        matches!(self, Self::NewerSchema { .. })
+    }
+
+    /// Whether the store has an older schema and nothing else is wrong: it is migrated when this version's controller leads.
+    pub const fn awaits_migration(&self) -> bool {
+        matches!(self, Self::NotMigrated { .. })
+    }
+}
+
+/// Returns the words that name the program which migrated the store.
+fn migrated_by(by: Option<&str>) -> String {
+    by.map(|version| format!(" (written by doctor {version})")).unwrap_or_default()
 }
 
 pub type Result<T> = std::result::Result<T, StoreError>;

@@ -9,6 +9,7 @@ use doctor_core::time::{Span, Timestamp};
 use super::{
     db::{Access, Tx},
     error::{Result, StoreError},
+    schema::{self, SchemaHistory},
 };
 
 /// The right to lead, until another controller takes over.
@@ -50,9 +51,16 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<LeaseRow> {
     held.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })
 }
 
-/// Begins a write: checks that the fence is ours, keeps it so until the transaction ends, and refreshes names. On
-/// PostgreSQL the row is locked, shared or exclusive, so that a take-over waits; SQLite has a single writer.
-pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
+/// Begins a write: checks that the schema is that of this program and the fence ours, keeps it so until the transaction
+/// ends, and refreshes names. On PostgreSQL the row is locked, shared or exclusive, so that a take-over waits, and a
+/// migration too: it locks the table, and a statement that waited for a table reads what was committed meanwhile. SQLite
+/// has a single writer.
+pub(super) fn begin_write(
+    tx: &mut Tx<'_>,
+    access: Access,
+    lease: Option<&Lease>,
+    history: SchemaHistory,
+) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadStatement) => "",
         (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR SHARE OF l",
@@ -60,14 +68,16 @@ pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>
     };
     let sql = format!(
         "SELECT l.holder, l.fence, l.expires, (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), \
-         (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM evidence_pack) FROM lease l WHERE l.id = 1{lock}"
+         (SELECT MAX(id) FROM outcome), (SELECT MAX(id) FROM evidence_pack), \
+         (SELECT MAX(version) FROM schema_version) FROM lease l WHERE l.id = 1{lock}"
     );
     let found = tx.first("checking the lease", &sql, &[], |row| {
         let held = LeaseRow { holder: row.text(0)?.to_owned(), fence: row.unsigned(1)?, expires: row.timestamp(2)? };
-        Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?], row.opt_int(6)?))
+        Ok((held, [row.opt_int(3)?, row.opt_int(4)?, row.opt_int(5)?], row.opt_int(6)?, row.opt_int(7)?))
     })?;
-    let (held, there, last_bundle) =
+    let (held, there, last_bundle, found) =
         found.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })?;
+    schema::check_writable(tx, history, found.unwrap_or(0))?;
     if lease.is_some_and(|lease| lease.fence != held.fence) {
         return Err(lease_lost(held));
     }

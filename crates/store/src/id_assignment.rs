@@ -25,9 +25,19 @@ const LOAD: &str = "loading names";
 impl Tx<'_> {
     /// Loads names that other processes have added.
     pub(super) fn refresh_ids(&mut self) -> Result<()> {
-        let sql = "SELECT (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), (SELECT MAX(id) FROM outcome)";
-        let there = self.first(LOAD, sql, &[], |row| Ok([row.opt_int(0)?, row.opt_int(1)?, row.opt_int(2)?]))?;
-        self.load_new_ids(there.unwrap_or_default())
+        let there = self.highest_ids()?;
+        self.load_new_ids(there)
+    }
+
+    /// Returns the highest ids in the tables of names, and notes the schema of the store.
+    pub(super) fn highest_ids(&mut self) -> Result<[Option<i64>; 3]> {
+        let sql = "SELECT (SELECT MAX(id) FROM node), (SELECT MAX(id) FROM test), (SELECT MAX(id) FROM outcome), \
+                   (SELECT MAX(version) FROM schema_version)";
+        let there = self
+            .first(LOAD, sql, &[], |row| Ok(([row.opt_int(0)?, row.opt_int(1)?, row.opt_int(2)?], row.opt_int(3)?)))?;
+        let (there, schema) = there.unwrap_or_default();
+        self.schema = schema.unwrap_or(0);
+        Ok(there)
     }
 
     /// Loads names above the highest known ids. `there`: the highest ids in the tables.

@@ -17,11 +17,14 @@ enum AcquireResult {
 
 impl Store {
     /// Acquires leadership if the lease is free, has expired, is ours already, or was held by a process of this host
-    /// that no longer exists.
+    /// that no longer exists. Migrates the store before that if it has an older schema and this is a controller.
     ///
     /// # Errors
     /// [`LeaseError::Held`] while another controller leads.
     pub fn acquire(&self, holder: &str, now: Timestamp, ttl: Span) -> std::result::Result<Lease, LeaseError> {
+        if self.awaited_migration()?.is_some() {
+            self.migrate(holder, now, ttl)?;
+        }
         let taken = self.write_unfenced(Access::WriteExclusive, |tx| {
             let held = read(tx)?;
             let free = held.holder.is_empty()

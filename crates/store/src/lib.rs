@@ -50,6 +50,8 @@ mod job_outputs;
 mod json;
 mod leader_election;
 mod measured_counts;
+mod migration;
+mod migration_backup;
 mod mutes;
 mod node_hours;
 mod nodes;
@@ -74,15 +76,26 @@ mod verify;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+#[doc(hidden)]
+pub use self::schema::Migration;
+use self::{
+    db::{Access, Db, Tx},
+    id_cache::IdCache,
+    ingest_queue::IngestQueue,
+    migration::Migrator,
+    schema::SchemaHistory,
+};
 pub use self::{
     cases::SendPermit,
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
     job_outputs::Earlier,
+    migration::{MigrationPlan, MigrationReport},
+    migration_backup::{MigrationBackup, PlannedBackup},
     operator_commands::OperatorCommands,
     probe::StoreProbe,
     tokens::ApiCall,
@@ -108,55 +121,100 @@ struct Shared {
     ids: RwLock<Arc<IdCache>>,
     last_publish: Mutex<Option<publish::LastCopy>>,
     ingest_queue: IngestQueue,
+    schema: SchemaHistory,
+    /// When the schema was last checked for queries that do not check it themselves.
+    schema_checked: Mutex<Option<Instant>>,
+    /// Set in a controller: migrates the store when the controller leads.
+    migrator: Option<Migrator>,
 }
 
 /// Key of the store's own identity in `meta`, by which the store recognises its published copy.
 const STORE_ID: &str = "store-id";
 
+/// How long a reading process may not notice that a newer program has migrated the store.
+const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
 impl Store {
-    /// Opens a store, creating it if it does not exist, and migrates its schema.
+    /// Opens a store for changes, creating it if it does not exist. It migrates nothing.
     ///
     /// # Errors
-    /// If the store is damaged, of a newer program or a development version, on a network file system, or unreachable.
-    /// It is unchanged in that case.
+    /// If the store is damaged, of another schema, on a network file system, or unreachable. It is unchanged in that case.
     pub fn open(url: &StoreUrl) -> Result<Self> {
-        Self::from_db(Db::open(url)?)
+        Self::over(Db::open(url)?, SchemaHistory::CURRENT, None).prepare()
+    }
+
+    /// Opens a store for a controller, creating it if it does not exist. A store of an older schema is readable as far as
+    /// this program can, every write fails, and [`Store::acquire`] migrates it after a backup.
+    ///
+    /// # Errors
+    /// As [`Self::open`], but not for an older schema.
+    pub fn open_to_lead(url: &StoreUrl, backup: MigrationBackup) -> Result<Self> {
+        Self::open_to_lead_as(url, backup, SchemaHistory::CURRENT)
+    }
+
+    /// As [`Self::open_to_lead`], as a later program with these further migrations would open it: for tests of upgrades.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_to_lead`].
+    #[doc(hidden)]
+    pub fn open_as_later_program(url: &StoreUrl, backup: MigrationBackup, later: &'static [Migration]) -> Result<Self> {
+        Self::open_to_lead_as(url, backup, SchemaHistory::followed_by(later))
+    }
+
+    fn open_to_lead_as(url: &StoreUrl, backup: MigrationBackup, schema: SchemaHistory) -> Result<Self> {
+        Self::over(Db::open(url)?, schema, Some(Migrator::new(url, backup))).prepare()
     }
 
     /// Opens an existing store for reading. It needs no write permission, for the file or for its directory, never
     /// migrates the schema, and every write through it fails. Results that a controller has accepted and not yet entered
-    /// become visible when it enters them.
+    /// become visible when it enters them. A store of another schema is read as far as this program reads it correctly;
+    /// what it cannot read fails with [`StoreError::NotMigrated`] or [`StoreError::NewerSchema`].
     ///
     /// # Errors
-    /// As [`Self::open`], and if the store does not exist or has another schema.
+    /// As [`Self::open`], and if the store does not exist.
     pub fn open_to_read(url: &StoreUrl) -> Result<Self> {
-        let store = Self::over(Db::open_to_read(url)?);
-        store.transaction(Access::Read, &mut schema::check_current)?;
+        let store = Self::over(Db::open_to_read(url)?, SchemaHistory::CURRENT, None);
+        store.transaction(Access::Read, &mut |tx| schema::check_existing(tx, store.shared.schema))?;
         Ok(store)
     }
 
     /// Opens an in-memory store, which lasts until its last clone is dropped.
     pub fn open_in_memory() -> Result<Self> {
-        Self::from_db(Db::in_memory()?)
+        Self::over(Db::in_memory()?, SchemaHistory::CURRENT, None).prepare()
     }
 
-    fn over(db: Db) -> Self {
+    fn over(db: Db, schema: SchemaHistory, migrator: Option<Migrator>) -> Self {
         let queue = IngestQueue::new(db.is_sqlite());
-        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: queue };
+        let shared = Shared {
+            db,
+            ids: RwLock::default(),
+            last_publish: Mutex::default(),
+            ingest_queue: queue,
+            schema,
+            schema_checked: Mutex::default(),
+            migrator,
+        };
         Self { shared: Arc::new(shared), deadline: None }
     }
 
-    fn from_db(db: Db) -> Result<Self> {
-        let store = Self::over(db);
-        store.transaction(Access::WriteExclusive, &mut |tx| {
-            schema::migrate(tx)?;
+    /// Creates the tables and the identity of an empty store, and recovers results of a process that ended before it
+    /// entered them. In a controller, a store that awaits its migration is left as it is.
+    fn prepare(self) -> Result<Self> {
+        let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
+            schema::create_or_check(tx, self.shared.schema)?;
             if operator_commands::meta(tx, STORE_ID)?.is_none() {
                 operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
             }
             Ok(())
-        })?;
-        store.recover_ingest_queue()?;
-        Ok(store)
+        });
+        match prepared {
+            Err(error) if error.awaits_migration() && self.shared.migrator.is_some() => Ok(self),
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.recover_ingest_queue()?;
+                Ok(self)
+            }
+        }
     }
 
     /// Returns a handle to the same store whose reads fail with [`StoreError::DeadlineExceeded`] after this instant. A statement
@@ -180,7 +238,10 @@ impl Store {
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.prepare_read()?;
         self.transaction(Access::Read, &mut |tx| {
-            tx.refresh_ids()?;
+            let ids = tx.highest_ids()?;
+            let found = tx.schema;
+            schema::check_readable(tx, self.shared.schema, found)?;
+            tx.load_new_ids(ids)?;
             body(tx)
         })
     }
@@ -189,10 +250,24 @@ impl Store {
     /// the query requests or finds (`None`, unreadable) a name that is not cached.
     fn query_once<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
         self.prepare_read()?;
+        self.check_schema_if_due()?;
         match self.transaction(Access::ReadStatement, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
         }
+    }
+
+    /// Checks now and then that this program still reads the store correctly, for queries of one statement: a check in each
+    /// would double what they cost.
+    fn check_schema_if_due(&self) -> Result<()> {
+        // Another thread that checks does so for all.
+        let Ok(mut checked) = self.shared.schema_checked.try_lock() else { return Ok(()) };
+        if checked.is_some_and(|at| at.elapsed() < SCHEMA_CHECK_INTERVAL) {
+            return Ok(());
+        }
+        self.transaction(Access::Read, &mut |tx| schema::check_existing(tx, self.shared.schema))?;
+        *checked = Some(Instant::now());
+        Ok(())
     }
 
     /// Runs a controller's write, which fails if another controller has taken the lease.
@@ -228,7 +303,7 @@ impl Store {
     ) -> Result<T> {
         self.transaction(access, &mut |tx| {
             foresee(tx);
-            fencing::begin_write(tx, access, Some(lease))?;
+            fencing::begin_write(tx, access, Some(lease), self.shared.schema)?;
             body(tx)
         })
     }
@@ -243,17 +318,18 @@ impl Store {
         let _no_results_come = self.shared.ingest_queue.block_submits();
         self.apply_queued_results()?;
         self.transaction(access, &mut |tx| {
-            fencing::begin_write(tx, access, None)?;
+            fencing::begin_write(tx, access, None, self.shared.schema)?;
             body(tx)
         })
     }
 
     fn transaction<T>(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut value = None;
-        self.transact(access, &mut |tx| {
+        let done = self.transact(access, &mut |tx| {
             value = Some(body(tx)?);
             Ok(())
-        })?;
+        });
+        done.map_err(|error| self.explain_by_schema(error))?;
         Ok(value.expect("a committed transaction has a value"))
     }
 

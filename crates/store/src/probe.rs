@@ -9,7 +9,7 @@ use super::{
     db::{Access, Conn, Db, Tx, check_postgres_url, check_sqlite_writable, probe_sqlite},
     error::{Result, StoreError},
     fencing,
-    schema::{self, LATEST_VERSION},
+    schema::{self, LATEST_VERSION, SchemaHistory},
     url::StoreUrl,
 };
 
@@ -18,6 +18,8 @@ use super::{
 pub struct StoreProbe {
     /// `None`: the store is empty or does not exist, and opening creates it.
     pub schema: Option<i64>,
+    /// The version of the program that created or migrated the store, if the store says so.
+    pub migrated_by: Option<String>,
     /// Whether the API has a token.
     pub has_tokens: bool,
     /// The leader and when its lease expires; `None` if the lease is free.
@@ -28,6 +30,14 @@ impl StoreProbe {
     /// Whether opening the store changes nothing in its schema.
     pub fn is_current(&self) -> bool {
         self.schema == Some(LATEST_VERSION)
+    }
+
+    /// The error of a store that this program cannot migrate.
+    fn foreign_schema(&self, found: i64) -> StoreError {
+        match found > LATEST_VERSION {
+            true => StoreError::NewerSchema { found, known: LATEST_VERSION, by: self.migrated_by.clone() },
+            false => StoreError::OldSchema { found },
+        }
     }
 }
 
@@ -53,15 +63,15 @@ impl Store {
         }
     }
 
-    /// Checks that [`Store::open`] would accept this store.
+    /// Checks that [`Store::open_to_lead`] would accept this store.
     ///
     /// # Errors
-    /// Those of [`Store::open`].
+    /// Those of [`Store::open_to_lead`].
     pub fn probe(url: &StoreUrl) -> Result<StoreProbe> {
         let probe = look(url, Purpose::Write)?;
         match probe.schema {
-            Some(found) => schema::check(found).map(|()| probe),
-            None => Ok(probe),
+            Some(found) if !schema::can_be_migrated(found) => Err(probe.foreign_schema(found)),
+            _ => Ok(probe),
         }
     }
 
@@ -111,13 +121,17 @@ fn read_probe(tx: &mut Tx<'_>, has_schema: &str) -> Result<StoreProbe> {
         return Ok(StoreProbe::default());
     }
     let schema = schema::version(tx)?;
-    if schema.is_none_or(|found| schema::check(found).is_err()) {
-        return Ok(StoreProbe { schema, ..StoreProbe::default() });
+    // A store of a development version, or one that holds only its number, has no such table.
+    let migrated_by = schema.filter(|found| *found >= schema::READABLE_FROM);
+    let migrated_by = migrated_by.and_then(|_| schema::migrated_by(tx).ok()).flatten();
+    let known = StoreProbe { schema, migrated_by, ..StoreProbe::default() };
+    if schema.is_none_or(|found| schema::check_readable(tx, SchemaHistory::CURRENT, found).is_err()) {
+        return Ok(known);
     }
     let has_tokens = holds(tx, "SELECT 1 FROM token LIMIT 1")?;
     let lease = fencing::read(tx)?;
     let leader = (!lease.holder.is_empty()).then_some((lease.holder, lease.expires));
-    Ok(StoreProbe { schema, has_tokens, leader })
+    Ok(StoreProbe { has_tokens, leader, ..known })
 }
 
 fn holds(tx: &mut Tx<'_>, sql: &str) -> Result<bool> {

@@ -2,6 +2,12 @@
 //!
 //! A migration is one numbered SQL script for both databases. Its statements never change after its release. Words in
 //! braces stand for the few things that the databases spell differently.
+//!
+//! A program writes its own schema only: each write checks the number inside its transaction. It reads a newer schema if
+//! the migration says that programs of this age read it correctly ([`Migration::readable_since`], which the store keeps
+//! in `meta`), and an older one from [`READABLE_FROM`] on. See `docs/design/0016-who-migrates-the-store.md`.
+
+use std::cmp::Ordering;
 
 use super::{
     db::{Tx, vals},
@@ -11,8 +17,33 @@ use super::{
 /// The schema of the first migration. Schemas 1 to 10 were those of development versions, which are rejected.
 const FIRST: i64 = 11;
 
+/// One step of the schema.
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    /// The script, for both databases.
+    pub sql: &'static str,
+    /// The oldest schema whose programs read the result correctly. A migration that only adds keeps the number of the one
+    /// before; one that moves, renames or reinterprets what older programs read sets it to its own number.
+    pub readable_since: i64,
+}
+
 /// In order; the first takes an empty database to schema [`FIRST`].
-const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: [Migration; 2] = [
+    Migration { sql: include_str!("migrations/0001.sql"), readable_since: FIRST },
+    // It adds the table `job_output`.
+    Migration { sql: include_str!("migrations/0002.sql"), readable_since: FIRST },
+];
+
+/// The oldest schema that this program reads without migrating it. What a command needs of a later schema is reported by
+/// that command.
+pub(super) const READABLE_FROM: i64 = FIRST;
+
+/// Key in `meta` of the oldest schema whose programs read this store.
+const READABLE_SINCE: &str = "schema-readable-since";
+/// Key in `meta` of the version of the program that migrated or created the store.
+const MIGRATED_BY: &str = "schema-migrated-by";
+/// The advisory lock of PostgreSQL under which a schema is created or migrated.
+const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(7301117)";
 
 /// The schema this program reads and writes.
 pub(super) const LATEST_VERSION: i64 = FIRST + MIGRATIONS.len() as i64 - 1;
@@ -62,59 +93,161 @@ pub(super) const TABLES: [&str; 37] = [
 pub(super) const TABLES_WITH_SERIAL_ID: [&str; 8] =
     ["node", "test", "outcome", "cycle", "audit_log", "operator_command", "alert_message", "alert_note"];
 
-/// Migrates the database to the current schema. Fails on a schema that this program would misread.
-pub(super) fn migrate(tx: &mut Tx<'_>) -> Result<()> {
-    let operation = "reading the schema version";
+/// The migrations that a handle of the store knows: those of this program, and in tests those of an invented later one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SchemaHistory {
+    later: &'static [Migration],
+}
+
+impl SchemaHistory {
+    /// The schema of this program.
+    pub(super) const CURRENT: Self = Self { later: &[] };
+
+    /// The schema of a later program, for tests.
+    pub(super) const fn followed_by(later: &'static [Migration]) -> Self {
+        Self { later }
+    }
+
+    /// The schema that is read and written.
+    pub(super) const fn latest(self) -> i64 {
+        LATEST_VERSION + self.later.len() as i64
+    }
+
+    fn steps(self) -> impl Iterator<Item = (i64, Migration)> {
+        (FIRST..).zip(MIGRATIONS.into_iter().chain(self.later.iter().copied()))
+    }
+}
+
+/// Takes the lock under which the schema is created or migrated, until the transaction ends. SQLite has one writer.
+pub(super) fn lock(tx: &mut Tx<'_>) -> Result<()> {
     if !tx.is_sqlite() {
         // Two programs that open an empty database concurrently must not both create the tables.
-        tx.execute(operation, "SELECT pg_advisory_xact_lock(7301117)", &[])?;
-    }
-    tx.script(operation, "CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL PRIMARY KEY)")?;
-    let found = version(tx)?;
-    if let Some(found) = found {
-        check(found)?;
-    }
-    for (text, number) in MIGRATIONS.iter().zip(FIRST..).filter(|(_, number)| found < Some(*number)) {
-        let text = for_database(text, tx.is_sqlite());
-        tx.script("migrating the schema", &text)?;
-        tx.execute(operation, "INSERT INTO schema_version (version) VALUES ($1)", vals![number])?;
+        tx.execute("locking the schema", SCHEMA_LOCK, &[])?;
     }
     Ok(())
 }
 
-/// Fails unless the database has the current schema: a process that only reads does not migrate.
-pub(super) fn check_current(tx: &mut Tx<'_>) -> Result<()> {
-    let operation = "reading the schema version";
+/// Creates the schema in an empty database. A store that has this schema already is accepted, any other is refused and
+/// stays as it is.
+pub(super) fn create_or_check(tx: &mut Tx<'_>, history: SchemaHistory) -> Result<()> {
+    lock(tx)?;
+    match find(tx)? {
+        None => apply(tx, history, history.latest(), None),
+        Some(found) => check_writable(tx, history, found),
+    }
+}
+
+/// Migrates a store, or creates one, to the latest schema. Fails on a schema that this program would misread.
+pub(super) fn migrate(tx: &mut Tx<'_>, history: SchemaHistory) -> Result<()> {
+    create_at(tx, history, history.latest())
+}
+
+/// As [`migrate`], to a schema that may be older: for a copy of a store that is not migrated yet.
+pub(super) fn create_at(tx: &mut Tx<'_>, history: SchemaHistory, target: i64) -> Result<()> {
+    lock(tx)?;
+    let found = find(tx)?;
+    match found {
+        Some(found) if found < FIRST => Err(StoreError::OldSchema { found }),
+        Some(found) if found > history.latest() => Err(newer(tx, history, found)),
+        _ => apply(tx, history, target, found),
+    }
+}
+
+fn apply(tx: &mut Tx<'_>, history: SchemaHistory, target: i64, found: Option<i64>) -> Result<()> {
+    let operation = "migrating the schema";
+    tx.script(operation, "CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL PRIMARY KEY)")?;
+    let mut readable_since = FIRST;
+    let mut changed = false;
+    for (number, migration) in history.steps().take_while(|(number, _)| *number <= target) {
+        readable_since = readable_since.max(migration.readable_since);
+        if found >= Some(number) {
+            continue;
+        }
+        tx.script(operation, &for_database(migration.sql, tx.is_sqlite()))?;
+        tx.execute(operation, "INSERT INTO schema_version (version) VALUES ($1)", vals![number])?;
+        changed = true;
+    }
+    if changed {
+        let since = readable_since.to_string();
+        for (key, value) in [(READABLE_SINCE, since.as_str()), (MIGRATED_BY, env!("CARGO_PKG_VERSION"))] {
+            let sql =
+                "INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value";
+            tx.execute(operation, sql, vals![key, value])?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless this program may write a store of this schema, which is the case for its own schema only.
+pub(super) fn check_writable(tx: &mut Tx<'_>, history: SchemaHistory, found: i64) -> Result<()> {
+    match found.cmp(&history.latest()) {
+        Ordering::Equal => Ok(()),
+        Ordering::Less if found < FIRST => Err(StoreError::OldSchema { found }),
+        Ordering::Less => Err(not_migrated(history, found)),
+        Ordering::Greater => Err(newer(tx, history, found)),
+    }
+}
+
+/// Fails unless this program reads a store of this schema correctly, as far as it can without what is missing in it.
+pub(super) fn check_readable(tx: &mut Tx<'_>, history: SchemaHistory, found: i64) -> Result<()> {
+    match found.cmp(&history.latest()) {
+        Ordering::Equal => Ok(()),
+        Ordering::Less if found < FIRST => Err(StoreError::OldSchema { found }),
+        Ordering::Less if found < READABLE_FROM => Err(not_migrated(history, found)),
+        Ordering::Less => Ok(()),
+        Ordering::Greater => match setting(tx, READABLE_SINCE)?.and_then(|since| since.parse::<i64>().ok()) {
+            Some(since) if since <= history.latest() => Ok(()),
+            _ => Err(newer(tx, history, found)),
+        },
+    }
+}
+
+/// Fails unless a process that only reads can read this store. It creates and migrates nothing.
+pub(super) fn check_existing(tx: &mut Tx<'_>, history: SchemaHistory) -> Result<()> {
+    let found = find(tx)?.ok_or(StoreError::NoSchema)?;
+    check_readable(tx, history, found)
+}
+
+/// Whether a controller of this program migrates a store of this schema, or needs not.
+pub(super) const fn can_be_migrated(found: i64) -> bool {
+    FIRST <= found && found <= LATEST_VERSION
+}
+
+/// The error for a store that has an older schema than is needed.
+pub(super) const fn not_migrated(history: SchemaHistory, found: i64) -> StoreError {
+    StoreError::NotMigrated { found, needed: history.latest() }
+}
+
+/// The error for a store that a newer program has migrated. It names that program if the store still says so.
+pub(super) fn newer(tx: &mut Tx<'_>, history: SchemaHistory, found: i64) -> StoreError {
+    // The newer program may keep it elsewhere.
+    let by = setting(tx, MIGRATED_BY).ok().flatten();
+    StoreError::NewerSchema { found, known: history.latest(), by }
+}
+
+/// Returns which program migrated or created the store, if it says so.
+pub(super) fn migrated_by(tx: &mut Tx<'_>) -> Result<Option<String>> {
+    setting(tx, MIGRATED_BY)
+}
+
+fn setting(tx: &mut Tx<'_>, key: &str) -> Result<Option<String>> {
+    let sql = "SELECT value FROM meta WHERE key = $1";
+    tx.first("reading the schema version", sql, vals![key], |row| Ok(row.text(0)?.to_owned()))
+}
+
+/// Returns the schema of a database that may be empty: `None`.
+pub(super) fn find(tx: &mut Tx<'_>) -> Result<Option<i64>> {
     let exists = match tx.is_sqlite() {
         true => "SELECT 1 FROM sqlite_schema WHERE name = 'schema_version'",
         false => "SELECT 1 WHERE to_regclass('schema_version') IS NOT NULL",
     };
-    let found = match tx.first(operation, exists, &[], |_| Ok(()))? {
-        Some(()) => version(tx)?,
-        None => None,
-    };
-    match found {
-        None => Err(StoreError::NoSchema),
-        Some(found) if found == LATEST_VERSION => Ok(()),
-        Some(found) => {
-            check(found)?;
-            Err(StoreError::NotMigrated { found, needed: LATEST_VERSION })
-        }
+    match tx.first("reading the schema version", exists, &[], |_| Ok(()))? {
+        Some(()) => version(tx),
+        None => Ok(None),
     }
 }
 
-/// Fails on a schema that this program can neither read nor migrate.
-pub(super) const fn check(found: i64) -> Result<()> {
-    if found < FIRST {
-        return Err(StoreError::OldSchema { found });
-    }
-    if found > LATEST_VERSION {
-        return Err(StoreError::NewerSchema { found, known: LATEST_VERSION });
-    }
-    Ok(())
-}
-
-/// Returns `None` if the database has no schema yet.
+/// Returns `None` if the table has no row.
 pub(super) fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
     let sql = "SELECT MAX(version) FROM schema_version";
     Ok(tx.first("reading the schema version", sql, &[], |row| row.opt_int(0))?.flatten())
@@ -145,7 +278,7 @@ mod tests {
 
     #[test]
     fn every_table_of_the_schema_is_in_the_backup_list() {
-        let all = MIGRATIONS.concat();
+        let all = MIGRATIONS.map(|migration| migration.sql).concat();
         let mut created: Vec<&str> = all
             .lines()
             .filter_map(|line| line.strip_prefix("CREATE TABLE "))
@@ -158,6 +291,10 @@ mod tests {
         for table in TABLES_WITH_SERIAL_ID {
             assert!(all.contains(&format!("CREATE TABLE {table} (")) && TABLES.contains(&table), "{table}");
         }
+    }
+
+    fn migrate(database: &rusqlite::Connection) -> Result<()> {
+        super::migrate(&mut Tx::new(Conn::Sqlite(database), std::sync::Arc::default()), SchemaHistory::CURRENT)
     }
 
     /// Returns an empty database, or one that says it has this schema.
@@ -176,7 +313,7 @@ mod tests {
         let database = database(None);
         let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
         for _ in 0..2 {
-            migrate(&mut tx).unwrap();
+            migrate(&database).unwrap();
             assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION));
         }
         for table in TABLES {
@@ -188,10 +325,10 @@ mod tests {
     fn a_store_of_the_first_release_is_migrated() {
         let database = database(None);
         database.execute_batch("CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)").unwrap();
-        database.execute_batch(&for_database(MIGRATIONS[0], true)).unwrap();
+        database.execute_batch(&for_database(MIGRATIONS[0].sql, true)).unwrap();
         database.execute("INSERT INTO schema_version (version) VALUES (?1)", [FIRST]).unwrap();
+        migrate(&database).unwrap();
         let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
-        migrate(&mut tx).unwrap();
         assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION));
         tx.all("test", "SELECT run, node, at, ending, text FROM job_output", &[], |_| Ok(())).unwrap();
     }
@@ -200,7 +337,7 @@ mod tests {
     fn a_store_of_a_development_version_is_rejected_with_instructions() {
         for found in [1, 10] {
             let database = database(Some(found));
-            let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
+            let error = migrate(&database).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!(
@@ -215,29 +352,61 @@ mod tests {
 
     #[test]
     fn a_store_of_a_newer_program_is_rejected() {
-        let database = database(Some(LATEST_VERSION + 1));
-        let error = migrate(&mut Tx::new(Conn::Sqlite(&database), std::sync::Arc::default())).unwrap_err();
+        let error = migrate(&database(Some(LATEST_VERSION + 1))).unwrap_err();
         assert!(matches!(error, StoreError::NewerSchema { known: LATEST_VERSION, .. }), "{error}");
     }
 
     #[test]
-    fn a_reader_accepts_the_current_schema_only_and_changes_nothing() {
-        let check = |database: &rusqlite::Connection| {
-            check_current(&mut Tx::new(Conn::Sqlite(database), std::sync::Arc::default()))
+    fn a_writer_accepts_its_own_schema_only_and_a_reader_what_it_reads_correctly() {
+        let check = |database: &rusqlite::Connection, found: i64| {
+            let mut tx = Tx::new(Conn::Sqlite(database), std::sync::Arc::default());
+            let writes = check_writable(&mut tx, SchemaHistory::CURRENT, found);
+            (writes, check_readable(&mut tx, SchemaHistory::CURRENT, found))
         };
-        let current = database(None);
-        assert!(matches!(check(&current), Err(StoreError::NoSchema)), "an empty database");
-        migrate(&mut Tx::new(Conn::Sqlite(&current), std::sync::Arc::default())).unwrap();
-        check(&current).unwrap();
-        assert!(matches!(check(&database(Some(LATEST_VERSION + 1))), Err(StoreError::NewerSchema { .. })));
-        assert!(matches!(check(&database(Some(FIRST - 1))), Err(StoreError::OldSchema { .. })));
+        let store = database(None);
+        let mut tx = Tx::new(Conn::Sqlite(&store), std::sync::Arc::default());
+        assert!(matches!(check_existing(&mut tx, SchemaHistory::CURRENT), Err(StoreError::NoSchema)));
+        migrate(&store).unwrap();
+        check_existing(&mut tx, SchemaHistory::CURRENT).unwrap();
+        assert!(matches!(check(&store, LATEST_VERSION), (Ok(()), Ok(()))));
+        assert!(matches!(check(&store, FIRST), (Err(StoreError::NotMigrated { found: FIRST, .. }), Ok(()))));
+        let below = check(&store, FIRST - 1);
+        assert!(matches!(below, (Err(StoreError::OldSchema { .. }), Err(StoreError::OldSchema { .. }))));
+        let since = |number: i64| {
+            let sql = "UPDATE meta SET value = ?1 WHERE key = 'schema-readable-since'";
+            assert_eq!(store.execute(sql, [number.to_string()]).unwrap(), 1);
+        };
+        since(LATEST_VERSION);
+        assert!(matches!(check(&store, LATEST_VERSION + 2), (Err(StoreError::NewerSchema { .. }), Ok(()))));
+        since(LATEST_VERSION + 1);
+        let (writes, reads) = check(&store, LATEST_VERSION + 2);
+        let by = Some(env!("CARGO_PKG_VERSION").to_owned());
+        for error in [writes.unwrap_err(), reads.unwrap_err()] {
+            assert!(matches!(&error, StoreError::NewerSchema { by: named, .. } if *named == by), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_the_readable_schema_is_that_of_the_strictest_migration() {
+        const LATER: &[Migration] = &[
+            Migration { sql: "ALTER TABLE pause RENAME TO stopped", readable_since: LATEST_VERSION + 1 },
+            Migration { sql: "ALTER TABLE stopped ADD COLUMN x TEXT", readable_since: FIRST },
+        ];
+        let database = database(None);
+        let mut tx = Tx::new(Conn::Sqlite(&database), std::sync::Arc::default());
+        super::migrate(&mut tx, SchemaHistory::followed_by(LATER)).unwrap();
+        assert_eq!(version(&mut tx).unwrap(), Some(LATEST_VERSION + 2));
+        assert_eq!(setting(&mut tx, READABLE_SINCE).unwrap(), Some((LATEST_VERSION + 1).to_string()));
+        for migration in MIGRATIONS {
+            assert!((FIRST..=LATEST_VERSION).contains(&migration.readable_since));
+        }
     }
 
     #[test]
     fn no_placeholder_is_left_in_the_schema_text() {
         for text in MIGRATIONS {
             for sqlite in [true, false] {
-                assert!(!for_database(text, sqlite).contains(['{', '}']));
+                assert!(!for_database(text.sql, sqlite).contains(['{', '}']));
             }
         }
     }

@@ -25,6 +25,10 @@ mod job_outputs;
 mod outbox;
 #[path = "store_suite/property.rs"]
 mod property;
+#[path = "store_suite/released.rs"]
+mod released;
+#[path = "store_suite/upgrades.rs"]
+mod upgrades;
 
 use bed::{StoreTestbed, hardware, node, retry, test};
 use doctor_core::{

@@ -166,7 +166,12 @@ impl ApiServer {
     /// # Errors
     /// If the address cannot be bound, if remote clients could read without authentication, or if the store fails.
     pub fn open(config: &WebConfig, deps: ApiDeps) -> Result<Self, ApiServerError> {
-        check_access(config, || Ok(!deps.store.tokens()?.is_empty()))?;
+        let has_tokens = || match deps.store.tokens() {
+            // Unknown until this controller has migrated the store; without a token each request is refused.
+            Err(error) if error.awaits_migration() => Ok(true),
+            tokens => Ok(!tokens?.is_empty()),
+        };
+        check_access(config, has_tokens)?;
         if config.is_unencrypted() {
             tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }

@@ -7,6 +7,7 @@ use doctor_engine::cycle_report::CycleReport;
 use doctor_notify::alert;
 use serde::Serialize;
 
+use super::db;
 use crate::{
     context::Context,
     controller::{ClusterConnection, Controller, ProcessMode},
@@ -60,7 +61,7 @@ impl RunView {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
-    let store = context.open_or_create_store()?;
+    let store = context.open_store_to_lead()?;
     let loaded = context.loaded()?;
     let share = context.share()?;
     let world = ClusterConnection::open(loaded)?;
@@ -70,6 +71,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // Release the lease even after a failure, so that the next controller need not wait until it expires.
     let stopped = controller.engine.stop();
     alert::deliver_once(&loaded.config.alerts, controller.engine.store(), &controller.clock);
+    if let Some(migrated) = controller.engine.store().take_migration_report() {
+        context.out.note(&db::migration_line(&migrated));
+    }
     outcome?;
     stopped?;
     context.out.show(&view, |page| text(page, &view))?;

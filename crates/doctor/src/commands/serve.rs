@@ -13,7 +13,7 @@ use std::{
 use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
-use doctor_store as store;
+use doctor_store::{self as store, StoreError};
 
 use tracing_subscriber::{
     Layer,
@@ -62,7 +62,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     for remark in &startup.remarks {
         tracing::warn!("{remark}");
     }
-    let store = context.open_or_create_store()?;
+    let store = context.open_store_to_lead()?;
     let mut loaded = context.loaded()?.clone();
     let share = context.share()?;
     let world = ClusterConnection::open(&loaded)?;
@@ -70,6 +70,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let cli = api_cli::handler(loaded.source.clone(), context.named_store().cloned());
     let controller = Controller::new(&loaded, store, share, world, serving, Some(cli))?;
     tracing::info!(configuration = %loaded.source, store = %loaded.config.store, cycle = %loaded.config.cycle, "started");
+    if let Some(found) = controller.engine.store().awaited_migration()? {
+        let (from, to) = (found, store::Store::SCHEMA);
+        tracing::info!(from, to, "the store has an older schema: this controller migrates it when it leads");
+    }
     if let Some(listener) = &controller.agent_listener {
         tracing::info!(at = %listener.address(), "agent endpoint listening");
     }
@@ -83,11 +87,14 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         ServiceLoop { controller, logged: LoggedState::default(), last_pruned: None, reporter: Reporter::default() };
     // Memory used for the start is not needed again.
     doctor_engine::heap::release_free();
-    let mut done = 0;
+    let (mut done, mut superseded) = (0, None);
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
         service.reload(&mut loaded);
-        service.cycle(&loaded);
+        superseded = service.cycle(&loaded);
+        if superseded.is_some() {
+            break;
+        }
         done += 1;
         if args.cycles.is_some_and(|limit| done >= limit) {
             break;
@@ -100,6 +107,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     service.controller.stop_alerts();
     traces.into_iter().for_each(Traces::stop);
     tracing::info!("stopped");
+    // What failed for the same reason at the end is no news.
+    if let Some(failure) = superseded {
+        return Err(failure);
+    }
     stopped?;
     Ok(Exit::Ok)
 }
@@ -203,7 +214,8 @@ impl ServiceLoop {
         loaded.config.cycle.to_std().div_f64(self.controller.time_factor())
     }
 
-    fn cycle(&mut self, loaded: &LoadedConfig) {
+    /// Runs one cycle. Returns why this process can never lead again: a newer program has migrated the store.
+    fn cycle(&mut self, loaded: &LoadedConfig) -> Option<Failure> {
         match self.controller.cycle(self.cycle_interval(loaded)) {
             Ok(report) => {
                 if self.logged.leader.take().is_some() {
@@ -223,6 +235,11 @@ impl ServiceLoop {
                     self.logged.leader = Some(by);
                 }
             }
+            Err(error @ CycleError::Store(StoreError::NewerSchema { .. })) => {
+                let failure = Failure::from(error);
+                tracing::error!("{failure}: this controller stops");
+                return Some(failure);
+            }
             Err(CycleError::Store(error)) => {
                 let failure = Failure::Store(error);
                 let text = failure.chain();
@@ -233,6 +250,7 @@ impl ServiceLoop {
                 }
             }
         }
+        None
     }
 
     /// Logs one line for a cycle that did something, and each problem once while it lasts.

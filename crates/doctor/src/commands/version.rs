@@ -38,6 +38,9 @@ struct VersionView {
 struct StoreVersion {
     url: Option<String>,
     schema: Option<i64>,
+    /// The version of the program that created or migrated the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    migrated_by: Option<String>,
     /// Why the schema is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
@@ -78,7 +81,7 @@ fn look(context: &Context) -> (StoreVersion, ControllerVersion) {
     let unknown = |url: Option<String>, why: String| {
         let controller =
             ControllerVersion { unknown: Some("the store tells, and it is unknown".to_owned()), ..Default::default() };
-        (StoreVersion { url, schema: None, unknown: Some(why) }, controller)
+        (StoreVersion { url, schema: None, migrated_by: None, unknown: Some(why) }, controller)
     };
     let url = match context.config() {
         Ok(config) => &config.store,
@@ -87,7 +90,8 @@ fn look(context: &Context) -> (StoreVersion, ControllerVersion) {
     match Store::peek(url) {
         Ok(probe) => {
             let missing = probe.schema.is_none().then(|| "it is empty or does not exist".to_owned());
-            let store = StoreVersion { url: Some(url.to_string()), schema: probe.schema, unknown: missing };
+            let (schema, migrated_by) = (probe.schema, probe.migrated_by.clone());
+            let store = StoreVersion { url: Some(url.to_string()), schema, migrated_by, unknown: missing };
             (store, controller(context, probe))
         }
         Err(error) => unknown(Some(url.to_string()), crate::context::store_failure(url, error).chain()),
@@ -113,7 +117,10 @@ fn controller(context: &Context, probe: StoreProbe) -> ControllerVersion {
 fn store_line(store: &StoreVersion) -> String {
     let url = store.url.as_deref().unwrap_or("unknown");
     match (store.schema, &store.unknown) {
-        (Some(schema), _) => format!("{url}: schema {schema}"),
+        (Some(schema), _) => match &store.migrated_by {
+            Some(program) => format!("{url}: schema {schema}, of doctor {program}"),
+            None => format!("{url}: schema {schema}"),
+        },
         (None, why) => format!("{url}: schema unknown: {}", why.as_deref().unwrap_or_default()),
     }
 }

@@ -19,7 +19,7 @@ use doctor_notify::{
     report::ReportSettings,
     telemetry::{BadTelemetry, TelemetrySettings},
 };
-use doctor_store::{Store, StoreUrl, records::RetentionPolicy};
+use doctor_store::{MigrationBackup, Store, StoreUrl, records::RetentionPolicy};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -31,6 +31,8 @@ use crate::backends::{self, BackendChoice, Sections};
 pub(crate) struct Config {
     #[serde(serialize_with = "serialize_display")]
     pub store: StoreUrl,
+    #[serde(serialize_with = "serialize_backup")]
+    pub migration_backup: MigrationBackup,
     pub data: PathBuf,
     pub policy: Option<PathBuf>,
     pub profiles: Vec<PathBuf>,
@@ -63,11 +65,24 @@ fn serialize_display<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Res
     serializer.collect_str(url)
 }
 
+fn serialize_backup<S: serde::Serializer>(backup: &MigrationBackup, serializer: S) -> Result<S::Ok, S::Error> {
+    match backup {
+        MigrationBackup::Auto { .. } => serializer.serialize_str(BACKUP_AUTO),
+        MigrationBackup::None => serializer.serialize_str(BACKUP_NONE),
+        MigrationBackup::Directory(path) => path.serialize(serializer),
+    }
+}
+
+/// The values of `migration_backup` that are no directory.
+const BACKUP_AUTO: &str = "auto";
+const BACKUP_NONE: &str = "none";
+
 /// The file as parsed, before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
     store: Spanned<String>,
+    migration_backup: Spanned<String>,
     data: PathBuf,
     policy: Option<PathBuf>,
     profiles: Vec<PathBuf>,
@@ -106,6 +121,7 @@ impl Config {
             url @ StoreUrl::Postgres(_) => url,
         };
         Store::check_url(&store).map_err(bad_store)?;
+        let migration_backup = written.migration_backup(text, &store, config_dir)?;
         let data = config_dir.join(&written.data);
         let policy = written.policy.map(|path| config_dir.join(path));
         let mut alerts = written.alerts.map(Spanned::into_inner).unwrap_or_default();
@@ -119,6 +135,7 @@ impl Config {
         let backend = chosen.unwrap_or_else(|| BackendChoice::local_machine(config_dir, &service));
         Ok(Self {
             store,
+            migration_backup,
             data,
             policy,
             profiles: written.profiles.iter().map(|path| config_dir.join(path)).collect(),
@@ -163,6 +180,21 @@ impl Config {
 }
 
 impl RawConfig {
+    fn migration_backup(&self, text: &str, store: &StoreUrl, config_dir: &Path) -> Result<MigrationBackup, TomlError> {
+        match self.migration_backup.get_ref().as_str() {
+            BACKUP_AUTO => Ok(MigrationBackup::Auto { postgres: state_directory(store) }),
+            BACKUP_NONE => Ok(MigrationBackup::None),
+            // A mistyped word would otherwise be a directory beside the file.
+            path if path.contains('/') => Ok(MigrationBackup::Directory(config_dir.join(path))),
+            word => {
+                let message = format!(
+                    "`migration_backup` is `{word}`, expected \"auto\", \"none\" or a directory such as \"./backups\""
+                );
+                Err(TomlError::at(text, Some(self.migration_backup.span()), message))
+            }
+        }
+    }
+
     fn check(&self, text: &str) -> Result<(), TomlError> {
         for (name, value) in [("cycle", &self.cycle), ("publish", &self.publish), ("lease", &self.lease)] {
             if *value.get_ref() < MIN_INTERVAL {
@@ -257,6 +289,20 @@ mod tests {
         assert_eq!(config.profiles, [PathBuf::from("/a.toml"), "/etc/doctor/b.toml".into()]);
         let BackendChoice::Local(local) = config.backend else { panic!("local is the default") };
         assert_eq!((local.state, local.policy), ("/etc/doctor/local".into(), Some("/etc/doctor/p.toml".into())));
+    }
+
+    #[test]
+    fn the_backup_before_a_migration_is_beside_the_store_in_a_directory_or_skipped() {
+        let read = |text: &str| read(text).map(|config| config.migration_backup);
+        let auto = |folder: &str| MigrationBackup::Auto { postgres: folder.into() };
+        assert_eq!(read("store = \"x.db\"").unwrap(), auto("/etc/doctor"));
+        let postgres = "store = \"postgres://doctor@db.example/doctor\"\n";
+        assert_eq!(read(postgres).unwrap(), auto("/var/lib/cluster-doctor"));
+        assert_eq!(read("migration_backup = \"none\"").unwrap(), MigrationBackup::None);
+        let named = read("migration_backup = \"./kept\"").unwrap();
+        assert_eq!(named, MigrationBackup::Directory("/etc/doctor/./kept".into()));
+        let error = read("migration_backup = \"non\"").unwrap_err().to_string();
+        assert!(error.contains("line 1") && error.contains("`non`") && error.contains("\"auto\", \"none\""), "{error}");
     }
 
     #[test]

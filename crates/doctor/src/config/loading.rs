@@ -82,6 +82,7 @@ impl LoadedConfig {
         let (a, b) = (&self.from_file, &other.from_file);
         let pairs = [
             ("store", a.store != b.store),
+            ("migration_backup", a.migration_backup != b.migration_backup),
             ("data", a.data != b.data),
             ("backend", a.backend != b.backend),
             ("lease", a.lease != b.lease),

@@ -40,4 +40,5 @@ mod status_table;
 mod this_machine;
 mod traces;
 mod units;
+mod upgrades;
 mod workdir;

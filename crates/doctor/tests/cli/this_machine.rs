@@ -182,10 +182,23 @@ impl Service {
         self.child.try_wait().unwrap().is_some()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it ends by itself, and returns its exit code and log.
+    pub(crate) fn wait(mut self) -> (Option<i32>, String) {
+        self.wait_for_its_end()
+    }
+
     /// Stops it like an init system, and returns its exit code and log.
     pub(crate) fn stop(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.wait_for_its_end()
+    }
+
+    fn wait_for_its_end(&mut self) -> (Option<i32>, String) {
         let mut code = None;
         wait_until("the end", || {
             code = self.child.try_wait().unwrap();

@@ -20,11 +20,13 @@ pub(crate) struct Tx<'a> {
     pub(crate) ids: Arc<IdCache>,
     /// The highest bundle id, set in a controller's write.
     pub(crate) last_pack: i64,
+    /// The schema of the store, set by [`Tx::highest_ids`].
+    pub(crate) schema: i64,
 }
 
 impl<'a> Tx<'a> {
     pub(crate) const fn new(conn: Conn<'a>, names: Arc<IdCache>) -> Self {
-        Self { conn, ids: names, last_pack: 0 }
+        Self { conn, ids: names, last_pack: 0, schema: 0 }
     }
 }
 

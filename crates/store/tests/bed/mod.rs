@@ -69,6 +69,11 @@ impl StoreTestbed {
         Self::from_store(Store::open(url).unwrap(), Some(url.clone()))
     }
 
+    /// Returns where a store is that other processes can open.
+    pub(crate) fn url(&self) -> &StoreUrl {
+        self.url.as_ref().expect("a store in memory has no address")
+    }
+
     /// Reopens the store, as after a restart of the controller.
     pub(crate) fn reopen(&mut self) {
         self.store = Store::open(self.url.as_ref().unwrap()).unwrap();

@@ -45,7 +45,9 @@ fn check_store(url: &StoreUrl, startup: &StartupReport) -> InspectionItem {
         WHAT,
         match schema {
             Some(found) if found == ours => format!("{url} answers, and its schema is current"),
-            Some(found) => format!("{url} answers; the next start migrates its schema from {found} to {ours}"),
+            Some(found) => {
+                format!("{url} answers; this version migrates its schema from {found} to {ours} when it leads")
+            }
             None => format!("{url} does not exist yet; the first start creates it"),
         },
     )
