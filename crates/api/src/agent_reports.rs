@@ -24,6 +24,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
+    health::WriteProbe,
     token_review_cache::{BadAuthorization, TokenReviewCache, bearer_token},
 };
 
@@ -42,6 +43,7 @@ pub(super) struct IngestState {
     pub(super) body_memory: Arc<Semaphore>,
     /// Set where the cluster vouches for agents.
     pub(super) token_reviews: Option<TokenReviewCache>,
+    pub(super) write_probe: Arc<WriteProbe>,
 }
 
 /// Why a report was rejected.

@@ -19,10 +19,11 @@ pub(crate) enum Exit {
     NotLeader = 5,
     NotConfirmed = 6,
     Damaged = 7,
+    Stuck = 8,
 }
 
 impl Exit {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Ok,
         Self::ProblemsFound,
         Self::Usage,
@@ -31,6 +32,7 @@ impl Exit {
         Self::NotLeader,
         Self::NotConfirmed,
         Self::Damaged,
+        Self::Stuck,
     ];
 
     pub(crate) const fn code(self) -> u8 {
@@ -48,6 +50,7 @@ impl Exit {
             Self::NotLeader => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
             Self::Damaged => "the store is damaged or has another schema; it was not changed",
+            Self::Stuck => "the control loop made no progress, or did not end within 30 s of SIGTERM: the process ended itself",
         }
     }
 }
@@ -120,6 +123,6 @@ mod tests {
     #[test]
     fn every_number_is_used_once() {
         let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
-        assert_eq!(codes, (0..8).collect::<Vec<u8>>());
+        assert_eq!(codes, (0..9).collect::<Vec<u8>>());
     }
 }

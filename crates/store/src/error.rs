@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use doctor_core::time::Timestamp;
+use tokio_postgres::error::SqlState;
 
 /// A failed store operation. Nothing was changed: every write is one transaction.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +105,49 @@ impl StoreError {
     /// Whether the caller no longer leads and must stop acting.
     pub const fn is_lease_lost(&self) -> bool {
         matches!(self, Self::LeaseLost { .. } | Self::LeaseExpired { .. })
+    }
+}
+
+/// Why the store cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteObstacle {
+    DiskFull,
+    ReadOnly,
+    /// The text of the error says more.
+    Other,
+}
+
+impl std::fmt::Display for WriteObstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::DiskFull => "the disk is full",
+            Self::ReadOnly => "it is read-only",
+            Self::Other => "writing failed",
+        })
+    }
+}
+
+impl StoreError {
+    /// Returns why a write failed, in words that say nothing of the store's content.
+    pub fn write_obstacle(&self) -> WriteObstacle {
+        match self {
+            Self::Sqlite { source, .. } => match source.sqlite_error_code() {
+                Some(rusqlite::ErrorCode::DiskFull) => WriteObstacle::DiskFull,
+                Some(rusqlite::ErrorCode::ReadOnly) => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            Self::Postgres { source, .. } => match source.code() {
+                Some(code) if *code == SqlState::DISK_FULL => WriteObstacle::DiskFull,
+                Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            Self::File { source, .. } => match source.kind() {
+                std::io::ErrorKind::StorageFull => WriteObstacle::DiskFull,
+                std::io::ErrorKind::ReadOnlyFilesystem => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            _ => WriteObstacle::Other,
+        }
     }
 }
 

@@ -51,11 +51,12 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<LeaseRow> {
 }
 
 /// Begins a write: checks that the fence is ours, keeps it so until the transaction ends, and refreshes names. On
-/// PostgreSQL the row is locked, shared or exclusive, so that a take-over waits; SQLite has a single writer.
+/// PostgreSQL the row is locked, so that a take-over waits: its key by a write, which lets the lease be renewed
+/// meanwhile, or all of it by an exclusive write. SQLite has a single writer.
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadStatement) => "",
-        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR SHARE OF l",
+        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR KEY SHARE OF l",
         (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(
