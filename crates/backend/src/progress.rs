@@ -33,6 +33,7 @@ pub struct Progress(Arc<State>);
 struct State {
     last: Mutex<LastProgress>,
     limit_millis: AtomicU64,
+    effects_until: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +68,8 @@ impl Progress {
     /// Creates the handle of a loop that starts now and counts as stuck after `limit` without progress.
     pub fn new(limit: Duration) -> Self {
         let last = Mutex::new(LastProgress { at: Instant::now(), step: "start" });
-        Self(Arc::new(State { last, limit_millis: AtomicU64::new(millis(limit)) }))
+        let limit_millis = AtomicU64::new(millis(limit));
+        Self(Arc::new(State { last, limit_millis, effects_until: Mutex::default() }))
     }
 
     fn last(&self) -> MutexGuard<'_, LastProgress> {
@@ -99,6 +101,21 @@ impl Progress {
     /// by [`Self::tick`]; this limit then holds for each host. The rest is for the cycle's own work between two calls.
     pub fn call_deadline(&self) -> Duration {
         self.limit() * 3 / 4
+    }
+
+    /// Sets until when effects on the cluster may be started: the end of the lease, counted from before it was renewed.
+    pub fn allow_effects_until(&self, end: Instant) {
+        *self.0.effects_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    }
+
+    /// Returns whether an effect on the cluster may still be started. The engine checks the lease in the store before each
+    /// effect; a process that is suspended after that finds out only here. A backend calls this as late as it can, right
+    /// before it sends a request that changes something, and returns an error with [`Effect::NotAppliedRetry`] if not.
+    ///
+    /// [`Effect::NotAppliedRetry`]: crate::Effect::NotAppliedRetry
+    pub fn effects_allowed(&self) -> bool {
+        let until = *self.0.effects_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_none_or(|until| Instant::now() < until)
     }
 
     /// Returns the stall if the loop has made no progress for longer than its limit.
@@ -144,5 +161,15 @@ mod tests {
         progress.set_limit(Duration::from_secs(3600));
         progress.clone().tick();
         assert_eq!(progress.stall(), None);
+    }
+
+    #[test]
+    fn effects_are_allowed_until_the_lease_ends() {
+        let progress = Progress::default();
+        assert!(progress.effects_allowed(), "a simulation has no limit");
+        progress.allow_effects_until(Instant::now() + Duration::from_secs(3600));
+        assert!(progress.effects_allowed());
+        progress.allow_effects_until(Instant::now());
+        assert!(!progress.effects_allowed());
     }
 }

@@ -16,6 +16,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Instant,
 };
 
 use doctor_backend::progress::Progress;
@@ -41,7 +42,7 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
-    job_outputs,
+    fence, job_outputs,
     lease_keeper::LeaseKeeper,
     observe::PlannerState,
     publish::Publisher,
@@ -279,7 +280,8 @@ impl Engine {
     fn acquire_lease(&mut self) -> Result<Lease, CycleError> {
         let now = LeaseClock::of(self.deps.clock.virtual_now());
         if let Some(lease) = self.lease.clone() {
-            match self.deps.store.renew(&lease, now) {
+            let renew = || self.deps.store.renew(&lease, now);
+            match fence::extend(&*self.deps.clock, &lease, &self.deps.progress, renew) {
                 Ok(()) => {
                     self.set_lease(Some(lease.clone()));
                     return Ok(lease);
@@ -288,8 +290,12 @@ impl Engine {
                 Err(error) => return Err(error.into()),
             }
         }
+        let began = Instant::now();
         match self.deps.store.acquire(&self.deps.holder, now, self.deps.lease) {
             Ok(lease) => {
+                if now == LeaseClock::Database {
+                    self.deps.progress.allow_effects_until(began + lease.ttl.to_std());
+                }
                 self.planner_state.discard();
                 self.set_lease(Some(lease.clone()));
                 Ok(lease)

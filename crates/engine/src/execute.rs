@@ -220,7 +220,7 @@ impl Executor<'_> {
                 let saved = match destroys {
                     // Collecting starts a job on the node, so it is an effect as well.
                     Some(label) => {
-                        fence::check(self.store, self.clock, self.lease)?;
+                        fence::check(self.store, self.clock, self.lease, self.progress)?;
                         let saved = self.save_evidence(*case, label, *op, node);
                         self.progress.tick();
                         saved
@@ -243,7 +243,7 @@ impl Executor<'_> {
         span: &tracing::Span,
         call: impl FnOnce() -> Result<T, BackendError>,
     ) -> Result<Result<T, BackendError>, StoreError> {
-        fence::check(self.store, self.clock, self.lease)?;
+        fence::check(self.store, self.clock, self.lease, self.progress)?;
         let outcome = in_span(span, call);
         self.progress.tick();
         Ok(outcome)

@@ -12,8 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::progress::Progress;
+use doctor_backend::{clock::SystemClock, progress::Progress};
 use doctor_store::{Lease, LeaseClock, Store};
+
+use crate::fence;
 
 /// Renewals in each ttl: two may fail before the lease expires.
 const RENEWALS: u32 = 3;
@@ -113,7 +115,7 @@ fn run(shared: &Shared, store: &Store, progress: &Progress) {
             continue;
         }
         stuck = false;
-        match store.keep(&lease, LeaseClock::Database) {
+        match fence::extend(&SystemClock, &lease, progress, || store.keep(&lease, LeaseClock::Database)) {
             Ok(()) => {
                 failing = false;
                 shared.renew_after(&lease, RENEWALS);

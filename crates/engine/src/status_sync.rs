@@ -119,7 +119,7 @@ fn write_all(
 ) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
     let mut failed = Vec::new();
     for work in work.chunks(WRITES_PER_CHECK) {
-        fence::check(deps.store, deps.clock, deps.lease)?;
+        fence::check(deps.store, deps.clock, deps.lease, deps.progress)?;
         failed.extend(writer.write_all(work, deps.workers));
         deps.progress.tick();
     }

@@ -1,4 +1,6 @@
-//! `doctor db`: backs up, restores and verifies the database.
+//! `doctor db`: backs up, restores and verifies the database; shows and takes the lease.
+
+mod lease;
 
 use std::path::PathBuf;
 
@@ -10,7 +12,7 @@ use clap::Subcommand;
 use super::confirmation::{Change, ChangeArgs};
 use crate::{context::Context, exit::Exit, failure::Result};
 
-/// Back up, restore and verify the database.
+/// Back up, restore and verify the database; show and take the lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -29,6 +31,9 @@ enum DbCommand {
     Restore(RestoreArgs),
     /// Check the consistency of the database. Exit code 1 if it is inconsistent.
     Verify,
+    /// Show or take the lease, by which one controller leads.
+    #[command(subcommand)]
+    Lease(lease::LeaseCommand),
 }
 
 #[derive(Debug, clap::Args)]
@@ -56,6 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             let verified = context.store_for_changes()?.verify()?;
             show(context, &verified)
         }
+        DbCommand::Lease(command) => lease::run(context, command),
     }
 }
 
