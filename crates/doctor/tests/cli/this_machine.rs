@@ -182,6 +182,21 @@ impl Service {
         self.child.try_wait().unwrap().is_some()
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it ends by itself, and returns its exit code and log.
+    pub(crate) fn wait_for_exit(mut self) -> (Option<i32>, String) {
+        let mut code = None;
+        wait_until("the end", || {
+            code = self.child.try_wait().unwrap();
+            code.is_some()
+        });
+        self.seen.extend(self.log.iter().map(|line| line + "\n"));
+        (code.and_then(|status| status.code()), std::mem::take(&mut self.seen))
+    }
+
     /// Stops it like an init system, and returns its exit code and log.
     pub(crate) fn stop(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().to_string();
