@@ -28,6 +28,8 @@ use crate::exit::Exit;
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The interval at which the progress and the flag are read.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// A longer gap between two looks means that the whole process was suspended. Its loop then has a whole limit to go on.
+const SUSPENDED: Duration = Duration::from_secs(5);
 /// The longest wait for the last line of the log.
 const LOG_LIMIT: Duration = Duration::from_secs(1);
 
@@ -49,7 +51,7 @@ impl Watchdog {
         let (alive, closed) = mpsc::channel::<()>();
         let watched = Arc::clone(&progress);
         thread::Builder::new().name("doctor-watchdog".to_owned()).spawn(move || {
-            let mut stop_began = None;
+            let (mut stop_began, mut last_look, mut resumed) = (None, Instant::now(), None::<Instant>);
             while closed.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if stopping.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)) {
                     let began = *stop_began.get_or_insert_with(Instant::now);
@@ -57,7 +59,12 @@ impl Watchdog {
                         end_process(format!("not stopped within {} s of the signal", STOP_LIMIT.as_secs()));
                     }
                 }
+                if last_look.elapsed() > SUSPENDED {
+                    resumed = Some(Instant::now());
+                }
+                last_look = Instant::now();
                 let stall = watched.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Progress::stall);
+                let stall = stall.filter(|stall| resumed.is_none_or(|at| at.elapsed() > stall.limit));
                 if let Some(stall) = stall {
                     end_process(format!("the control loop is stuck: {stall}"));
                 }
