@@ -24,8 +24,8 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
-    health::WriteProbe,
     token_review_cache::{BadAuthorization, TokenReviewCache, bearer_token},
+    write_probe::WriteProbe,
 };
 
 /// Deadline for memory to become available and the body to arrive.

@@ -8,29 +8,19 @@
 //! read-only, whatever can be read. Neither depends on leadership: a controller that waits for the lease is live and
 //! ready, otherwise a rolling update of two would wait for the second for ever.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::time::timeout;
 
 use super::agent_reports::IngestState;
 
 /// Deadline for the store's reply.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Requests within this time share one probe: it waits for the disk, and any client may ask.
-const PROBE_LIFETIME: Duration = Duration::from_secs(1);
-
-/// The last attempt to write to the store: when, and why it failed. Locked while an attempt is made, so that there is one
-/// at a time, however long the store does not respond.
-#[derive(Debug, Default)]
-pub(super) struct WriteProbe(Arc<Mutex<Option<(Instant, Result<(), String>)>>>);
 
 pub(super) async fn health(State(state): State<Arc<IngestState>>) -> Response {
     match state.queue.watchdog.stall() {
@@ -42,7 +32,7 @@ pub(super) async fn health(State(state): State<Arc<IngestState>>) -> Response {
 }
 
 pub(super) async fn ready(State(state): State<Arc<IngestState>>) -> Response {
-    let reason = match timeout(STORE_TIMEOUT, probe(&state)).await {
+    let reason = match timeout(STORE_TIMEOUT, state.write_probe.run(&state.store)).await {
         Ok(Ok(())) => return "ready\n".into_response(),
         Ok(Err(reason)) => reason,
         Err(_) => "the store does not respond".to_owned(),
@@ -50,31 +40,12 @@ pub(super) async fn ready(State(state): State<Arc<IngestState>>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response()
 }
 
-async fn probe(state: &IngestState) -> Result<(), String> {
-    let mut last = Arc::clone(&state.write_probe.0).lock_owned().await;
-    if let Some((at, result)) = &*last
-        && at.elapsed() < PROBE_LIFETIME
-    {
-        return result.clone();
-    }
-    let store = state.store.clone();
-    let attempt = move || {
-        let result = store.probe_write().map_err(|error| {
-            tracing::debug!(%error, "not ready");
-            format!("the store cannot be written: {}", error.write_obstacle())
-        });
-        *last = Some((Instant::now(), result.clone()));
-        result
-    };
-    let joined = tokio::task::spawn_blocking(attempt).await;
-    joined.unwrap_or_else(|_| Err("the store does not respond".to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
         io::{Read, Write},
         net::TcpStream,
+        time::Instant,
     };
 
     use super::*;

@@ -17,6 +17,7 @@ mod metrics_listener;
 pub mod operator_api;
 mod response;
 mod token_review_cache;
+mod write_probe;
 
 use std::{
     io,

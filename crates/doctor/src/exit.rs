@@ -50,7 +50,9 @@ impl Exit {
             Self::NotLeader => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
             Self::Damaged => "the store is damaged or has another schema; it was not changed",
-            Self::Stuck => "the control loop made no progress, or did not end within 30 s of SIGTERM: the process ended itself",
+            Self::Stuck => {
+                "the control loop made no progress, or did not end within 30 s of SIGTERM: the process ended itself"
+            }
         }
     }
 }

@@ -84,7 +84,10 @@ impl Watchdog {
 fn end_process(why: String) -> ! {
     let (logged, written) = mpsc::channel();
     let log = move || {
-        tracing::error!("{why}; the process ends so that another controller can lead (exit code {})", Exit::Stuck.code());
+        tracing::error!(
+            "{why}; the process ends so that another controller can lead (exit code {})",
+            Exit::Stuck.code()
+        );
         // The receiver waits only for so long.
         let _late = logged.send(());
     };

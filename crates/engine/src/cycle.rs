@@ -420,7 +420,8 @@ impl Engine {
         let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
         let deps = &self.deps;
         let (backend, store, clock) = (&*deps.backend, &deps.store, &*deps.clock);
-        self.status_sync.sync(snapshot, &SyncDeps { backend, store, clock, lease, progress: &deps.progress, workers: deps.workers })
+        self.status_sync
+            .sync(snapshot, &SyncDeps { backend, store, clock, lease, progress: &deps.progress, workers: deps.workers })
     }
 
     fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {

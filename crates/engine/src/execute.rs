@@ -10,7 +10,8 @@ use std::{
 };
 
 use doctor_backend::{
-    Backend, BackendError, Change, ChangeReason, Effect, JobOutput, JobRequest, NodeOp, clock::Clock, progress::Progress,
+    Backend, BackendError, Change, ChangeReason, Effect, JobOutput, JobRequest, NodeOp, clock::Clock,
+    progress::Progress,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{

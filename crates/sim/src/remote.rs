@@ -12,8 +12,7 @@ use std::{
 
 use doctor_backend::{
     Backend, BackendError, Effect as After, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
-    clock::Clock,
-    progress::Progress,
+    clock::Clock, progress::Progress,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{

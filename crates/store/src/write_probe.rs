@@ -4,12 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{
-    Store,
-    db::Access,
-    error::Result,
-    operator_commands::set_meta,
-};
+use super::{Store, db::Access, error::Result, operator_commands::set_meta};
 
 /// Key in `meta`. Its value is the time of the last probe, so that each probe changes the page.
 const KEY: &str = "write-probe";

@@ -66,8 +66,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let share = context.share()?;
     let world = ClusterConnection::open(loaded)?;
     let mut controller = Controller::new(loaded, store, share, world, ProcessMode::OneShot, None)?;
-    let watchdog = Watchdog::start(None)
-        .map_err(|error| Failure::Other(format!("starting the watchdog thread: {error}")))?;
+    let watchdog =
+        Watchdog::start(None).map_err(|error| Failure::Other(format!("starting the watchdog thread: {error}")))?;
     watchdog.watch(controller.engine.progress());
     let mut view = RunView::default();
     let outcome = run_cycles(&mut controller, args, &mut view);

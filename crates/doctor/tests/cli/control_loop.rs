@@ -50,7 +50,8 @@ struct Relay {
 impl Relay {
     fn start(socket: &Path, cluster: PathBuf) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
-        let relay = Self { mode: Arc::new(Mutex::new(RelayMode::Forward)), submitted: Arc::default(), hanging: Arc::default() };
+        let relay =
+            Self { mode: Arc::new(Mutex::new(RelayMode::Forward)), submitted: Arc::default(), hanging: Arc::default() };
         let (mode, submitted, hanging) =
             (Arc::clone(&relay.mode), Arc::clone(&relay.submitted), Arc::clone(&relay.hanging));
         std::thread::spawn(move || {
@@ -149,7 +150,9 @@ fn a_cycle_longer_than_the_lease_keeps_it_and_all_of_its_effects_happen() {
     relay.set(RelayMode::SlowSubmissions(Duration::from_secs(2)));
     let mut leader = Service::start(&workdir);
     leader.wait_for_log("started");
-    wait_until("a leader", || workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("a leader", || {
+        workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads"
+    });
     let store = store(&workdir);
     let first = store.lease_status(SystemClock.now()).unwrap().unwrap();
     let mut standby = standby(&workdir);
@@ -176,7 +179,9 @@ fn a_controller_that_hangs_in_a_call_ends_by_itself_and_a_standby_leads() {
     let relay = Relay::start(&workdir.path("relay.sock"), workdir.path("sim.sock"));
     let mut leader = Service::start(&workdir);
     leader.wait_for_log("started");
-    wait_until("a leader", || workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("a leader", || {
+        workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads"
+    });
     let mut standby = standby(&workdir);
     relay.set(RelayMode::Hang);
     wait_until("a call that hangs", || relay.hanging.load(Ordering::SeqCst) > 0);
@@ -194,7 +199,9 @@ fn sigterm_ends_a_controller_that_hangs_in_a_call() {
     let relay = Relay::start(&workdir.path("relay.sock"), workdir.path("sim.sock"));
     let mut leader = Service::start(&workdir);
     leader.wait_for_log("started");
-    wait_until("a leader", || workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads");
+    wait_until("a leader", || {
+        workdir.path("doctor.db").exists() && workdir.json(&["status"])["leader"]["is"] == "leads"
+    });
     relay.set(RelayMode::Hang);
     wait_until("a call that hangs", || relay.hanging.load(Ordering::SeqCst) > 0);
     let (code, log) = leader.stop();
@@ -264,11 +271,14 @@ fn a_controller_whose_disk_is_full_is_alive_but_not_ready_and_says_why() {
     let workdir = Workdir::local();
     std::fs::create_dir(workdir.path("small")).unwrap();
     let config = workdir.read("doctor.toml").replace("doctor.db", "small/doctor.db");
-    let config = config.replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[agents]\nlisten = \"127.0.0.1:0\"\n[backend");
+    let config =
+        config.replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[agents]\nlisten = \"127.0.0.1:0\"\n[backend");
     workdir.write("doctor.toml", &config);
     let serve = workdir.command(&["serve"]);
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", "mount -t tmpfs -o size=8m tmpfs small && exec \"$0\" serve"]).arg(serve.get_program());
+    command
+        .args(["-m", "sh", "-c", "mount -t tmpfs -o size=8m tmpfs small && exec \"$0\" serve"])
+        .arg(serve.get_program());
     command.current_dir(workdir.path("")).env_clear();
     command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut service = Service::spawn(command);

@@ -21,8 +21,8 @@ use crate::{
     fault_injection::{FaultInjector, Rng},
     finish,
     fixture::{Fixture, LEASE, OUTAGE, Process, SPEED, WAIT_LIMIT},
-    nodes, print_summary,
     inspection::Inspections,
+    nodes, print_summary,
     startup_time::StartupTimes,
 };
 
@@ -38,17 +38,25 @@ struct PairCounts {
 
 struct Controller {
     process: Process,
+    is_started: bool,
     is_stopped: bool,
 }
 
 impl Controller {
-    fn start(pace: &mut StartupTimes, fixture: &Fixture) -> Self {
-        let process = fixture.start_controller();
-        pace.record(process.wait_until_started());
-        Self { process, is_stopped: false }
+    fn start(fixture: &Fixture) -> Self {
+        Self { process: fixture.start_controller(), is_started: false, is_stopped: false }
     }
 
-    fn stop(&mut self) {
+    /// Waits until it has opened the store, which is a write: one that is stopped there blocks SQLite before it is a
+    /// controller at all.
+    fn wait_until_started(&mut self, pace: &mut StartupTimes) {
+        if !std::mem::replace(&mut self.is_started, true) {
+            pace.record(self.process.wait_until_started());
+        }
+    }
+
+    fn stop(&mut self, pace: &mut StartupTimes) {
+        self.wait_until_started(pace);
         self.process.signal(Signal::STOP);
         self.is_stopped = true;
     }
@@ -71,7 +79,8 @@ impl Pair<'_> {
     /// Returns which of the two leads.
     fn leader(&self) -> Option<usize> {
         // The time is not that of the lease, which counts by the database's clock.
-        let status = self.store.lease_status(doctor_core::time::Timestamp::MIN).unwrap().filter(|status| status.alive)?;
+        let status =
+            self.store.lease_status(doctor_core::time::Timestamp::MIN).unwrap().filter(|status| status.alive)?;
         let pid = status.holder.rsplit(':').nth(1)?.parse::<u32>().ok()?;
         self.both.iter().position(|controller| controller.process.id() == pid)
     }
@@ -94,7 +103,7 @@ impl Pair<'_> {
 
     /// Replaces one of the two by SIGKILL and a new process.
     fn kill(&mut self, which: usize) {
-        let new = Controller { process: self.fixture.start_controller(), is_stopped: false };
+        let new = Controller::start(self.fixture);
         std::mem::replace(&mut self.both[which], new).process.kill();
         self.counts.kills += 1;
     }
@@ -138,7 +147,8 @@ pub(crate) fn run_pair_test(name: &str, seed: u64, length: Duration, fixture: &F
     let (process, cluster) = fixture.start_cluster();
     let mut injector = FaultInjector::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
     let mut pace = StartupTimes::default();
-    let both = [Controller::start(&mut pace, fixture), Controller::start(&mut pace, fixture)];
+    let mut both = [Controller::start(fixture), Controller::start(fixture)];
+    both.iter_mut().for_each(|controller| controller.wait_until_started(&mut pace));
     let mut pair = Pair { fixture, store: fixture.open_store(), both, pace, counts: PairCounts::default() };
     let began = Instant::now();
     while began.elapsed() < length || pair.counts.takeovers.len() < 3 {
@@ -187,15 +197,20 @@ fn disturb(pair: &mut Pair<'_>, chance: &mut Rng, leader: usize) {
         // It may have been stopped for longer than its lease, or not.
         (_, Some(stopped)) => pair.both[stopped].go_on(),
         (1, None) => {
-            pair.both[1 - leader].stop();
+            pair.both[1 - leader].stop(&mut pair.pace);
             pair.counts.stops += 1;
         }
         (_, None) => {
-            pair.both[leader].stop();
+            pair.both[1 - leader].wait_until_started(&mut pair.pace);
+            pair.both[leader].stop(&mut pair.pace);
             pair.counts.stops += 1;
-            // Otherwise it goes on before its lease ends.
-            if chance.below(3) > 0 {
-                pair.measure_takeover(leader);
+            match chance.below(3) {
+                // It goes on before its lease ends, or about when it ends.
+                0 => {
+                    std::thread::sleep(Duration::from_millis(chance.below(4_000)));
+                    pair.both[leader].go_on();
+                }
+                _ => pair.measure_takeover(leader),
             }
         }
     }

@@ -66,7 +66,9 @@ pub(super) fn set_client_limits(config: &mut Config) {
 /// Returns the statements that set up a new session.
 pub(super) fn setup_statements(config: &Config, kind: SessionKind) -> String {
     let options = config.get_options().unwrap_or_default();
-    let is_open = |name: &str| !options.contains(&format!("{name}=")) && !options.contains(&format!("{}=", name.replace('_', "-")));
+    let is_open = |name: &str| {
+        !options.contains(&format!("{name}=")) && !options.contains(&format!("{}=", name.replace('_', "-")))
+    };
     // Every statement looks rows up by key, so planning for specific values gains nothing.
     let mut sql = "SET plan_cache_mode TO force_generic_plan".to_owned();
     for (name, millis, _) in SERVER_LIMITS.iter().filter(|(name, _, kinds)| kinds.contains(&kind) && is_open(name)) {

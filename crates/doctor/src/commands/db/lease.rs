@@ -59,13 +59,19 @@ fn show(context: &Context) -> Result<Exit> {
             page.line("Next: start a controller (`doctor serve`).");
         }
         Some(lease) => {
-            page.line(format!("{} {}", lease.holder, if lease.alive { "leads." } else { "led; its lease has expired." }));
+            page.line(format!(
+                "{} {}",
+                lease.holder,
+                if lease.alive { "leads." } else { "led; its lease has expired." }
+            ));
             let since = lease.since.map_or_else(|| "unknown".to_owned(), |since| format!("{} UTC", format_time(since)));
             page.line(format!("Since: {since} (fence {})", lease.fence));
             page.line(format!("Until: {} UTC ({})", format_time(lease.until), end(lease)));
             page.line(format!("Database's clock: {} UTC", format_time(lease.now)));
             page.line(match lease.alive {
-                true => "Next: nothing, if that controller runs. If it is gone for good: `doctor db lease take --why …`.",
+                true => {
+                    "Next: nothing, if that controller runs. If it is gone for good: `doctor db lease take --why …`."
+                }
                 false => "Next: a controller that waits takes it in its next cycle; otherwise start one.",
             });
         }
