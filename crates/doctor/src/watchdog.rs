@@ -23,8 +23,8 @@ use doctor_backend::progress::Progress;
 
 use crate::exit::Exit;
 
-/// From SIGTERM or SIGINT to the end of the process at the latest. Below the grace periods of the shipped manifests (60 s)
-/// and of systemd (90 s), which would end it by SIGKILL without a word.
+/// From SIGTERM or SIGINT to the end of the process at the latest. Below the grace periods of the shipped unit (45 s) and
+/// manifests (60 s), which would end it by SIGKILL without a word.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// The interval at which the progress and the flag are read.
 const INTERVAL: Duration = Duration::from_millis(200);

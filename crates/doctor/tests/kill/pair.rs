@@ -165,7 +165,11 @@ pub(crate) fn run_pair_test(name: &str, seed: u64, length: Duration, fixture: &F
         controller.go_on();
     }
     let Pair { both, mut pace, counts, .. } = pair;
-    both.into_iter().for_each(|controller| controller.process.stop());
+    for mut controller in both {
+        // A signal before that ends the process at once.
+        controller.wait_until_started(&mut pace);
+        controller.process.stop();
+    }
     injector.restore_vanished(&cluster);
     finish(&mut pace, fixture, &cluster);
     compare(name, fixture, &pace, &cluster, &injector);
