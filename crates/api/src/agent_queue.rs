@@ -103,7 +103,7 @@ struct QueuedMessage {
 
 impl AgentQueue {
     pub(super) fn new(cycle_trigger: Arc<Trigger>) -> Self {
-        Self { state: Mutex::default(), cycle_trigger, watchdog: LoopWatchdog::new(Instant::now()) }
+        Self { state: Mutex::default(), cycle_trigger, watchdog: LoopWatchdog::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {

@@ -41,8 +41,14 @@ impl FuzzAgentEndpoint {
         queue.set_leading(true);
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
-        let service =
-            TowerToHyperService::new(router(IngestState { store, clock, queue, body_memory, token_reviews: None }));
+        let service = TowerToHyperService::new(router(IngestState {
+            store,
+            clock,
+            queue,
+            body_memory,
+            token_reviews: None,
+            write_probe: Arc::default(),
+        }));
         Ok(Self { runtime, service })
     }
 

@@ -1,14 +1,14 @@
 //! `GET /healthz` and `GET /readyz`: whether this controller should be restarted, and whether it can serve requests.
 //!
-//! Liveness covers the loop alone. A cycle that cannot reach its cluster or store ends with an error, which a restart
-//! would not cure; a loop that no longer runs is what a restart cures. Readiness covers the store, without which
-//! nothing can be stored. Neither depends on leadership: a controller that waits for the lease is live and ready,
-//! otherwise a rolling update of two would wait for the second for ever.
+//! Liveness covers the loop alone: it fails when the loop makes no progress for two cycles (at least a minute). The process
+//! then ends itself; the probe covers a process that cannot. A cycle that cannot reach its cluster or store ends with an
+//! error, which is progress, and which a restart would not cure.
+//!
+//! Readiness covers the store, which must be writable: nothing can be stored on a full disk or in a database that is
+//! read-only, whatever can be read. Neither depends on leadership: a controller that waits for the lease is live and
+//! ready, otherwise a rolling update of two would wait for the second for ever.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::State,
@@ -23,28 +23,21 @@ use super::agent_reports::IngestState;
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) async fn health(State(state): State<Arc<IngestState>>) -> Response {
-    match state.queue.watchdog.stuck_for(Instant::now()) {
+    match state.queue.watchdog.stall() {
         // A migration of a large store takes minutes and is one step of one cycle: a restart would begin it again.
         Some(_) if state.store.is_migrating() => "migrating the store\n".into_response(),
-        Some(stuck_for) => {
-            let minutes = stuck_for.as_secs() / 60;
-            let text = format!("no cycle has started or ended for {minutes} minutes: the control loop is stuck\n");
-            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        Some(stall) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("the control loop is stuck: {stall}\n")).into_response()
         }
         None => (if state.queue.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
     }
 }
 
 pub(super) async fn ready(State(state): State<Arc<IngestState>>) -> Response {
-    let shared = Arc::clone(&state);
-    let result = timeout(STORE_TIMEOUT, tokio::task::spawn_blocking(move || shared.store.leader())).await;
-    let reason = match result {
-        Ok(Ok(Ok(_))) => return "ready\n".into_response(),
-        Ok(Ok(Err(error))) => {
-            tracing::debug!(%error, "not ready");
-            "the store returns errors"
-        }
-        Ok(Err(_)) | Err(_) => "the store does not respond",
+    let reason = match timeout(STORE_TIMEOUT, state.write_probe.run(&state.store)).await {
+        Ok(Ok(())) => return "ready\n".into_response(),
+        Ok(Err(reason)) => reason,
+        Err(_) => "the store does not respond".to_owned(),
     };
     (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response()
 }
@@ -54,11 +47,12 @@ mod tests {
     use std::{
         io::{Read, Write},
         net::TcpStream,
+        time::Instant,
     };
 
     use super::*;
     use crate::{AgentInbox, AgentListener};
-    use doctor_backend::clock::SystemClock;
+    use doctor_backend::{clock::SystemClock, progress::Progress};
     use doctor_store::{Store, StoreUrl};
 
     fn open(store: &Store) -> (AgentListener, AgentInbox) {
@@ -84,7 +78,6 @@ mod tests {
     fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
         let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
         for (leading, expected) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
-            listener.record_progress(Duration::from_secs(30));
             listener.cycle_ended(leading);
             assert_eq!(get(&listener, "/healthz"), status_and_text("200", expected));
             assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
@@ -94,16 +87,28 @@ mod tests {
     #[test]
     fn a_stuck_loop_is_unhealthy_but_ready() {
         let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
-        listener.queue.watchdog.set_stuck();
-        let expected = "no cycle has started or ended for 0 minutes: the control loop is stuck";
-        assert_eq!(get(&listener, "/healthz"), status_and_text("503", expected));
+        let progress = Progress::new(Duration::ZERO);
+        progress.enter("act");
+        listener.set_progress(&progress);
+        let (status, text) = get(&listener, "/healthz");
+        assert_eq!(status, "503", "{text}");
+        assert!(text.starts_with("the control loop is stuck: no progress for") && text.ends_with("`act`"), "{text}");
         assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
-        listener.record_progress(Duration::from_secs(30));
+        progress.set_limit(Duration::from_secs(3600));
         assert_eq!(get(&listener, "/healthz"), status_and_text("200", "waiting"));
     }
 
+    /// Asks until the answer is not that of an earlier probe.
+    fn wait_until_ready(listener: &AgentListener, expected: &(String, String)) {
+        let began = Instant::now();
+        while get(listener, "/readyz") != *expected {
+            assert!(began.elapsed() < Duration::from_secs(120), "{:?}", get(listener, "/readyz"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     #[test]
-    fn a_controller_whose_store_fails_is_not_ready_but_healthy() {
+    fn a_controller_that_cannot_write_is_not_ready_but_healthy() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("doctor.db");
         let (listener, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
@@ -112,14 +117,27 @@ mod tests {
             let database = rusqlite::Connection::open(&file).unwrap();
             database.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}")).unwrap();
         };
-        rename("lease", "mislaid");
-        assert_eq!(get(&listener, "/readyz"), status_and_text("503", "the store returns errors"));
+        rename("meta", "mislaid");
+        wait_until_ready(&listener, &status_and_text("503", "the store cannot be written: writing failed"));
         assert_eq!(
             get(&listener, "/healthz"),
             status_and_text("200", "waiting"),
             "a restart would not repair the store"
         );
-        rename("mislaid", "lease");
-        assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"), "it is ready again without a restart");
+        rename("mislaid", "meta");
+        // Ready again without a restart.
+        wait_until_ready(&listener, &status_and_text("200", "ready"));
+    }
+
+    #[test]
+    fn a_store_that_another_program_has_locked_does_not_respond_and_one_probe_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("doctor.db");
+        let (listener, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
+        let database = rusqlite::Connection::open(&file).unwrap();
+        database.execute_batch("BEGIN IMMEDIATE").unwrap();
+        wait_until_ready(&listener, &status_and_text("503", "the store does not respond"));
+        database.execute_batch("ROLLBACK").unwrap();
+        wait_until_ready(&listener, &status_and_text("200", "ready"));
     }
 }

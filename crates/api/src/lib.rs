@@ -17,13 +17,14 @@ mod metrics_listener;
 pub mod operator_api;
 mod response;
 mod token_review_cache;
+mod write_probe;
 
 use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::{
@@ -31,7 +32,7 @@ use axum::{
     extract::DefaultBodyLimit,
     routing::{get, post},
 };
-use doctor_backend::clock::Clock;
+use doctor_backend::{clock::Clock, progress::Progress};
 use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::plan::TakeOutPermit;
 use doctor_engine::trigger::Trigger;
@@ -177,7 +178,14 @@ impl AgentListener {
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
-        let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
+        let state = IngestState {
+            store: store.clone(),
+            clock,
+            queue: Arc::clone(&queue),
+            body_memory,
+            token_reviews,
+            write_probe: Arc::default(),
+        };
         let server = HttpServer::start("doctor-agents", listener, router(state)).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }
@@ -191,10 +199,9 @@ impl AgentListener {
         Spool(Arc::clone(&self.queue))
     }
 
-    /// Records that the loop is alive. Call this before and after each cycle; cycles start `every` apart. Without it
-    /// for much longer, `/healthz` reports that the controller is stuck.
-    pub fn record_progress(&self, every: Duration) {
-        self.queue.watchdog.record(Instant::now(), every);
+    /// Sets the progress of the loop, without which `/healthz` reports that the controller is stuck.
+    pub fn set_progress(&self, progress: &Progress) {
+        self.queue.watchdog.set(progress);
     }
 
     /// Call this after each cycle. Only the leader can store reports; the others answer agents with 503.

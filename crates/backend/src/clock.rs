@@ -7,6 +7,11 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
     /// Blocks until `moment`. A virtual clock jumps there instead.
     fn sleep_until(&self, moment: Timestamp);
+    /// Returns the current time of a clock that only a simulation moves. Leases count by it then, because such a
+    /// simulation is one process. `None`: real time passes, and leases count by the database's clock.
+    fn virtual_now(&self) -> Option<Timestamp> {
+        None
+    }
 }
 
 /// The system's real-time clock.

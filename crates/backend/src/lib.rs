@@ -15,6 +15,7 @@ pub mod inspection;
 pub mod local;
 pub mod process;
 pub mod program;
+pub mod progress;
 pub mod registration;
 pub mod site_command;
 pub mod ssh;
@@ -112,6 +113,13 @@ pub trait Backend: Send + Sync {
     fn collect_report(&self, _node: &NodeName, _op: OpId) -> ReportProgress {
         ReportProgress::Failed { text: format!("the backend {} cannot run it on a node", self.name()) }
     }
+
+    /// Passes the handle by which long calls report that they advance, and that says how long one call may take
+    /// ([`Progress::call_deadline`]). The engine calls it once, before all others. A backend that keeps it may change the
+    /// handle it had before; one whose calls are short ignores it.
+    ///
+    /// [`Progress::call_deadline`]: progress::Progress::call_deadline
+    fn set_progress(&self, _progress: &progress::Progress) {}
 
     /// Returns the writer of status on the nodes themselves, if the cluster has a place for it.
     fn status_writer(&self) -> Option<&dyn StatusWriter> {

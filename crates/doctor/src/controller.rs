@@ -6,14 +6,20 @@ use doctor_api::{
     AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
-use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
+use doctor_backend::{
+    Backend,
+    clock::Clock,
+    progress::{Progress, stall_limit},
+    registration::OpenedCluster,
+};
 use doctor_checks::document::RunKey;
-use doctor_core::{ids::NodeName, snapshot::CommandKind};
+use doctor_core::{ids::NodeName, snapshot::CommandKind, time::Span};
 use doctor_engine::{
     cycle::{CycleError, Engine},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::{AgentMessage, Inbox},
+    lease_keeper::LeaseKeeper,
     share::Share,
     snapshot_feed::SnapshotFeed,
     spans::ExportCounts,
@@ -94,6 +100,7 @@ impl Controller {
         let mut salt = [0; 8];
         getrandom::fill(&mut salt).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
         let cycle_trigger = Arc::new(Trigger::default());
+        let progress = Progress::default();
         let mut inboxes: Vec<Box<dyn Inbox>> = Vec::new();
         if let Some(sim) = world.sim.clone() {
             inboxes.push(Box::new(SimInbox { sim, keys: BTreeMap::new() }));
@@ -103,6 +110,7 @@ impl Controller {
             let (opened, inbox) =
                 AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
             opened.set_site_profiles(loaded.site_profiles.clone());
+            opened.set_progress(&progress);
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);
         }
@@ -134,6 +142,8 @@ impl Controller {
             };
             web = Some(ApiServer::open(config, parts)?);
         }
+        let keeper = LeaseKeeper::start(&store, &progress)
+            .map_err(|error| Failure::Other(format!("starting the thread that renews the lease: {error}")))?;
         let mut engine = Engine::new(EngineDeps {
             backend: world.backend,
             store,
@@ -144,10 +154,12 @@ impl Controller {
             keys: Box::new(random_key),
             salt: u64::from_le_bytes(salt),
             holder: doctor_store::this_process(),
-            lease: config.lease,
+            lease: real_time(config.lease, world.sim.as_deref()),
+            progress,
             workers: config.workers,
             publish_every: config.publish,
         });
+        engine.set_lease_keeper(keeper);
         if web.is_some() {
             engine.set_snapshot_feed(audience);
         }
@@ -190,12 +202,11 @@ impl Controller {
 
     /// Runs one cycle. `every` is the interval between the starts of two cycles.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
-        let record_progress =
-            |listener: &Option<AgentListener>| listener.iter().for_each(|listener| listener.record_progress(every));
-        record_progress(&self.agent_listener);
+        let progress = self.engine.progress();
+        progress.set_limit(stall_limit(every));
+        progress.enter("begin a cycle");
         self.store_simulated_requests()?;
         let report = self.engine.cycle();
-        record_progress(&self.agent_listener);
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
             self.alerter.iter().for_each(Alerter::wake);
         }
@@ -218,6 +229,15 @@ impl Controller {
         }
         Ok(())
     }
+}
+
+/// Returns a length of the configuration in real time: that of a simulated cluster passes faster. Leases count by the
+/// database's clock, whose second is a second.
+fn real_time(length: Span, sim: Option<&RemoteSim>) -> Span {
+    const LEAST: Span = Span::from_secs(1);
+    let Some(sim) = sim else { return length };
+    let real = length.to_std().div_f64(sim.speed());
+    Span::from_millis(i64::try_from(real.as_millis()).unwrap_or(i64::MAX)).max(LEAST)
 }
 
 /// Agent reports of a simulated cluster. The cluster keeps each report until it is acknowledged.

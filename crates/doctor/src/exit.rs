@@ -19,11 +19,12 @@ pub(crate) enum Exit {
     NotLeader = 5,
     NotConfirmed = 6,
     Damaged = 7,
-    Superseded = 8,
+    Stuck = 8,
+    Superseded = 9,
 }
 
 impl Exit {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Ok,
         Self::ProblemsFound,
         Self::Usage,
@@ -32,6 +33,7 @@ impl Exit {
         Self::NotLeader,
         Self::NotConfirmed,
         Self::Damaged,
+        Self::Stuck,
         Self::Superseded,
     ];
 
@@ -50,6 +52,9 @@ impl Exit {
             Self::NotLeader => "another controller leads",
             Self::NotConfirmed => "not confirmed (`--yes`); nothing was changed",
             Self::Damaged => "the store is damaged or has another schema; it was not changed",
+            Self::Stuck => {
+                "the control loop made no progress, or did not end within 30 s of SIGTERM: the process ended itself"
+            }
             Self::Superseded => {
                 "a newer controller has migrated the store while this one ran; it stopped and changed nothing"
             }
@@ -125,6 +130,6 @@ mod tests {
     #[test]
     fn every_number_is_used_once() {
         let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
-        assert_eq!(codes, (0..9).collect::<Vec<u8>>());
+        assert_eq!(codes, (0..10).collect::<Vec<u8>>());
     }
 }

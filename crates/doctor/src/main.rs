@@ -16,6 +16,7 @@ mod output;
 mod reference_pages;
 mod remote;
 mod startup;
+mod watchdog;
 
 use std::{io::Write, process::ExitCode};
 

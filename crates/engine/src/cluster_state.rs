@@ -160,7 +160,7 @@ pub fn ledger(store: &Store, now: Timestamp) -> Result<StoredStatus, StoreError>
     });
     Ok(StoredStatus {
         last_cycle,
-        leader: store.leader()?,
+        leader: store.leader_at(now)?,
         rejected: store.counters()?.documents_rejected,
         rejected_at: store.last_rejection()?,
         spent_today: store.node_time_since(midnight)?,

@@ -16,8 +16,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Instant,
 };
 
+use doctor_backend::progress::Progress;
 use doctor_checks::document::RunKey;
 use doctor_core::{
     alert::{self, Route},
@@ -31,7 +33,7 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_store::{
-    Lease, LeaseError, Store, StoreError, outbox,
+    Lease, LeaseClock, LeaseError, Store, StoreError, outbox,
     records::{CycleId, CycleIntent, RetentionPolicy, RetentionSummary, RoutedNote},
 };
 use tracing::field::Empty;
@@ -40,7 +42,8 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
-    job_outputs,
+    fence, job_outputs,
+    lease_keeper::LeaseKeeper,
     observe::PlannerState,
     publish::Publisher,
     settings::Settings,
@@ -62,8 +65,13 @@ pub enum CycleError {
 
 /// The controller's engine.
 pub struct Engine {
+    /// The store among them reports progress.
     deps: EngineDeps,
+    /// The store for everything outside the loop.
+    store: Store,
     lease: Option<Lease>,
+    /// Renews the lease. `None` in a simulation, whose clock stands still during a cycle.
+    lease_keeper: Option<LeaseKeeper>,
     ids: IdSource,
     planner_state: PlannerState,
     status_sync: StatusSync,
@@ -88,12 +96,18 @@ impl std::fmt::Debug for Engine {
 const HEARTBEAT: Span = Span::minutes(10);
 
 impl Engine {
-    pub fn new(deps: EngineDeps) -> Self {
+    pub fn new(mut deps: EngineDeps) -> Self {
+        deps.backend.set_progress(&deps.progress);
+        let progress = deps.progress.clone();
+        let store = deps.store.clone();
+        deps.store = store.with_progress(move || progress.tick());
         let ids = IdSource::new(deps.salt);
         let publisher = Publisher::new(deps.publish_every);
         Self {
             deps,
+            store,
             lease: None,
+            lease_keeper: None,
             ids,
             planner_state: PlannerState::default(),
             status_sync: StatusSync::default(),
@@ -105,8 +119,30 @@ impl Engine {
         }
     }
 
+    /// Returns the store. Its use does not count as progress of the loop.
     pub const fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns the store for work of the loop itself: each transaction counts as progress.
+    pub const fn loop_store(&self) -> &Store {
         &self.deps.store
+    }
+
+    pub const fn progress(&self) -> &Progress {
+        &self.deps.progress
+    }
+
+    /// Lets this thread renew the lease from the next cycle on.
+    pub fn set_lease_keeper(&mut self, keeper: LeaseKeeper) {
+        self.lease_keeper = Some(keeper);
+    }
+
+    fn set_lease(&mut self, lease: Option<Lease>) {
+        if let Some(keeper) = &self.lease_keeper {
+            keeper.keep(lease.as_ref());
+        }
+        self.lease = lease;
     }
 
     pub const fn settings(&self) -> &Settings {
@@ -141,11 +177,13 @@ impl Engine {
     /// If the store fails.
     pub fn prune(&mut self, keep: RetentionPolicy) -> Result<RetentionSummary, StoreError> {
         let Some(lease) = &self.lease else { return Ok(RetentionSummary::default()) };
+        self.deps.progress.enter("remove expired data");
         let pruned = self.deps.store.apply_retention(lease, self.deps.clock.now(), keep)?;
         if let Some(share) = &self.deps.share {
             for log in &pruned.logs {
                 for test in &log.tests {
                     share.remove(test, &log.node, log.planned);
+                    self.deps.progress.tick();
                 }
             }
             support_bundle::remove_expired(share, self.deps.clock.now().minus(keep.evidence));
@@ -173,6 +211,7 @@ impl Engine {
             problems = Empty,
             failed = Empty
         );
+        self.deps.progress.enter("acquire the lease");
         let outcome = span.in_scope(|| {
             let outcome = self.acquire_lease().and_then(|lease| self.run(&lease));
             self.publish_snapshot(outcome.is_ok());
@@ -183,9 +222,10 @@ impl Engine {
             // The memory is a copy of a store that may have changed.
             self.planner_state.discard();
             if error.is_lease_lost() {
-                self.lease = None;
+                self.set_lease(None);
             }
         }
+        self.deps.progress.enter("between cycles");
         outcome
     }
 
@@ -224,7 +264,9 @@ impl Engine {
     /// # Errors
     /// If the store fails.
     pub fn stop(&mut self) -> Result<(), StoreError> {
-        let Some(lease) = self.lease.take() else { return Ok(()) };
+        let Some(lease) = self.lease.clone() else { return Ok(()) };
+        self.set_lease(None);
+        self.deps.progress.enter("stop");
         let now = self.deps.clock.now();
         let mut problems = Vec::new();
         self.publisher.publish_now(&self.deps, &self.planner_state, now, &mut problems);
@@ -236,18 +278,26 @@ impl Engine {
     }
 
     fn acquire_lease(&mut self) -> Result<Lease, CycleError> {
-        let now = self.deps.clock.now();
-        if let Some(lease) = &self.lease {
-            match self.deps.store.renew(lease, now) {
-                Ok(()) => return Ok(lease.clone()),
-                Err(error) if error.is_lease_lost() => self.lease = None,
+        let now = LeaseClock::of(self.deps.clock.virtual_now());
+        if let Some(lease) = self.lease.clone() {
+            let renew = || self.deps.store.renew(&lease, now);
+            match fence::extend(&*self.deps.clock, &lease, &self.deps.progress, renew) {
+                Ok(()) => {
+                    self.set_lease(Some(lease.clone()));
+                    return Ok(lease);
+                }
+                Err(error) if error.is_lease_lost() => self.set_lease(None),
                 Err(error) => return Err(error.into()),
             }
         }
+        let began = Instant::now();
         match self.deps.store.acquire(&self.deps.holder, now, self.deps.lease) {
             Ok(lease) => {
+                if now == LeaseClock::Database {
+                    self.deps.progress.allow_effects_until(began + lease.ttl.to_std());
+                }
                 self.planner_state.discard();
-                self.lease = Some(lease.clone());
+                self.set_lease(Some(lease.clone()));
                 Ok(lease)
             }
             Err(LeaseError::Held { by, until }) => Err(CycleError::NotLeader { by, until }),
@@ -256,14 +306,18 @@ impl Engine {
     }
 
     fn run(&mut self, lease: &Lease) -> Result<CycleReport, CycleError> {
+        let progress = self.deps.progress.clone();
+        progress.enter("check the shared directory");
         let mut report =
             CycleReport { problems: self.persistent_problem.iter().cloned().collect(), ..CycleReport::default() };
         if let Some(Err(error)) = self.deps.share.as_ref().map(Share::check) {
             report.problems.push(error.to_string());
         }
+        progress.enter("observe");
         in_span(&span!("observe", failed = Empty), || self.planner_state.observe(&mut self.deps, lease, &mut report))?;
         let now = self.deps.clock.now();
         report.at = Some(now);
+        progress.enter("plan");
         let planned = span!("plan").in_scope(|| self.planner_state.plan(now, &mut self.ids));
         let plan = match planned {
             Some(plan) => plan,
@@ -280,8 +334,11 @@ impl Engine {
         if must_record {
             // Before the commit: a run that has ended is not asked again.
             let stored = self.planner_state.active_runs();
+            progress.enter("collect the output of jobs");
             report.problems.extend(job_outputs::collect(&self.deps, lease, stored, &plan.actions)?);
+            progress.enter("commit");
             let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
+            progress.enter("act");
             let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.problems.extend(problems);
             let problem_text = (!report.problems.is_empty()).then(|| report.problems.join("; "));
@@ -291,7 +348,9 @@ impl Engine {
             self.planner_state.set_recorded(now);
         }
         report.actions = plan.actions;
+        progress.enter("write the status of nodes");
         report.problems.extend(in_span(&span!("status.sync", failed = Empty), || self.sync_status(lease))?);
+        progress.enter("publish");
         in_span(&span!("publish", failed = Empty), || {
             self.publisher.publish(&self.deps, &self.planner_state, now, &mut report.problems);
             self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state)
@@ -361,7 +420,8 @@ impl Engine {
         let Some(snapshot) = self.planner_state.snapshot() else { return Ok(Vec::new()) };
         let deps = &self.deps;
         let (backend, store, clock) = (&*deps.backend, &deps.store, &*deps.clock);
-        self.status_sync.sync(snapshot, &SyncDeps { backend, store, clock, lease, workers: deps.workers })
+        self.status_sync
+            .sync(snapshot, &SyncDeps { backend, store, clock, lease, progress: &deps.progress, workers: deps.workers })
     }
 
     fn act(&self, lease: &Lease, plan: &Plan) -> Result<Vec<String>, StoreError> {
@@ -381,6 +441,7 @@ impl Engine {
             store: &self.deps.store,
             clock: &*self.deps.clock,
             lease,
+            progress: &self.deps.progress,
             settings: &self.deps.settings,
             share: self.deps.share.as_ref(),
             workers: self.deps.workers,

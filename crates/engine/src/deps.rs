@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use doctor_backend::{Backend, clock::Clock};
+use doctor_backend::{Backend, clock::Clock, progress::Progress};
 use doctor_core::time::Span;
 use doctor_store::Store;
 
@@ -25,6 +25,8 @@ pub struct EngineDeps {
     /// The holder's name in the lease.
     pub holder: String,
     pub lease: Span,
+    /// How the loop reports that it advances. The engine passes it to the backend.
+    pub progress: Progress,
     /// Number of concurrent effects.
     pub workers: usize,
     /// How often the free-node list and the published copy are refreshed.

@@ -1,7 +1,7 @@
 //! Executes a plan, and decides nothing.
 //!
 //! Every effect was recorded before. Right before each one the lease is read again: a controller that was suspended for
-//! an hour finds out here that another one leads. An effect that may or may not have happened is left as it is; the
+//! an hour finds out here that another one leads, or that its lease has expired and its plan is old. An effect that may or may not have happened is left as it is; the
 //! next cycle queries the backend and repeats the request with the same id.
 
 use std::{
@@ -11,6 +11,7 @@ use std::{
 
 use doctor_backend::{
     Backend, BackendError, Change, ChangeReason, Effect, JobOutput, JobRequest, NodeOp, clock::Clock,
+    progress::Progress,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
@@ -30,7 +31,7 @@ use doctor_store::{Earlier, Lease, SendPermit, Store, StoreError};
 use tracing::field::Empty;
 
 use crate::{
-    job_outputs,
+    fence, job_outputs,
     settings::Settings,
     share::Share,
     spans::{in_span, span},
@@ -44,6 +45,7 @@ pub struct Executor<'a> {
     pub store: &'a Store,
     pub clock: &'a dyn Clock,
     pub lease: &'a Lease,
+    pub progress: &'a Progress,
     pub settings: &'a Settings,
     /// Where the support bundle of a case is kept before a step that destroys evidence.
     pub share: Option<&'a Share>,
@@ -210,12 +212,11 @@ impl Executor<'_> {
 
     /// Performs one effect. Returns a line if it failed.
     fn perform(&self, work: &PlannedEffect) -> Result<Option<String>, StoreError> {
-        self.store.holds_lease(self.lease, self.clock.now())?;
         match work {
             PlannedEffect::Submit(job) => self.submit(job),
             PlannedEffect::RemoveMaintenanceMark(op, node) => {
                 let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE_MARK) };
-                let done = in_span(&self.change_span(node, &change), || self.backend.apply(node, &change));
+                let done = self.effect(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
                 Ok(done.err().map(|error| format!("{node}: {error}")))
             }
             PlannedEffect::Cancel(run) => {
@@ -226,11 +227,21 @@ impl Executor<'_> {
                     run = %run,
                     failed = Empty
                 );
-                let cancelled = in_span(&span, || self.backend.cancel(*run));
+                let cancelled = self.effect(&span, || self.backend.cancel(*run))?;
                 Ok(cancelled.err().map(|error| format!("{run}: {error}")))
             }
             PlannedEffect::Change { case, op, node, changes, reason, destroys } => {
-                match destroys.as_ref().map_or(Ok(true), |label| self.save_evidence(*case, label, *op, node)) {
+                let saved = match destroys {
+                    // Collecting starts a job on the node, so it is an effect as well.
+                    Some(label) => {
+                        fence::check(self.store, self.clock, self.lease, self.progress)?;
+                        let saved = self.save_evidence(*case, label, *op, node);
+                        self.progress.tick();
+                        saved
+                    }
+                    None => Ok(true),
+                };
+                match saved {
                     Ok(true) => {}
                     Ok(false) => return Ok(None),
                     Err(problem) => return Ok(Some(format!("{node}: {problem}"))),
@@ -250,6 +261,18 @@ impl Executor<'_> {
     fn send_permit(&self, case: CaseId, op: OpId, step: &RequestedStep) -> Result<SendPermit, StoreError> {
         let sent = SentRepair { at: self.clock.now(), boot_id: step.boot_id.clone() };
         self.store.record_sent(self.lease, (case, op), &step.pool, &sent)
+    }
+
+    /// Performs one call that changes the cluster. The lease is checked right before it.
+    fn effect<T>(
+        &self,
+        span: &tracing::Span,
+        call: impl FnOnce() -> Result<T, BackendError>,
+    ) -> Result<Result<T, BackendError>, StoreError> {
+        fence::check(self.store, self.clock, self.lease, self.progress)?;
+        let outcome = in_span(span, call);
+        self.progress.tick();
+        Ok(outcome)
     }
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
@@ -290,7 +313,11 @@ impl Executor<'_> {
             nodes = job.nodes.iter().count() as u64,
             failed = Empty
         );
-        match self.set_maintenance_marks(job).and_then(|()| in_span(&span, || self.backend.submit(job))) {
+        let submitted = match self.set_maintenance_marks(job)? {
+            Ok(()) => self.effect(&span, || self.backend.submit(job))?,
+            Err(error) => Err(error),
+        };
+        match submitted {
             Ok(id) => {
                 self.store.record_submitted(self.lease, job.run, &id, self.clock.now())?;
                 Ok(None)
@@ -311,7 +338,7 @@ impl Executor<'_> {
 
     /// Sets the maintenance mark on the nodes of a run whose tests need it, before anything starts there. The planner
     /// removes it, also if this process is gone.
-    fn set_maintenance_marks(&self, job: &JobRequest) -> Result<(), BackendError> {
+    fn set_maintenance_marks(&self, job: &JobRequest) -> Result<Result<(), BackendError>, StoreError> {
         let (policy, tests) = (&self.settings.policy, &self.settings.tests);
         let allowed = policy.mode != Mode::Observe && policy.allow.mark && self.backend.caps().mark;
         let needed = || tests.iter().any(|test| test.maintenance && job.tests.contains(&test.id));
@@ -320,10 +347,13 @@ impl Executor<'_> {
                 // A run is submitted once, and so is the mark: both share the number.
                 let op = OpId::from_number(job.run.number());
                 let change = NodeOp { op, what: Change::Mark(MAINTENANCE_MARK) };
-                in_span(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
+                let marked = self.effect(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
+                if marked.is_err() {
+                    return Ok(marked);
+                }
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     fn change_span(&self, node: &NodeName, change: &NodeOp) -> tracing::Span {
@@ -345,10 +375,15 @@ impl Executor<'_> {
         reason: &ChangeReason,
         permit: Option<SendPermit>,
     ) -> Result<Option<String>, StoreError> {
-        let outcome: Result<(), BackendError> = changes.iter().try_for_each(|what| {
+        let mut outcome = Ok(());
+        for what in changes {
             let change = NodeOp { op, what: what.clone() };
-            in_span(&self.change_span(node, &change), || self.backend.apply_with_reason(node, &change, reason))
-        });
+            let span = self.change_span(node, &change);
+            outcome = self.effect(&span, || self.backend.apply_with_reason(node, &change, reason))?;
+            if outcome.is_err() {
+                break;
+            }
+        }
         match outcome {
             Ok(()) => {
                 self.store.record_step(self.lease, case, op, Ok(()), self.clock.now())?;

@@ -70,6 +70,7 @@ impl JobFailures {
         };
         let since = self.last_query.map_or(begin, |last| last.minus(OVERLAP).max(begin));
         let span = span!("backend.job_failures", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
+        deps.progress.enter("ask for failed user work");
         match in_span(&span, || deps.backend.job_failures(since)) {
             Ok(reported) => {
                 self.last_query = Some(now);

@@ -166,6 +166,7 @@ impl PlannerState {
         if snapshot_succeeded {
             self.failures.update(deps, lease, &observed, report)?;
         }
+        deps.progress.enter("read the store");
         self.update_nodes(deps, observed)?;
         self.update_rest(deps, &polled)?;
         self.observed_now = snapshot_succeeded;
@@ -194,6 +195,7 @@ impl PlannerState {
             runs = ids.len() as u64,
             failed = Empty
         );
+        deps.progress.enter("ask for the state of jobs");
         match in_span(&span, || deps.backend.poll(&ids)) {
             Ok(jobs) => ids.into_iter().zip(jobs).collect(),
             Err(error) => {
@@ -208,6 +210,7 @@ impl PlannerState {
         let Some(share) = &deps.share else { return };
         self.saved_logs.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
         for stored in &self.runs {
+            deps.progress.tick();
             for (node, text) in deps.backend.logs(stored.run.id) {
                 if !self.saved_logs.insert((stored.run.id, node.clone())) {
                     continue;
@@ -237,6 +240,7 @@ impl PlannerState {
             acknowledged: &self.acknowledged,
             now: deps.clock.now(),
         };
+        deps.progress.enter("collect results");
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
         let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
@@ -287,6 +291,7 @@ impl PlannerState {
     /// Returns the backend's nodes by name. An outage makes every known node `Unknown`; none disappear.
     fn observe_nodes(&self, deps: &EngineDeps, report: &mut CycleReport) -> Option<Vec<ObservedNode>> {
         let span = span!("backend.snapshot", otel.kind = "client", backend = deps.backend.name(), failed = Empty);
+        deps.progress.enter("observe the nodes");
         match in_span(&span, || deps.backend.snapshot()) {
             Ok(mut observed) => {
                 if let Err(error) = mark_unknown_jobs(&deps.store, &self.runs, &mut observed) {

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use doctor_backend::{Backend, RenderedStatus, StatusWriter, clock::Clock};
+use doctor_backend::{Backend, RenderedStatus, StatusWriter, clock::Clock, progress::Progress};
 use doctor_core::{
     ids::NodeName,
     node_status::NodeStatus,
@@ -20,10 +20,15 @@ use doctor_core::{
 };
 use doctor_store::{Lease, Store, StoreError};
 
+use crate::fence;
+
 /// How often every node is compared.
 const FULL_SYNC_EVERY: Span = Span::minutes(10);
 /// Nodes written per cycle; the next cycle continues.
 const MAX_WRITES: usize = 500;
+/// Nodes written between two checks of the lease: each worker writes a few, and a client that sends several nodes in one
+/// request still does.
+const WRITES_PER_CHECK: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct StatusSync {
@@ -37,6 +42,7 @@ pub(crate) struct SyncDeps<'a> {
     pub(crate) store: &'a Store,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) lease: &'a Lease,
+    pub(crate) progress: &'a Progress,
     pub(crate) workers: usize,
 }
 
@@ -111,11 +117,12 @@ fn write_all(
     work: &[(NodeName, Arc<RenderedStatus>)],
     deps: &SyncDeps<'_>,
 ) -> Result<(Vec<String>, Vec<NodeName>), StoreError> {
-    // One lease check for all: a status reports facts and decides nothing.
-    if !work.is_empty() {
-        deps.store.holds_lease(deps.lease, deps.clock.now())?;
+    let mut failed = Vec::new();
+    for work in work.chunks(WRITES_PER_CHECK) {
+        fence::check(deps.store, deps.clock, deps.lease, deps.progress)?;
+        failed.extend(writer.write_all(work, deps.workers));
+        deps.progress.tick();
     }
-    let failed = writer.write_all(work, deps.workers);
     let problems = failed.first().map(|(node, error)| match failed.len() {
         1 => format!("{node}: {error}"),
         more => format!("{node} and {}: {error}", plural(more - 1, "other")),

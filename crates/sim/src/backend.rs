@@ -132,4 +132,8 @@ impl Clock for VirtualClock {
         let moment = world.world_time(moment);
         world.advance_to(moment);
     }
+
+    fn virtual_now(&self) -> Option<Timestamp> {
+        Some(self.now())
+    }
 }

@@ -5,14 +5,14 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use doctor_backend::{
     Backend, BackendError, Effect as After, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
-    clock::Clock,
+    clock::Clock, progress::Progress,
 };
 use doctor_checks::document::RunKey;
 use doctor_core::{
@@ -45,6 +45,7 @@ pub struct RemoteSim {
     speed: f64,
     /// The last reading of the remote clock, and when it was taken.
     last: Mutex<(Timestamp, Instant)>,
+    progress: OnceLock<Progress>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +87,7 @@ impl RemoteSim {
                 caps,
                 speed,
                 last: Mutex::new((now, Instant::now())),
+                progress: OnceLock::new(),
             }),
             Ok(other) => Err(request_error(format!("it answered a greeting with {other:?}"))),
             Err(error) => Err(request_error(error.to_string())),
@@ -95,6 +97,11 @@ impl RemoteSim {
     /// Sends one request and returns its answer. A connection that failed is not used again.
     fn request(&self, ask: &Call) -> Result<Response, RequestFailure> {
         let mut line = lock(&self.connection);
+        // Only now: other requests may have held the connection for longer than the lease.
+        let is_effect = matches!(ask, Call::Submit(_) | Call::Cancel(_) | Call::Apply { .. });
+        if is_effect && self.progress.get().is_some_and(|progress| !progress.effects_allowed()) {
+            return Err(RequestFailure::NotSent(std::io::Error::other("the lease has ended")));
+        }
         if line.is_none() {
             *line = Some(UnixStream::connect(&self.socket).and_then(with_timeouts).map_err(RequestFailure::NotSent)?);
         }
@@ -292,6 +299,11 @@ impl Backend for RemoteSim {
 
     fn cancel(&self, run: RunId) -> Result<(), BackendError> {
         self.command("cancel", &Call::Cancel(run)).map(drop)
+    }
+
+    fn set_progress(&self, progress: &Progress) {
+        // A second engine in this process would share the first one's limits.
+        let _first = self.progress.set(progress.clone());
     }
 
     fn apply(&self, node: &NodeName, change: &NodeOp) -> Result<(), BackendError> {

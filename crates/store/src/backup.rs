@@ -44,6 +44,7 @@ impl Store {
     pub fn restore(&self, from: &Path) -> Result<()> {
         let source = open_backup(from, self.shared.schema)?;
         self.write_unfenced(Access::WriteExclusive, |tx| {
+            tx.lift_statement_timeout()?;
             refuse_unless_empty(tx)?;
             let mut from = Tx::new(Conn::Sqlite(&source), Arc::default());
             for table in schema::TABLES {

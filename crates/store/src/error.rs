@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use doctor_core::time::Timestamp;
+use tokio_postgres::error::SqlState;
 
 /// A failed store operation. Nothing was changed: every write is one transaction.
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +148,49 @@ impl StoreError {
 /// Returns the words that name the program which migrated the store.
 fn migrated_by(by: Option<&str>) -> String {
     by.map(|version| format!(" (written by doctor {version})")).unwrap_or_default()
+}
+
+/// Why the store cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteObstacle {
+    DiskFull,
+    ReadOnly,
+    /// The text of the error says more.
+    Other,
+}
+
+impl std::fmt::Display for WriteObstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::DiskFull => "the disk is full",
+            Self::ReadOnly => "it is read-only",
+            Self::Other => "writing failed",
+        })
+    }
+}
+
+impl StoreError {
+    /// Returns why a write failed, in words that say nothing of the store's content.
+    pub fn write_obstacle(&self) -> WriteObstacle {
+        match self {
+            Self::Sqlite { source, .. } => match source.sqlite_error_code() {
+                Some(rusqlite::ErrorCode::DiskFull) => WriteObstacle::DiskFull,
+                Some(rusqlite::ErrorCode::ReadOnly) => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            Self::Postgres { source, .. } => match source.code() {
+                Some(code) if *code == SqlState::DISK_FULL => WriteObstacle::DiskFull,
+                Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            Self::File { source, .. } => match source.kind() {
+                std::io::ErrorKind::StorageFull => WriteObstacle::DiskFull,
+                std::io::ErrorKind::ReadOnlyFilesystem => WriteObstacle::ReadOnly,
+                _ => WriteObstacle::Other,
+            },
+            _ => WriteObstacle::Other,
+        }
+    }
 }
 
 pub type Result<T> = std::result::Result<T, StoreError>;

@@ -52,9 +52,9 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<LeaseRow> {
 }
 
 /// Begins a write: checks that the schema is that of this program and the fence ours, keeps it so until the transaction
-/// ends, and refreshes names. On PostgreSQL the row is locked, shared or exclusive, so that a take-over waits, and a
-/// migration too: it locks the table, and a statement that waited for a table reads what was committed meanwhile. SQLite
-/// has a single writer.
+/// ends, and refreshes names. On PostgreSQL the row is locked, so that a take-over waits: its key by a write, which lets the
+/// lease be renewed meanwhile, or all of it by an exclusive write. A migration waits too: it locks the table, and a
+/// statement that waited for a table reads what was committed meanwhile. SQLite has a single writer.
 pub(super) fn begin_write(
     tx: &mut Tx<'_>,
     access: Access,
@@ -63,7 +63,7 @@ pub(super) fn begin_write(
 ) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
         (true, _) | (false, Access::Read | Access::ReadStatement) => "",
-        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR SHARE OF l",
+        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR KEY SHARE OF l",
         (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(
@@ -98,9 +98,17 @@ pub fn this_process() -> String {
 }
 
 /// Whether `holder` was a process on the host of `us` and has exited.
-pub(super) fn is_dead_local_process(holder: &str, us: &str) -> bool {
+fn is_dead_local_process(holder: &str, us: &str) -> bool {
     let (Some((host, pid, start)), Some((our_host, ..))) = (split(holder), split(us)) else { return false };
     host == our_host && host == split(&this_process()).map_or("", |(host, ..)| host) && start_time(pid) != Some(start)
+}
+
+/// Whether this holder may take the lease, by the columns that it has in every schema.
+pub(super) fn may_take(held: &LeaseRow, holder: &str, now: Timestamp) -> bool {
+    held.holder.is_empty()
+        || held.holder == holder
+        || now >= held.expires
+        || is_dead_local_process(&held.holder, holder)
 }
 
 pub(super) fn split(holder: &str) -> Option<(&str, u32, u64)> {

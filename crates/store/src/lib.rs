@@ -49,6 +49,8 @@ mod job_failures;
 mod job_outputs;
 mod json;
 mod leader_election;
+mod lease_clock;
+mod lease_term;
 mod measured_counts;
 mod migration;
 mod migration_backup;
@@ -73,6 +75,7 @@ mod test_survey;
 mod tokens;
 mod url;
 mod verify;
+mod write_probe;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
@@ -81,19 +84,14 @@ use std::{
 
 #[doc(hidden)]
 pub use self::schema::Migration;
-use self::{
-    db::{Access, Db, Tx},
-    id_cache::IdCache,
-    ingest_queue::IngestQueue,
-    migration::Migrator,
-    schema::SchemaHistory,
-};
 pub use self::{
     cases::SendPermit,
-    error::{Result, StoreError},
+    error::{Result, StoreError, WriteObstacle},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
     job_outputs::Earlier,
+    lease_clock::LeaseClock,
+    lease_term::LeaseStatus,
     migration::{MigrationPlan, MigrationReport},
     migration_backup::{MigrationBackup, PlannedBackup},
     operator_commands::OperatorCommands,
@@ -105,6 +103,8 @@ use self::{
     db::{Access, Db, Tx},
     id_cache::IdCache,
     ingest_queue::IngestQueue,
+    migration::Migrator,
+    schema::SchemaHistory,
 };
 
 /// A handle to the store. Clones share one database.
@@ -113,6 +113,18 @@ pub struct Store {
     shared: Arc<Shared>,
     /// See [`Store::with_deadline`].
     deadline: Option<Instant>,
+    /// See [`Store::with_progress`].
+    progress: Option<ProgressHook>,
+}
+
+/// Called after each transaction.
+#[derive(Clone)]
+struct ProgressHook(Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for ProgressHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ProgressHook")
+    }
 }
 
 #[derive(Debug)]
@@ -194,13 +206,15 @@ impl Store {
             schema_checked: Mutex::default(),
             migrator,
         };
-        Self { shared: Arc::new(shared), deadline: None }
+        Self { shared: Arc::new(shared), deadline: None, progress: None }
     }
 
     /// Creates the tables and the identity of an empty store, and recovers results of a process that ended before it
     /// entered them. In a controller, a store that awaits its migration is left as it is.
     fn prepare(self) -> Result<Self> {
         let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
+            // Another process that creates or migrates the schema may take longer than a statement of the controller may.
+            tx.lift_statement_timeout()?;
             schema::create_or_check(tx, self.shared.schema)?;
             if operator_commands::meta(tx, STORE_ID)?.is_none() {
                 operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
@@ -222,7 +236,14 @@ impl Store {
     /// entered become visible a moment later, as they do to another process.
     #[must_use]
     pub fn with_deadline(&self, until: Instant) -> Self {
-        Self { shared: Arc::clone(&self.shared), deadline: Some(until) }
+        Self { deadline: Some(until), progress: None, ..self.clone() }
+    }
+
+    /// Returns a handle to the same store that calls `hook` after each transaction. For the control loop alone, which
+    /// reports that it advances: removing expired data takes many transactions.
+    #[must_use]
+    pub fn with_progress(&self, hook: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { progress: Some(ProgressHook(Arc::new(hook))), ..self.clone() }
     }
 
     /// Prepares a read: enters pending results, or fails if the deadline has passed.
@@ -336,7 +357,11 @@ impl Store {
     fn transact(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<()>) -> Result<()> {
         let mut names = Arc::clone(&self.shared.ids.read().unwrap_or_else(PoisonError::into_inner));
         let before = Arc::clone(&names);
-        self.shared.db.transaction(access, self.deadline, &mut names, body)?;
+        let result = self.shared.db.transaction(access, self.deadline, &mut names, body);
+        if let Some(ProgressHook(hook)) = &self.progress {
+            hook();
+        }
+        result?;
         if !Arc::ptr_eq(&before, &names) {
             let mut shared = self.shared.ids.write().unwrap_or_else(PoisonError::into_inner);
             // Both are valid; the larger one saves more lookups.

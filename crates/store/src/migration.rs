@@ -16,13 +16,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_core::time::{Span, Timestamp};
+use doctor_core::time::Span;
 
 use super::{
     Store, backup,
     db::{Access, Db, Tx, vals},
     error::{Result, StoreError},
-    fencing::{self, LeaseError, LeaseRow, is_dead_local_process},
+    fencing::{self, LeaseError, LeaseRow, may_take},
+    lease_clock::{LeaseClock, clock_now},
+    lease_term::limit_expiry,
     migration_backup::{self, MigrationBackup, PlannedBackup},
     schema::{self, SchemaHistory},
     url::StoreUrl,
@@ -110,15 +112,15 @@ impl Store {
     pub fn migrate(
         &self,
         holder: &str,
-        now: Timestamp,
+        clock: impl Into<LeaseClock>,
         ttl: Span,
     ) -> std::result::Result<Option<MigrationReport>, LeaseError> {
         let Some(migrator) = &self.shared.migrator else { return Ok(None) };
-        let began = Instant::now();
+        let (clock, began) = (clock.into(), Instant::now());
         let mut attempt = Attempt::NothingToDo;
         migrator.is_running.store(true, Ordering::Relaxed);
         let done = self.transact(Access::WriteExclusive, &mut |tx| {
-            attempt = self.attempt_migration(tx, migrator, holder, (now, ttl), began)?;
+            attempt = self.attempt_migration(tx, migrator, holder, (clock, ttl), began)?;
             Ok(())
         });
         migrator.is_running.store(false, Ordering::Relaxed);
@@ -202,7 +204,7 @@ impl Store {
         tx: &mut Tx<'_>,
         migrator: &Migrator,
         holder: &str,
-        (now, ttl): (Timestamp, Span),
+        (clock, ttl): (LeaseClock, Span),
         began: Instant,
     ) -> Result<Attempt> {
         let history = self.shared.schema;
@@ -216,8 +218,10 @@ impl Store {
             Err(error) => return Err(error),
         }
         let held = fencing::read(tx)?;
+        // After the row is locked, because waiting for the lock takes time.
+        let now = clock_now(tx, clock)?;
         if !may_take(&held, holder, now) {
-            return Ok(Attempt::HeldByOther(held));
+            return Ok(Attempt::HeldByOther(limit_expiry(tx, held, now, ttl)?));
         }
         let size = match &migrator.url {
             StoreUrl::Sqlite(path) => migration_backup::file_size(path)?,
@@ -231,19 +235,12 @@ impl Store {
             }
         })?;
         schema::migrate(tx, history)?;
-        let elapsed = Span::from_millis(i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX));
+        // The migration took its time; a virtual clock stood still meanwhile.
+        let now = clock_now(tx, clock)?;
         let sql = "UPDATE lease SET holder = $1, fence = fence + 1, expires = $2 WHERE id = 1";
-        tx.execute("taking the lease", sql, vals![holder, now.plus(elapsed).plus(ttl)])?;
+        tx.execute("taking the lease", sql, vals![holder, now.plus(ttl)])?;
         // Directly before the commit: a migration that fails or is killed leaves no backup behind.
         let backup = written.publish()?;
         Ok(Attempt::Migrated(MigrationReport { from, to, backup, took: began.elapsed() }))
     }
-}
-
-/// Whether this controller may take the lease, by the columns that it has in every schema.
-fn may_take(held: &LeaseRow, holder: &str, now: Timestamp) -> bool {
-    held.holder.is_empty()
-        || held.holder == holder
-        || now >= held.expires
-        || is_dead_local_process(&held.holder, holder)
 }

@@ -5,7 +5,7 @@
 //!
 //! A program writes its own schema only: each write checks the number inside its transaction. It reads a newer schema if
 //! the migration says that programs of this age read it correctly ([`Migration::readable_since`], which the store keeps
-//! in `meta`), and an older one from [`READABLE_FROM`] on. See `docs/design/0016-who-migrates-the-store.md`.
+//! in `meta`), and an older one from [`READABLE_FROM`] on. See `docs/design/0018-who-migrates-the-store.md`.
 
 use std::cmp::Ordering;
 

@@ -21,6 +21,8 @@ mod history;
 mod ingest_queue;
 #[path = "store_suite/job_outputs.rs"]
 mod job_outputs;
+#[path = "store_suite/lease.rs"]
+mod lease;
 #[path = "store_suite/outbox.rs"]
 mod outbox;
 #[path = "store_suite/property.rs"]

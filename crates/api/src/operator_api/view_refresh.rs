@@ -61,7 +61,8 @@ pub(super) fn refresh_loop(state: &Arc<ApiState>, feed: &SnapshotFeed, settings:
 
 /// Whether any controller holds the lease.
 fn has_leader(state: &ApiState) -> Result<bool, StoreError> {
-    Ok(state.store.leader()?.is_some_and(|(_, until)| until > state.clock.now()))
+    let now = state.clock.now();
+    Ok(state.store.leader_at(now)?.is_some_and(|(_, until)| until > now))
 }
 
 type StateResult = Result<(Facts, Settings), StoreError>;

@@ -182,6 +182,7 @@ impl Marker {
             store: &self.store,
             clock: &SystemClock,
             lease: &self.lease,
+            progress: &doctor_backend::progress::Progress::default(),
             settings: &self.settings,
             share: None,
             workers: WORKERS,

@@ -1,10 +1,13 @@
-//! `doctor db`: backs up, restores, migrates and verifies the database.
+//! `doctor db`: backs up, restores, migrates and verifies the database; shows and takes the lease.
+
+mod lease;
 
 use std::path::PathBuf;
 
 use doctor_backend::clock::{Clock, SystemClock};
 use doctor_store::{
-    MigrationBackup, MigrationPlan, MigrationReport, PlannedBackup, Store, records::VerifyReport, this_process,
+    LeaseClock, MigrationBackup, MigrationPlan, MigrationReport, PlannedBackup, Store, records::VerifyReport,
+    this_process,
 };
 
 use clap::Subcommand;
@@ -17,7 +20,7 @@ use crate::{
     output::format_time,
 };
 
-/// Back up, restore, migrate and verify the database.
+/// Back up, restore, migrate and verify the database; show and take the lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -42,6 +45,9 @@ enum DbCommand {
     Migrate(MigrateArgs),
     /// Check the consistency of the database. Exit code 1 if it is inconsistent.
     Verify,
+    /// Show or take the lease, by which one controller leads.
+    #[command(subcommand)]
+    Lease(lease::LeaseCommand),
 }
 
 #[derive(Debug, clap::Args)]
@@ -80,6 +86,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
             let verified = context.store_for_changes()?.verify()?;
             show(context, &verified)
         }
+        DbCommand::Lease(command) => lease::run(context, command),
     }
 }
 
@@ -128,7 +135,7 @@ fn migrate(context: &Context, args: &MigrateArgs) -> Result<Exit> {
     }
     args.change_args.confirm(&change)?;
     let store = Store::open_to_lead(url, backup).map_err(failed)?;
-    let lease = store.acquire(&this_process(), SystemClock.now(), config.lease)?;
+    let lease = store.acquire(&this_process(), LeaseClock::Database, config.lease)?;
     let report = store.take_migration_report();
     store.release(&lease)?;
     change.changes = match &report {

@@ -12,13 +12,14 @@ use crate::{
     context::Context,
     controller::{ClusterConnection, Controller, ProcessMode},
     exit::Exit,
-    failure::Result,
+    failure::{Failure, Result},
     output::{Page, Table, cell, plural},
+    watchdog::Watchdog,
 };
 
 /// Run one cycle: observe, plan, act, record.
 ///
-/// Exit code 1 if something could not be observed or done, 5 if another controller leads.
+/// Exit code 1 if something could not be observed or done, 5 if another controller leads, 8 if a call to the cluster hung.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Repeat until no validation is running.
@@ -66,10 +67,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let share = context.share()?;
     let world = ClusterConnection::open(loaded)?;
     let mut controller = Controller::new(loaded, store, share, world, ProcessMode::OneShot, None)?;
+    let watchdog =
+        Watchdog::start(None).map_err(|error| Failure::Other(format!("starting the watchdog thread: {error}")))?;
+    watchdog.watch(controller.engine.progress(), controller.engine.store());
     let mut view = RunView::default();
     let outcome = run_cycles(&mut controller, args, &mut view);
     // Release the lease even after a failure, so that the next controller need not wait until it expires.
     let stopped = controller.engine.stop();
+    // What is left has its own deadlines, and the lease is released.
+    drop(watchdog);
     alert::deliver_once(&loaded.config.alerts, controller.engine.store(), &controller.clock);
     if let Some(migrated) = controller.engine.store().take_migration_report() {
         context.out.note(&db::migration_line(&migrated));

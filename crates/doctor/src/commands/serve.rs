@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_backend::progress::Progress;
 use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
@@ -30,12 +31,16 @@ use crate::{
     exit::Exit,
     failure::{Failure, Result},
     startup,
+    watchdog::Watchdog,
 };
 
 /// Run the controller until it receives SIGTERM or SIGINT.
 ///
 /// Several controllers may share one store: one leads, the others wait. Changed policy and profile files take effect in
 /// the next cycle; while a file is invalid, the last valid configuration stays in force.
+///
+/// The process ends within 30 s of SIGTERM, and ends itself when its control loop makes no progress for two cycles (at
+/// least a minute), so that another controller can lead: exit code 8 in both cases, if the loop hangs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Exit after this many cycles.
@@ -59,6 +64,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     startup.refuse()?;
     let traces = log_to_stderr(&context.config()?.telemetry)?;
     let stop = stop_flag().map_err(|source| Failure::Other(format!("installing signal handlers: {source}")))?;
+    let watchdog = Watchdog::start(Some(Arc::clone(&stop)))
+        .map_err(|error| Failure::Other(format!("starting the watchdog thread: {error}")))?;
     for remark in &startup.remarks {
         tracing::warn!("{remark}");
     }
@@ -88,6 +95,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     // Memory used for the start is not needed again.
     doctor_engine::heap::release_free();
     let (mut done, mut superseded) = (0, None);
+    let progress = service.controller.engine.progress().clone();
+    watchdog.watch(&progress, service.controller.engine.store());
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
         service.reload(&mut loaded);
@@ -101,7 +110,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         let elapsed = began.elapsed();
         let next = began + service.cycle_interval(&loaded);
-        wait(&stop, &service.controller.cycle_trigger, next, began + (elapsed * 2).max(MIN_CYCLE_GAP));
+        wait((&stop, &progress), &service.controller.cycle_trigger, next, began + (elapsed * 2).max(MIN_CYCLE_GAP));
     }
     let stopped = service.controller.engine.stop();
     service.controller.stop_alerts();
@@ -143,10 +152,12 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Waits until the next cycle is due, or until it is woken, but then not before `earliest`.
-fn wait(stop: &AtomicBool, trigger: &Trigger, until: Instant, earliest: Instant) {
+fn wait((stop, progress): (&AtomicBool, &Progress), trigger: &Trigger, until: Instant, earliest: Instant) {
+    progress.enter("wait for the next cycle");
     let began = Instant::now();
     let (mut woken, mut rested) = (false, false);
     while !stop.load(Ordering::Relaxed) {
+        progress.tick();
         if !woken && !rested && began.elapsed() >= IDLE_BEFORE_TRIM {
             rested = true;
             doctor_engine::heap::release_free();
@@ -227,7 +238,8 @@ impl ServiceLoop {
                 self.log_report(&report);
                 self.prune(loaded);
                 let (config, now) = (&loaded.config, self.controller.clock.now());
-                self.reporter.write_due(&config.reports, &config.data, self.controller.engine.store(), now);
+                self.controller.engine.progress().enter("write reports");
+                self.reporter.write_due(&config.reports, &config.data, self.controller.engine.loop_store(), now);
             }
             Err(CycleError::NotLeader { by, until }) => {
                 if self.logged.leader.as_ref() != Some(&by) {

@@ -6,6 +6,7 @@ mod api;
 mod azure;
 mod azure_node;
 mod changing;
+mod control_loop;
 mod deployment;
 #[cfg(feature = "dstack-bed")]
 mod dstack;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The served cluster, which is killed when the test ends.
-struct Cluster(Child);
+pub(crate) struct Cluster(Child);
 
 impl Drop for Cluster {
     fn drop(&mut self) {
@@ -24,7 +24,12 @@ impl Drop for Cluster {
 }
 
 fn serve(workdir: &Workdir) -> Cluster {
-    let args = ["sim", "serve", "--socket", "sim.sock", "--nodes", "12", "--speed", "3600", "--data", "data"];
+    serve_at(workdir, "3600")
+}
+
+/// Serves a cluster at this multiple of real time.
+pub(crate) fn serve_at(workdir: &Workdir, speed: &str) -> Cluster {
+    let args = ["sim", "serve", "--socket", "sim.sock", "--nodes", "12", "--speed", speed, "--data", "data"];
     let mut child = workdir.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut first = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::clock::Clock;
+use doctor_backend::{clock::Clock, progress::Progress};
 use doctor_core::{policy::Policy, time::Span};
 use doctor_engine::{
     cycle::{CycleError, Engine},
@@ -160,7 +160,7 @@ fn check_rolling_update(workdir: &Workdir, url: &StoreUrl) {
         signal(&service, "-CONT");
         service.wait_for_log(&message);
         let (code, log) = service.wait();
-        assert_eq!(code, Some(8), "{log}");
+        assert_eq!(code, Some(9), "{log}");
     }
     // A restarted one refuses to start, and every command names both versions.
     let refused = workdir.expect(7, &["serve"]);
@@ -235,7 +235,9 @@ fn a_controller_of_a_later_program() {
         }),
         salt: 77,
         holder: doctor_store::this_process(),
-        lease: Span::hours(2),
+        // Of real time: leases count by the database's clock.
+        lease: Span::minutes(2),
+        progress: Progress::default(),
         workers: 4,
         publish_every: Span::minutes(10),
     });

@@ -26,16 +26,13 @@ use doctor_engine::{
     settings::Settings,
     share::Share,
 };
-use doctor_sim::{Effect, EffectKind, check_effects};
+use doctor_sim::{Effect, EffectKind, Tolerances, check_effects};
 use doctor_store::{
     Store,
     records::{HistoryFilter, HistoryRow, RunRecord},
 };
 
-use crate::{
-    fixture::{Fixture, POLICY},
-    startup_time::StartupTimes,
-};
+use crate::fixture::{Fixture, POLICY};
 
 /// One run in the cluster's record.
 #[derive(Debug, Default)]
@@ -68,13 +65,13 @@ pub(crate) struct Counts {
 pub(crate) fn compare(
     fixture: &Fixture,
     effects: &[Effect],
-    pace: &StartupTimes,
+    patience: Tolerances,
     world: &[Node],
     were_away: &BTreeSet<NodeName>,
 ) -> (Counts, Vec<String>) {
     let store = fixture.open_store();
     let runs = cluster_runs(effects);
-    let mut wrong: Vec<String> = check_effects(effects, pace.patience()).iter().map(ToString::to_string).collect();
+    let mut wrong: Vec<String> = check_effects(effects, patience).iter().map(ToString::to_string).collect();
     let rows = store.history(&HistoryFilter::default()).unwrap();
     compare_runs(&runs, &store, &mut wrong);
     let was_away = |node: &NodeName| were_away.contains(node);

@@ -18,6 +18,9 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Simulated seconds per real second: half an hour. Two minutes of kills are two and a half days in the cluster.
 pub(crate) const SPEED: f64 = 1800.0;
 
+/// The lease in real time: two hours of the cluster.
+pub(crate) const LEASE: Duration = Duration::from_secs(4);
+
 /// The length of the occasional outages in which the whole cluster does not answer.
 pub(crate) const OUTAGE: Span = Span::minutes(10);
 
@@ -77,8 +80,8 @@ impl Fixture {
         fs::create_dir(fixture.share()).unwrap();
         fs::write(fixture.path("policy.toml"), POLICY).unwrap();
         fs::write(fixture.path("world.toml"), toml::to_string(&fixture.world(seed)).unwrap()).unwrap();
-        // A cycle is five simulated seconds, a few real milliseconds: the controller hardly ever idles. The lease would
-        // last for real seconds, but the next controller detects that its holder is dead and does not wait.
+        // A cycle is five simulated seconds, a few real milliseconds: the controller hardly ever idles. The lease lasts
+        // for real seconds (`LEASE`), but the next controller detects that its holder is dead and does not wait.
         let service = format!(
             "store = \"{}\"\ndata = \"share\"\npolicy = \"policy.toml\"\ncycle = \"5s\"\npublish = \"10m\"\nlease = \"2h\"\n\
              workers = 4\n[backend.sim]\nsocket = \"sim.sock\"\n",
@@ -236,6 +239,18 @@ impl Process {
         assert!(status.success(), "{} was asked to stop: {status}\n{}", self.what, self.log_tail());
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal to the process, which must still be running.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("{} exited early ({status}):\n{}", self.what, self.log_tail());
+        }
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     fn wait(&mut self) -> ExitStatus {
         let began = Instant::now();
         loop {
@@ -247,7 +262,7 @@ impl Process {
         }
     }
 
-    fn log_tail(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().rev().take(20).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")

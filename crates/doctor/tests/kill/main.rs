@@ -6,13 +6,16 @@
 //! the end one controller finishes all work and is stopped, and the cluster's record of effects is compared with the
 //! store.
 //!
-//! `DOCTOR_KILLS` sets the least number of kills (200). `DOCTOR_KILL_SEED` repeats the random choices of an earlier
+//! A second mode runs two controllers on one store and stops, continues and kills them ([`pair`]).
+//!
+//! `DOCTOR_PAIR_MINUTES` sets how long two controllers are disturbed (0.5). `DOCTOR_KILLS` sets the least number of kills (200). `DOCTOR_KILL_SEED` repeats the random choices of an earlier
 //! run, but not its timing.
 
 mod comparison;
 mod fault_injection;
 mod fixture;
 mod inspection;
+mod pair;
 mod startup_time;
 
 use std::{
@@ -62,6 +65,39 @@ fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_kill
     let url = server.create_database("kill").unwrap().parse().unwrap();
     let seed = seed();
     run_kill_test("postgresql", seed, &Fixture::new(seed, |_| url));
+}
+
+#[test]
+fn one_of_two_controllers_leads_on_sqlite_whichever_is_stopped_or_killed() {
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let seed = seed();
+    let fixture = Fixture::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db")));
+    pair::run_pair_test("sqlite", seed, pair_length(), &fixture);
+}
+
+#[test]
+fn one_of_two_controllers_leads_on_postgresql_whichever_is_stopped_or_killed() {
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = match Server::start(Setup::default()) {
+        Ok(server) => server,
+        Err(why) => {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have PostgreSQL: {why}");
+            println!("NOT RUN: postgresql: {why}");
+            return;
+        }
+    };
+    // The lease is a few seconds here, so a frozen session has to end sooner than by default.
+    let url = server.create_database("pair").unwrap() + "?options=-c%20idle_in_transaction_session_timeout%3D2s";
+    let seed = seed();
+    pair::run_pair_test("postgresql", seed, pair_length(), &Fixture::new(seed, |_| url.parse().unwrap()));
+}
+
+/// How long two controllers are disturbed.
+fn pair_length() -> Duration {
+    let minutes = std::env::var("DOCTOR_PAIR_MINUTES").map_or(0.5, |text| {
+        text.parse().unwrap_or_else(|_| panic!("DOCTOR_PAIR_MINUTES is `{text}`: a number of minutes is accepted"))
+    });
+    Duration::from_secs_f64(minutes * 60.0)
 }
 
 fn setting(name: &str) -> Option<u64> {
@@ -118,7 +154,7 @@ fn run_kill_test(name: &str, seed: u64, fixture: &Fixture) {
     process.stop();
     fixture.run(&["db", "verify"]);
     let effects = read_effects(&fixture.effects()).unwrap();
-    let (figures, wrong) = comparison::compare(fixture, &effects, &pace, &world, &injector.were_absent);
+    let (figures, wrong) = comparison::compare(fixture, &effects, pace.patience(), &world, &injector.were_absent);
     println!(
         "{name}: killed for {killed:.0} s ({:.0} simulated hours), with {} incidents; {:.0} s in all; {pace}",
         killed * SPEED / 3600.0,

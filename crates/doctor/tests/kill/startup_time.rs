@@ -26,6 +26,11 @@ impl StartupTimes {
         self.slowest = self.slowest.max(elapsed);
     }
 
+    /// Returns the duration of the slowest start.
+    pub(crate) const fn slowest(&self) -> Duration {
+        self.slowest
+    }
+
     /// Returns the longest lifetime of the next controller: a few cycles.
     pub(crate) fn controller_lifetime(&self) -> Duration {
         MIN_LIFETIME.max(self.last * 2)

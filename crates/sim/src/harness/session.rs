@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use doctor_backend::clock::Clock;
+use doctor_backend::{clock::Clock, progress::Progress};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     finding::Verdict,
@@ -379,6 +379,7 @@ fn engine(
         holder: format!("simulation:{controller}"),
         // With one process, the next controller may lead immediately.
         lease: Span::from_secs(1),
+        progress: Progress::default(),
         workers: 1,
         publish_every: config.publish_every,
     }))

@@ -8,6 +8,7 @@ mod batch;
 mod checkpoint;
 mod copy_reader;
 mod postgres;
+mod postgres_limits;
 mod postgres_transaction;
 mod row;
 mod sqlite;
@@ -29,7 +30,7 @@ pub(super) use self::{
     sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
-use self::{postgres::PgSession, sqlite::SqliteFile};
+use self::{postgres::PgSession, postgres_limits::SessionKind, sqlite::SqliteFile};
 use super::{
     error::{Result, StoreError},
     id_cache::IdCache,
@@ -96,7 +97,7 @@ impl Db {
             }
             StoreUrl::Postgres(text) => {
                 let config = postgres::config(text, &url.to_string())?;
-                let writers = Mutex::new(vec![PgSession::connect(&config)?]);
+                let writers = Mutex::new(vec![PgSession::connect(&config, SessionKind::Writer)?]);
                 Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config), only_reads: false })
             }
         }
@@ -156,17 +157,17 @@ impl Db {
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
             Self::Postgres { writers, readers, config, only_reads } => {
-                let (idle, until) = match access {
-                    Access::Read | Access::ReadStatement => (readers, until),
+                let (idle, kind, until) = match access {
+                    Access::Read | Access::ReadStatement => (readers, SessionKind::Reader, until),
                     _ if *only_reads => {
                         let why = "the store was opened for reading".to_owned();
                         return Err(StoreError::Refused { operation: "writing", why });
                     }
                     Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => {
-                        (writers, None)
+                        (writers, SessionKind::Writer, None)
                     }
                 };
-                in_session(idle, config, until, |session| {
+                in_session((idle, kind), config, until, |session| {
                     postgres_transaction::transaction(session, access, names, body)
                 })
             }
@@ -217,13 +218,13 @@ impl std::fmt::Debug for Db {
 
 /// Runs `body` on an idle or new session. After a server restart the next call reconnects; calls in progress fail.
 fn in_session(
-    idle: &Mutex<Vec<PgSession>>,
+    (idle, kind): (&Mutex<Vec<PgSession>>, SessionKind),
     config: &Config,
     until: Option<Instant>,
     body: impl FnOnce(&mut PgSession) -> Result<()>,
 ) -> Result<()> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
-    let mut session = session.map_or_else(|| PgSession::connect_until(config, until), Ok)?;
+    let mut session = session.map_or_else(|| PgSession::connect_until(config, kind, until), Ok)?;
     session.deadline = until;
     let result = body(&mut session);
     let mut idle = lock(idle);

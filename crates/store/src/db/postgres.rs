@@ -23,6 +23,7 @@ use super::{
     ColumnType, SqlValue,
     batch::{Batch, Column},
     postgres_error,
+    postgres_limits::{SessionKind, set_client_limits, setup_statements},
 };
 use crate::error::{Result, StoreError};
 
@@ -49,9 +50,7 @@ pub(super) fn config(url: &str, redacted_url: &str) -> Result<Config> {
     if config.get_application_name().is_none() {
         config.application_name("cluster-doctor");
     }
-    if config.get_connect_timeout().is_none() {
-        config.connect_timeout(Duration::from_secs(10));
-    }
+    set_client_limits(&mut config);
     Ok(config)
 }
 
@@ -107,11 +106,11 @@ pub(crate) enum SendOrder {
 }
 
 impl PgSession {
-    pub(super) fn connect(config: &Config) -> Result<Self> {
-        Self::connect_until(config, None)
+    pub(super) fn connect(config: &Config, kind: SessionKind) -> Result<Self> {
+        Self::connect_until(config, kind, None)
     }
 
-    pub(super) fn connect_until(config: &Config, until: Option<Instant>) -> Result<Self> {
+    pub(super) fn connect_until(config: &Config, kind: SessionKind, until: Option<Instant>) -> Result<Self> {
         let no_runtime =
             |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
@@ -120,8 +119,8 @@ impl PgSession {
         let (client, connection) = connected.map_err(postgres_error("connecting"))?;
         // Pending queries receive the error that ends the connection.
         runtime.spawn(async move { drop(connection.await) });
-        // Every statement looks rows up by key, so planning for specific values gains nothing.
-        let settings = client.batch_execute("SET plan_cache_mode TO force_generic_plan");
+        let statements = setup_statements(config, kind);
+        let settings = client.batch_execute(&statements);
         let set = wait(&runtime, until, settings).ok_or(StoreError::DeadlineExceeded { operation: "setting up" })?;
         set.map_err(postgres_error("setting up"))?;
         Ok(Self {

@@ -55,6 +55,14 @@ impl Tx<'_> {
         }
     }
 
+    /// Lifts the server's limit on statements until the end of this transaction, for work on whole tables.
+    pub(crate) fn lift_statement_timeout(&mut self) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(_) => Ok(()),
+            Conn::Postgres(session) => session.script("setting up", "SET LOCAL statement_timeout TO 0"),
+        }
+    }
+
     /// Passes rows to `visit` as they arrive: the result may exceed memory.
     pub(crate) fn rows(
         &mut self,

@@ -1,0 +1,235 @@
+//! Two controllers on one store, of which one at a time is stopped (SIGSTOP), continued or killed at random instants.
+//!
+//! A stopped process is what a controller on a suspended machine, behind a cut network or under a debugger is to the other
+//! one: it holds what it held, and goes on later as if nothing had happened. Each time the leader is stopped or killed the
+//! other one must lead within two leases, and a leader that goes on must do nothing. In the end the cluster's record of
+//! effects is compared with the store, as after the kills of one controller.
+//!
+//! On SQLite a process that is stopped inside a write keeps the file's lock until it is continued or killed, and there is
+//! no server that could end it. The test counts these stops and kills the process, as an operator would.
+
+use std::time::{Duration, Instant};
+
+use doctor_backend::clock::Clock;
+use doctor_core::time::Span;
+use doctor_sim::{RemoteSim, Tolerances, read_effects};
+use doctor_store::Store;
+use rustix::process::Signal;
+
+use crate::{
+    comparison,
+    fault_injection::{FaultInjector, Rng},
+    finish,
+    fixture::{Fixture, LEASE, OUTAGE, Process, SPEED, WAIT_LIMIT},
+    inspection::Inspections,
+    nodes, print_summary,
+    startup_time::StartupTimes,
+};
+
+/// What the test did and measured.
+#[derive(Debug, Default)]
+struct PairCounts {
+    stops: u32,
+    kills: u32,
+    /// Stops inside a write on SQLite, which ended with a kill.
+    locked: u32,
+    takeovers: Vec<Duration>,
+}
+
+struct Controller {
+    process: Process,
+    is_started: bool,
+    is_stopped: bool,
+}
+
+impl Controller {
+    fn start(fixture: &Fixture) -> Self {
+        Self { process: fixture.start_controller(), is_started: false, is_stopped: false }
+    }
+
+    /// Waits until it has opened the store, which is a write: one that is stopped there blocks SQLite before it is a
+    /// controller at all.
+    fn wait_until_started(&mut self, pace: &mut StartupTimes) {
+        if !std::mem::replace(&mut self.is_started, true) {
+            pace.record(self.process.wait_until_started());
+        }
+    }
+
+    fn stop(&mut self, pace: &mut StartupTimes) {
+        self.wait_until_started(pace);
+        self.process.signal(Signal::STOP);
+        self.is_stopped = true;
+    }
+
+    fn go_on(&mut self) {
+        self.process.signal(Signal::CONT);
+        self.is_stopped = false;
+    }
+}
+
+struct Pair<'a> {
+    fixture: &'a Fixture,
+    store: Store,
+    both: [Controller; 2],
+    pace: StartupTimes,
+    counts: PairCounts,
+}
+
+impl Pair<'_> {
+    /// Returns which of the two leads.
+    fn leader(&self) -> Option<usize> {
+        // The time is not that of the lease, which counts by the database's clock.
+        let status =
+            self.store.lease_status(doctor_core::time::Timestamp::MIN).unwrap().filter(|status| status.alive)?;
+        let pid = status.holder.rsplit(':').nth(1)?.parse::<u32>().ok()?;
+        self.both.iter().position(|controller| controller.process.id() == pid)
+    }
+
+    fn wait_for_leader(&self) -> usize {
+        let began = Instant::now();
+        loop {
+            if let Some(leader) = self.leader().filter(|leader| !self.both[*leader].is_stopped) {
+                return leader;
+            }
+            assert!(began.elapsed() < WAIT_LIMIT, "neither controller leads:\n{}", self.both[0].process.log_tail());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Returns the limit of a takeover: two leases, or more on a machine on which already a start takes long.
+    fn limit(&self) -> Duration {
+        (LEASE * 2).max(self.pace.slowest() * 5)
+    }
+
+    /// Replaces one of the two by SIGKILL and a new process.
+    fn kill(&mut self, which: usize) {
+        let new = Controller::start(self.fixture);
+        std::mem::replace(&mut self.both[which], new).process.kill();
+        self.counts.kills += 1;
+    }
+
+    /// Waits until the other one leads after the leader was stopped or killed.
+    fn measure_takeover(&mut self, victim: usize) {
+        let mut began = Instant::now();
+        while self.leader() != Some(1 - victim) {
+            if began.elapsed() > self.limit() && self.both[victim].is_stopped && self.is_locked() {
+                self.counts.locked += 1;
+                self.kill(victim);
+                began = Instant::now();
+            }
+            assert!(
+                began.elapsed() < self.limit(),
+                "no takeover within {:?} after {:?}; {:?}\n{}",
+                self.limit(),
+                self.counts,
+                self.store.lease_status(doctor_core::time::Timestamp::MIN),
+                self.both[1 - victim].process.log_tail()
+            );
+            // A killed process was replaced, and the new one may be the first to lead.
+            if !self.both[victim].is_stopped && self.leader().is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.counts.takeovers.push(began.elapsed());
+    }
+
+    /// Whether a process that is stopped holds SQLite's lock.
+    fn is_locked(&self) -> bool {
+        matches!(self.fixture.store, doctor_store::StoreUrl::Sqlite(_)) && self.store.probe_write().is_err()
+    }
+}
+
+/// Runs two controllers for this long, and compares.
+pub(crate) fn run_pair_test(name: &str, seed: u64, length: Duration, fixture: &Fixture) {
+    println!("{name}: two controllers for {:.1} minutes, DOCTOR_KILL_SEED={seed}", length.as_secs_f64() / 60.0);
+    let mut chance = Rng::new(seed);
+    let (process, cluster) = fixture.start_cluster();
+    let mut injector = FaultInjector::new(nodes(&cluster).into_iter().map(|node| node.name).collect());
+    let mut pace = StartupTimes::default();
+    let mut both = [Controller::start(fixture), Controller::start(fixture)];
+    both.iter_mut().for_each(|controller| controller.wait_until_started(&mut pace));
+    let mut pair = Pair { fixture, store: fixture.open_store(), both, pace, counts: PairCounts::default() };
+    let began = Instant::now();
+    while began.elapsed() < length || pair.counts.takeovers.len() < 3 {
+        let leader = pair.wait_for_leader();
+        // The random instant itself, not a wait for a condition.
+        std::thread::sleep(Duration::from_micros(chance.below(1_500_000)));
+        if chance.once_in(3) {
+            injector.inject_random(&mut chance, &cluster);
+        }
+        injector.release_unmarked(&pair.store, cluster.now());
+        disturb(&mut pair, &mut chance, leader);
+    }
+    for controller in pair.both.iter_mut().filter(|controller| controller.is_stopped) {
+        controller.go_on();
+    }
+    let Pair { both, mut pace, counts, .. } = pair;
+    for mut controller in both {
+        // A signal before that ends the process at once.
+        controller.wait_until_started(&mut pace);
+        controller.process.stop();
+    }
+    injector.restore_vanished(&cluster);
+    finish(&mut pace, fixture, &cluster);
+    compare(name, fixture, &pace, &cluster, &injector);
+    drop(cluster);
+    process.stop();
+    fixture.run(&["db", "verify"]);
+    let longest = counts.takeovers.iter().max().copied().unwrap_or_default().as_secs_f64();
+    println!(
+        "{name}: {} stops, {} kills, {} takeovers, the longest {longest:.1} s with a lease of {:.0} s; {} stops inside a write",
+        counts.stops,
+        counts.kills,
+        counts.takeovers.len(),
+        LEASE.as_secs_f64(),
+        counts.locked
+    );
+}
+
+/// Stops, continues or kills one of the two. The other one always runs.
+fn disturb(pair: &mut Pair<'_>, chance: &mut Rng, leader: usize) {
+    let stopped = pair.both.iter().position(|controller| controller.is_stopped);
+    match (chance.below(4), stopped) {
+        (0, _) => {
+            let victim = stopped.unwrap_or(leader);
+            pair.kill(victim);
+            if victim == leader {
+                pair.measure_takeover(victim);
+            }
+        }
+        // It may have been stopped for longer than its lease, or not.
+        (_, Some(stopped)) => pair.both[stopped].go_on(),
+        (1, None) => {
+            pair.both[1 - leader].stop(&mut pair.pace);
+            pair.counts.stops += 1;
+        }
+        (_, None) => {
+            pair.both[1 - leader].wait_until_started(&mut pair.pace);
+            pair.both[leader].stop(&mut pair.pace);
+            pair.counts.stops += 1;
+            match chance.below(3) {
+                // It goes on before its lease ends, or about when it ends.
+                0 => {
+                    std::thread::sleep(Duration::from_millis(chance.below(4_000)));
+                    pair.both[leader].go_on();
+                }
+                _ => pair.measure_takeover(leader),
+            }
+        }
+    }
+}
+
+fn compare(name: &str, fixture: &Fixture, pace: &StartupTimes, cluster: &RemoteSim, injector: &FaultInjector) {
+    let effects = read_effects(&fixture.effects()).unwrap();
+    // A plan is at most as old as the lease, and a job may be in a user's way until another controller leads.
+    let simulated = |real: Duration| Span::from_millis((real.as_secs_f64() * 1000.0 * SPEED) as i64);
+    let plain = pace.patience();
+    let patience =
+        Tolerances { view: plain.view + simulated(LEASE), leave: plain.leave + simulated(LEASE * 4) + OUTAGE.times(2) };
+    let world = nodes(cluster);
+    let (figures, wrong) = comparison::compare(fixture, &effects, patience, &world, &injector.were_absent);
+    print_summary(name, &figures, &Inspections::default(), &fixture.open_store().counters().unwrap());
+    assert!(wrong.is_empty(), "{} inconsistencies:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(figures.documents > 0, "nothing happened: {figures:?}");
+}

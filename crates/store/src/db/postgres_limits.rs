@@ -1,0 +1,115 @@
+//! Limits of a PostgreSQL session, set when it connects.
+//!
+//! A controller that is suspended inside a transaction (SIGSTOP, a frozen machine, a network that drops its packets) holds
+//! its locks until the server ends the session. Without limits that is never, and neither a standby nor an operator's
+//! command gets past it. Each limit is below the one that would have to end what it did not:
+//!
+//! | limit | value | reason |
+//! |---|---|---|
+//! | `idle_in_transaction_session_timeout` | 15 s | the client computes for milliseconds between two statements of a transaction; a quarter of the default lease, so that a frozen leader delays no takeover |
+//! | `lock_timeout` | 30 s | longer than the one above, so that waiting for a frozen session succeeds |
+//! | `statement_timeout` (writers) | 45 s | below the least stall limit of the control loop (60 s): a slow statement ends with an error that names it, not with the end of the process. Readers have none: a backup reads whole tables |
+//! | `tcp_user_timeout` (server) | 30 s | ends a session whose client no longer reads while the server sends |
+//! | `tcp_user_timeout`, keepalives (client) | 30 s | ends a call to a server that vanished |
+//!
+//! A site sets other values in the URL of the store: server parameters by `options=-c%20lock_timeout%3D60s`, those of the
+//! client by `tcp_user_timeout`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries` and `connect_timeout`.
+
+use std::{fmt::Write as _, time::Duration};
+
+use tokio_postgres::Config;
+
+/// What a session is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionKind {
+    Writer,
+    Reader,
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Probes of an idle connection: it counts as lost after 15 + 3 × 5 seconds.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
+/// What the client library assumes without a value in the URL.
+const LIBRARY_KEEPALIVE_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// Server parameters, their values in milliseconds, and the sessions that have them.
+const SERVER_LIMITS: [(&str, u32, &[SessionKind]); 3] = [
+    ("idle_in_transaction_session_timeout", 15_000, &[SessionKind::Writer, SessionKind::Reader]),
+    ("lock_timeout", 30_000, &[SessionKind::Writer, SessionKind::Reader]),
+    ("statement_timeout", 45_000, &[SessionKind::Writer]),
+];
+/// Servers before version 12 do not have this one.
+const SERVER_TCP_USER_TIMEOUT: (&str, u32) = ("tcp_user_timeout", 30_000);
+
+/// Sets the limits of the client that the URL leaves open.
+pub(super) fn set_client_limits(config: &mut Config) {
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(NETWORK_TIMEOUT);
+    }
+    if config.get_keepalives_idle() == LIBRARY_KEEPALIVE_IDLE {
+        config.keepalives_idle(KEEPALIVE_IDLE);
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(KEEPALIVE_INTERVAL);
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(KEEPALIVE_RETRIES);
+    }
+}
+
+/// Returns the statements that set up a new session.
+pub(super) fn setup_statements(config: &Config, kind: SessionKind) -> String {
+    let options = config.get_options().unwrap_or_default();
+    let is_open = |name: &str| {
+        !options.contains(&format!("{name}=")) && !options.contains(&format!("{}=", name.replace('_', "-")))
+    };
+    // Every statement looks rows up by key, so planning for specific values gains nothing.
+    let mut sql = "SET plan_cache_mode TO force_generic_plan".to_owned();
+    for (name, millis, _) in SERVER_LIMITS.iter().filter(|(name, _, kinds)| kinds.contains(&kind) && is_open(name)) {
+        let _infallible = write!(sql, "; SET {name} TO {millis}");
+    }
+    let (name, millis) = SERVER_TCP_USER_TIMEOUT;
+    if is_open(name) {
+        let _infallible =
+            write!(sql, "; SELECT set_config(name, '{millis}', false) FROM pg_settings WHERE name = '{name}'");
+    }
+    sql
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> Config {
+        let mut config: Config = url.parse().unwrap();
+        set_client_limits(&mut config);
+        config
+    }
+
+    #[test]
+    fn limits_in_the_url_take_precedence() {
+        let given = config(
+            "postgres://d@h/d?options=-c%20lock_timeout%3D7s&tcp_user_timeout=9&keepalives_idle=8&connect_timeout=3",
+        );
+        let sql = setup_statements(&given, SessionKind::Writer);
+        assert!(!sql.contains("SET lock_timeout"), "{sql}");
+        assert!(sql.contains("SET idle_in_transaction_session_timeout TO 15000"), "{sql}");
+        assert_eq!(given.get_tcp_user_timeout(), Some(&Duration::from_secs(9)));
+        assert_eq!(given.get_keepalives_idle(), Duration::from_secs(8));
+        assert_eq!(given.get_connect_timeout(), Some(&Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn only_writers_have_a_limit_on_statements() {
+        let plain = config("postgres://d@h/d");
+        assert!(setup_statements(&plain, SessionKind::Writer).contains("SET statement_timeout TO 45000"));
+        assert!(!setup_statements(&plain, SessionKind::Reader).contains("statement_timeout TO"));
+        assert_eq!(plain.get_keepalives_idle(), KEEPALIVE_IDLE);
+    }
+}

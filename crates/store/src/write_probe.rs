@@ -1,0 +1,21 @@
+//! Whether the store can be written, for the readiness of a controller.
+//!
+//! Only a write tells: a database on a full disk, or one that its server made read-only, answers every read.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::{Store, db::Access, error::Result, operator_commands::set_meta};
+
+/// Key in `meta`. Its value is the time of the last probe, so that each probe changes the page.
+const KEY: &str = "write-probe";
+
+impl Store {
+    /// Commits one small row, as durably as everything else.
+    ///
+    /// # Errors
+    /// If the store cannot be written; [`StoreError::write_obstacle`](crate::StoreError::write_obstacle) says why.
+    pub fn probe_write(&self) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        self.transaction(Access::Write, &mut |tx| set_meta(tx, KEY, &now.to_string()))
+    }
+}
