@@ -34,6 +34,7 @@ mod cases;
 mod cluster_state;
 mod commit;
 mod compression;
+mod copy_folder;
 mod db;
 mod evidence;
 mod evidence_pack;
@@ -77,12 +78,8 @@ use std::{
     time::Instant,
 };
 
-use self::{
-    db::{Access, Db, Tx},
-    id_cache::IdCache,
-    ingest_queue::IngestQueue,
-};
 pub use self::{
+    copy_folder::CopyFolder,
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
@@ -91,6 +88,11 @@ pub use self::{
     probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
+};
+use self::{
+    db::{Access, Db, Tx},
+    id_cache::IdCache,
+    ingest_queue::IngestQueue,
 };
 
 /// A handle to the store. Clones share one database.

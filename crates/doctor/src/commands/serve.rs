@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, spans::TARGET, trigger::Trigger};
+use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, share::Share, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
 use doctor_store as store;
@@ -64,7 +64,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let store = context.open_or_create_store()?;
     let mut loaded = context.loaded()?.clone();
-    let share = context.share()?;
+    // `startup::judge` has tried it. One that does not answer now may answer later: the loop does not wait for it.
+    let share = Share::at(&loaded.config.data);
     let world = ClusterConnection::open(&loaded)?;
     let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
     let cli = api_cli::handler(loaded.source.clone(), context.named_store().cloned());

@@ -116,7 +116,9 @@ impl From<SharedDirectoryError> for io::Error {
     fn from(error: SharedDirectoryError) -> Self {
         let kind = match &error {
             SharedDirectoryError::Io { source, .. } => source.kind(),
-            SharedDirectoryError::WrongKind { .. } | SharedDirectoryError::Outside { .. } => io::ErrorKind::InvalidInput,
+            SharedDirectoryError::WrongKind { .. } | SharedDirectoryError::Outside { .. } => {
+                io::ErrorKind::InvalidInput
+            }
         };
         Self::new(kind, error)
     }

@@ -24,7 +24,8 @@ use std::{
 pub use error::{EntryKind, SharedDirectoryError};
 use rustix::{
     fs::{
-        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat, openat2, renameat, statat, unlinkat,
+        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
+        unlinkat,
     },
     io::Errno,
     rand::{GetRandomFlags, getrandom},
@@ -141,9 +142,9 @@ impl SharedDirectory {
                 Err(error) => return Err(SharedDirectoryError::io("making", &self.path.join(&made), error)),
             }
             // Another party may have removed or exchanged it since.
-            at = at.subdirectory(Path::new(part.as_os_str()))?.ok_or_else(|| {
-                SharedDirectoryError::io("making", &self.path.join(&made), Errno::NOENT)
-            })?;
+            at = at
+                .subdirectory(Path::new(part.as_os_str()))?
+                .ok_or_else(|| SharedDirectoryError::io("making", &self.path.join(&made), Errno::NOENT))?;
         }
         Ok(at)
     }
@@ -157,19 +158,21 @@ impl SharedDirectory {
         let path = directory.path.join(&name);
         let fail = |error: Errno| SharedDirectoryError::io("reading", &path, error);
         // A handle that opens nothing: neither a pipe's writer nor a device's driver notices it.
-        let handle = match openat(&directory.handle, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-        {
-            Ok(handle) => handle,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(fail(error)),
-        };
+        let handle =
+            match openat(&directory.handle, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(handle) => handle,
+                Err(Errno::NOENT) => return Ok(None),
+                Err(error) => return Err(fail(error)),
+            };
         let checked = Entry::of(&fstat(&handle).map_err(fail)?);
         checked.kind.expect(EntryKind::File, &path)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match rustix::fs::open(format!("/proc/self/fd/{}", handle.as_raw_fd()), flags, Mode::empty()) {
             Ok(file) => file,
             // Without /proc the name is opened again, and has to be the file that was checked.
-            Err(Errno::NOENT) => openat(&directory.handle, &name, flags | OFlags::NOFOLLOW, Mode::empty()).map_err(fail)?,
+            Err(Errno::NOENT) => {
+                openat(&directory.handle, &name, flags | OFlags::NOFOLLOW, Mode::empty()).map_err(fail)?
+            }
             Err(error) => return Err(fail(error)),
         };
         let opened = Entry::of(&fstat(&file).map_err(fail)?);
@@ -215,7 +218,11 @@ impl SharedDirectory {
         check_relative(Path::new(name), &path)?;
         let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(|kind| *kind != EntryKind::File);
         if replaced == Some(EntryKind::Directory) {
-            return Err(SharedDirectoryError::WrongKind { path, found: EntryKind::Directory, expected: EntryKind::File });
+            return Err(SharedDirectoryError::WrongKind {
+                path,
+                found: EntryKind::Directory,
+                expected: EntryKind::File,
+            });
         }
         let (temporary, mut file) = self.create_temporary()?;
         let written = copy(content, &mut file)
@@ -361,7 +368,8 @@ impl SharedDirectory {
         let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
             return Err(SharedDirectoryError::Outside { path });
         };
-        let directory = if parent.as_os_str().is_empty() { Some(self.duplicate()?) } else { self.subdirectory(parent)? };
+        let directory =
+            if parent.as_os_str().is_empty() { Some(self.duplicate()?) } else { self.subdirectory(parent)? };
         Ok(directory.map(|directory| (directory, name.to_owned())))
     }
 

@@ -123,7 +123,10 @@ fn a_directory_that_is_a_link_is_not_entered_at_any_depth() {
     let share = attack.share();
     for (path, link) in [("memory", "memory"), ("memory/n1", "memory"), ("metadata/n1", "metadata/n1")] {
         let error = share.make_subdirectory(Path::new(path)).unwrap_err().to_string();
-        assert!(error.contains(&format!("{link} is a symbolic link, and a directory belongs there")), "{path}: {error}");
+        assert!(
+            error.contains(&format!("{link} is a symbolic link, and a directory belongs there")),
+            "{path}: {error}"
+        );
         let error = share.read(&Path::new(path).join("doctor.db"), 100).unwrap_err().to_string();
         assert!(error.contains("is a symbolic link"), "{path}: {error}");
     }

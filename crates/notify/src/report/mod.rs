@@ -32,6 +32,8 @@ pub enum ReportError {
     Store(#[from] StoreError),
     #[error("{operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error("writing the report as JSON")]
     Json(#[from] serde_json::Error),
 }
