@@ -232,7 +232,9 @@ impl PlannerState {
             let is_gone = match &job.state {
                 ObservedJobState::Ended { .. } => true,
                 ObservedJobState::Absent => is_submitted,
-                ObservedJobState::Unknown { .. } | ObservedJobState::Pending { .. } | ObservedJobState::Running { .. } => false,
+                ObservedJobState::Unknown { .. }
+                | ObservedJobState::Pending { .. }
+                | ObservedJobState::Running { .. } => false,
             };
             if is_gone {
                 job.state = ObservedJobState::Unknown { why: "its result could not be looked for".into() };
@@ -529,6 +531,59 @@ fn apply_report_times(inboxes: &[Box<dyn Inbox>], observed: &mut [ObservedNode])
     for inbox in inboxes {
         for observed in observed.iter_mut() {
             observed.agent_last_seen = observed.agent_last_seen.max(inbox.last_report(&observed.node.name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        ids::{JobId, TestId},
+        reason::WithReason,
+        run::{JobEnd, NonEmpty, Purpose},
+    };
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+    fn stored(number: u64, state: RunState) -> StoredRun {
+        let run = Run {
+            id: RunId::from_number(number),
+            nodes: NonEmpty::one(NodeName::new("n1").unwrap()),
+            tests: NonEmpty::one(TestId::new("memory").unwrap()),
+            state,
+            purpose: WithReason::new(Purpose::Validation, "due", "x"),
+            case: None,
+            planned: NOW,
+            limit: Span::minutes(5),
+        };
+        StoredRun { run, key: RunKey::new([1; 32]), started: Some(NOW), cancelling: None }
+    }
+
+    #[test]
+    fn a_run_whose_result_could_not_be_looked_for_does_not_end_without_one() {
+        let job = JobId("job".to_owned());
+        let submitted = || RunState::Submitted { job: job.clone(), at: NOW };
+        let ended = || ObservedJobState::Ended { job: job.clone(), started: Some(NOW), at: NOW, how: JobEnd::Exited };
+        let running = || ObservedJobState::Running { job: job.clone(), since: NOW };
+        let states = [
+            (submitted(), ended(), true),
+            (submitted(), ObservedJobState::Absent, true),
+            // It was never submitted: there is no result to wait for.
+            (RunState::Planned, ObservedJobState::Absent, false),
+            (submitted(), running(), false),
+        ];
+        for (state, seen, waits) in states {
+            let run = stored(7, state);
+            let id = run.run.id;
+            let mut polled = BTreeMap::from([(id, PolledJob { state: seen.clone(), documents: Vec::new() })]);
+            let mut planner_state = PlannerState { runs: vec![run], ..PlannerState::default() };
+            planner_state.hold_unread_runs(&mut polled);
+            assert_eq!(polled[&id].state, seen, "the share answered");
+            planner_state.ingest.unread.insert(id);
+            planner_state.hold_unread_runs(&mut polled);
+            assert_eq!(matches!(polled[&id].state, ObservedJobState::Unknown { .. }), waits, "{seen:?}");
         }
     }
 }

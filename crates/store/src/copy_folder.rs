@@ -35,7 +35,7 @@ impl CopyFolder {
         match path.map(|path| (path, keep_private(path))) {
             Some((path, Ok(()))) => Ok(Self { path: path.to_owned(), is_temporary: false }),
             Some((path, Err(error))) => {
-                tracing::warn!(path = %path.display(), %error, "the published copy is made in a temporary directory");
+                tracing::info!(path = %path.display(), %error, "the published copy is made in a temporary directory");
                 Self::temporary()
             }
             None => Self::temporary(),

@@ -47,7 +47,12 @@ impl HistoryCopy {
         self.try_publish(files, store, folder).map_err(|error| chain(&error))
     }
 
-    fn try_publish(&mut self, files: &ShareFiles, store: &Store, folder: Option<&Path>) -> Result<(), HistoryCopyError> {
+    fn try_publish(
+        &mut self,
+        files: &ShareFiles,
+        store: &Store,
+        folder: Option<&Path>,
+    ) -> Result<(), HistoryCopyError> {
         let local = match self.folder.take() {
             Some(local) => local,
             None => CopyFolder::open(folder)?,

@@ -138,7 +138,11 @@ impl ShareFiles {
         }
         // It may grow while it is read.
         let bytes = self.read_to_end(path, file, MAX_DOCUMENT_BYTES + 1)?;
-        if bytes.len() as u64 > MAX_DOCUMENT_BYTES { too_long(bytes.len() as u64) } else { Ok(ResultFile::Document(bytes)) }
+        if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
+            too_long(bytes.len() as u64)
+        } else {
+            Ok(ResultFile::Document(bytes))
+        }
     }
 
     /// Opens a log below the shared directory. `None`: it does not exist.

@@ -55,11 +55,7 @@ struct Aged {
 }
 
 /// Removes what is too old or too much. `answered` is called after each answer of the file system.
-pub(super) fn prune(
-    root: &SharedDirectory,
-    now: Timestamp,
-    answered: &dyn Fn(),
-) -> Result<(), SharedDirectoryError> {
+pub(super) fn prune(root: &SharedDirectory, now: Timestamp, answered: &dyn Fn()) -> Result<(), SharedDirectoryError> {
     let Some(folder) = root.subdirectory(Path::new(FOLDER))? else { return Ok(()) };
     let mut entries = Vec::new();
     for name in folder.names()? {
@@ -70,7 +66,11 @@ pub(super) fn prune(
     }
     for surplus in surplus(entries, now) {
         // What cannot be removed now is removed the next time.
-        let _kept = if surplus.is_directory { folder.remove_tree(&surplus.name) } else { folder.remove(&surplus.name).map(drop) };
+        let _kept = if surplus.is_directory {
+            folder.remove_tree(&surplus.name)
+        } else {
+            folder.remove(&surplus.name).map(drop)
+        };
         answered();
     }
     Ok(())
@@ -120,7 +120,10 @@ mod tests {
     fn the_oldest_go_by_age_number_and_size() {
         let day = Span::days(1);
         assert_eq!(ages(vec![aged(day, 1), aged(Span::days(31), 1)]), [31 * 86_400]);
-        assert_eq!(ages(vec![aged(day, MAX_BYTES), aged(Span::hours(1), 1), aged(Span::days(2), 1)]), [86_400, 2 * 86_400]);
+        assert_eq!(
+            ages(vec![aged(day, MAX_BYTES), aged(Span::hours(1), 1), aged(Span::days(2), 1)]),
+            [86_400, 2 * 86_400]
+        );
         let many = (0..=MAX_FILES).map(|second| aged(Span::from_secs(second as i64), 1)).collect();
         assert_eq!(ages(many), [MAX_FILES as i64]);
         assert!(ages(vec![aged(day, 1)]).is_empty());

@@ -258,6 +258,11 @@ impl SharedDirectory {
     /// # Errors
     /// If that fails.
     pub fn check_writable(&self) -> Result<()> {
+        // A file without a name is gone when it is closed. Not every file system has such files, NFS for one.
+        let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        if openat(&self.handle, ".", nameless, Mode::from_raw_mode(0o600)).is_ok() {
+            return Ok(());
+        }
         let (name, _file) = self.create_temporary()?;
         unlinkat(&self.handle, &name, AtFlags::empty())
             .map_err(|error| SharedDirectoryError::io("writing to", &self.path, error))

@@ -20,6 +20,7 @@ use doctor_core::{
     time::{Span, Timestamp},
     view::{self, Count, Facts, Period, ReportView, RunFacts, TestResult, format_hours, format_time, plural},
 };
+use doctor_engine::share::ShareError;
 use doctor_store::{
     Store, StoreError,
     records::{HistoryFilter, RunRecord},
