@@ -219,7 +219,7 @@ impl Engine {
         let Some(lease) = self.lease.take() else { return Ok(()) };
         let now = self.deps.clock.now();
         self.publisher.publish_now(&self.deps, &self.planner_state, now);
-        for problem in self.deps.share.iter().flat_map(|share| self.publisher.settle(share)) {
+        for problem in self.deps.share.iter().flat_map(|share| self.publisher.finish(share)) {
             tracing::warn!(error = %problem, "publishing at shutdown failed");
         }
         let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state);

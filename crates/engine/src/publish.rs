@@ -29,6 +29,11 @@ const SAVE_STATE_EVERY: Duration = Duration::from_secs(15);
 /// go.
 const RETRY: Span = Span::minutes(1);
 
+/// How long a cycle waits for what it has given to the share, so that its report says how that went.
+const CYCLE_WAIT: Duration = Duration::from_secs(5);
+/// How long a controller that stops waits for its last files.
+const STOP_WAIT: Duration = Duration::from_secs(15);
+
 #[derive(Debug)]
 pub(crate) struct Publisher {
     every: Span,
@@ -45,6 +50,8 @@ struct Job {
     is_pending: bool,
     /// Whether files were due while it was pending.
     is_missed: bool,
+    /// Whether a cycle has waited for it already. Copying a long history takes longer than a cycle may wait.
+    is_waited_for: bool,
     /// What failed the last time.
     problems: Vec<String>,
     history: HistoryCopy,
@@ -106,10 +113,22 @@ impl Publisher {
         }
     }
 
-    /// Waits a moment for the files, and returns everything that failed on the share since the last call.
+    /// Waits a moment for what was given to the share, and returns everything that failed there since the last call.
     pub(crate) fn settle(&self, share: &Share) -> Vec<String> {
-        let mut problems = share.take_problems();
-        problems.extend(self.problems());
+        let is_waited_for = self.lock().is_waited_for;
+        self.take_problems(share, if is_waited_for { Duration::ZERO } else { CYCLE_WAIT })
+    }
+
+    /// Waits for the last files of a controller that stops, and returns what failed.
+    pub(crate) fn finish(&self, share: &Share) -> Vec<String> {
+        self.take_problems(share, STOP_WAIT)
+    }
+
+    fn take_problems(&self, share: &Share, limit: Duration) -> Vec<String> {
+        let mut problems = share.take_problems(limit);
+        let mut job = self.lock();
+        job.is_waited_for = job.is_pending;
+        problems.extend(job.problems.iter().cloned());
         problems
     }
 

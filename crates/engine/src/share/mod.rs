@@ -44,8 +44,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 /// How long one cycle reads results. What is left is read in the next cycle, which begins there.
 const READ_LIMIT: Duration = Duration::from_secs(20);
-/// How long a cycle waits for what it has given to the writing thread, so that its report says how that went.
-const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 /// Documents read ahead of the one that is classified: at most this many, each up to the greatest length, are in memory.
 const READ_AHEAD: usize = 4;
 /// Bytes of logs and documents that wait to be written. More is offered again in a later cycle.
@@ -238,9 +236,10 @@ impl Share {
         queued
     }
 
-    /// Waits a moment for the writing thread, and returns what failed there, and what was found in place of our files.
-    pub fn take_problems(&self) -> Vec<String> {
-        self.writer.worker.settle(SETTLE_LIMIT);
+    /// Waits for the writing thread, while it is answered and no longer than the limit. Returns what failed there, and what was
+    /// found in place of our files.
+    pub fn take_problems(&self, limit: Duration) -> Vec<String> {
+        self.writer.worker.settle(limit);
         let mut problems = std::mem::take(&mut *self.problems.lock().unwrap_or_else(PoisonError::into_inner));
         problems.extend(self.files.take_remarks());
         problems

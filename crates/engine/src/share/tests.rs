@@ -142,7 +142,7 @@ fn each_file_replaces_what_is_planted_at_its_name_and_names_it() {
             }
             written.unwrap_or_else(|error| panic!("{kind} at {name}: {error}"));
             assert!(fs::symlink_metadata(site.data(name)).unwrap().is_file(), "{kind} at {name}");
-            let remark = share.take_problems().join("\n");
+            let remark = share.take_problems(LONG).join("\n");
             assert!(remark.contains(name) && remark.contains(kind.as_str()), "{kind} at {name}: {remark}");
         }
     }
@@ -336,9 +336,9 @@ fn work_waits_in_a_queue_of_limited_size_and_its_failures_are_told_once() {
     site.plant(EntryKind::Directory, "reports/x").unwrap();
     let share = site.share();
     assert!(share.write_later(10, |files| files.save_report("x", "text")));
-    let problems = share.take_problems();
+    let problems = share.take_problems(LONG);
     assert!(problems.len() == 1 && problems[0].contains("reports/x is a directory"), "{problems:?}");
-    assert!(share.take_problems().is_empty());
+    assert!(share.take_problems(LONG).is_empty());
     let (go_on, wait) = mpsc::channel::<()>();
     assert!(share.write_later(0, move |_| {
         let _ended = wait.recv();

@@ -64,17 +64,12 @@ pub struct Entry {
 
 impl Entry {
     fn of(stat: &Stat) -> Self {
-        #[expect(
-            clippy::allow_attributes,
-            reason = "the conversions are needed on some platforms and superfluous on others"
-        )]
-        #[allow(clippy::unnecessary_cast, reason = "the types of these fields differ between platforms")]
         Self {
             kind: EntryKind::of_mode(stat.st_mode),
             bytes: u64::try_from(stat.st_size).unwrap_or(u64::MAX),
-            modified: stat.st_mtime as i64,
+            modified: stat.st_mtime,
             owner: stat.st_uid,
-            identity: (stat.st_dev as u64, stat.st_ino as u64),
+            identity: (stat.st_dev, stat.st_ino),
         }
     }
 
@@ -215,7 +210,7 @@ impl SharedDirectory {
     /// If a directory has the name, or the file system fails. Nothing is left behind then.
     pub fn replace(&self, name: &OsStr, content: &mut dyn Read) -> Result<Written> {
         let path = self.path.join(name);
-        check_relative(Path::new(name), &path)?;
+        check_name(name, &path)?;
         let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(|kind| *kind != EntryKind::File);
         if replaced == Some(EntryKind::Directory) {
             return Err(SharedDirectoryError::WrongKind {
@@ -274,8 +269,8 @@ impl SharedDirectory {
     /// If the file system fails.
     pub fn rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> Result<bool> {
         let path = self.path.join(name);
-        check_relative(Path::new(name), &path)?;
-        check_relative(Path::new(new_name), &to.path.join(new_name))?;
+        check_name(name, &path)?;
+        check_name(new_name, &to.path.join(new_name))?;
         match renameat(&self.handle, name, &to.handle, new_name) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
@@ -289,7 +284,7 @@ impl SharedDirectory {
     /// If it is a directory, or the file system fails.
     pub fn remove(&self, name: &OsStr) -> Result<bool> {
         let path = self.path.join(name);
-        check_relative(Path::new(name), &path)?;
+        check_name(name, &path)?;
         match unlinkat(&self.handle, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
@@ -302,7 +297,7 @@ impl SharedDirectory {
     /// # Errors
     /// If something is left.
     pub fn remove_tree(&self, name: &OsStr) -> Result<()> {
-        check_relative(Path::new(name), &self.path.join(name))?;
+        check_name(name, &self.path.join(name))?;
         self.remove_below(name, MAX_DEPTH)
     }
 
@@ -421,6 +416,15 @@ fn check_relative(relative: &Path, path: &Path) -> Result<()> {
     match plain && !relative.as_os_str().is_empty() {
         true => Ok(()),
         false => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
+    }
+}
+
+/// Accepts only one plain name.
+fn check_name(name: &OsStr, path: &Path) -> Result<()> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(only)), None) if only == name => Ok(()),
+        _ => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
     }
 }
 

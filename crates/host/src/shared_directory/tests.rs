@@ -147,8 +147,13 @@ fn paths_that_lead_out_are_refused() {
         let error = share.read(Path::new(path), 100).unwrap_err();
         assert!(matches!(error, SharedDirectoryError::Outside { .. }), "{path}: {error}");
         assert!(share.remove(path.as_ref()).is_err() && share.remove_tree(path.as_ref()).is_err(), "{path}");
+        assert!(share.rename("metadata".as_ref(), &share, path.as_ref()).is_err(), "{path}");
         assert!(share.make_subdirectory(Path::new(path)).is_err(), "{path}");
     }
+    // A name is one component: a link in a longer one would be followed.
+    symlink(attack.at("outside"), attack.at("share/out")).unwrap();
+    assert!(share.remove("out/doctor.db".as_ref()).is_err());
+    assert!(share.replace("out/doctor.db".as_ref(), &mut Cursor::new("x")).is_err());
     assert!(attack.is_untouched());
 }
 
