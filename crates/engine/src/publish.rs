@@ -87,7 +87,7 @@ impl Publisher {
         let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return };
         {
             let mut job = self.lock();
-            if job.is_pending {
+            if job.is_pending || !share.is_answering() {
                 job.is_missed = true;
                 return;
             }

@@ -61,18 +61,36 @@ pub struct Share {
     waiting_bytes: Arc<AtomicUsize>,
 }
 
+/// How often a thread looks whether the call that hangs on the other one has returned.
+const HELD_BACK: Duration = Duration::from_millis(100);
+
 /// A thread, and the files as it uses them.
 #[derive(Debug)]
 struct ShareThread {
     worker: ShareWorker,
     files: ShareFiles,
+    /// The calls of the other thread.
+    beside: Progress,
 }
 
 impl ShareThread {
-    fn new(name: &'static str, files: &ShareFiles) -> Arc<Self> {
-        let progress = Progress::default();
+    fn new(name: &'static str, files: &ShareFiles, progress: &Progress, beside: &Progress) -> Arc<Self> {
         let files = files.clone().noting(progress.clone());
-        Arc::new(Self { worker: ShareWorker::new(name, PATIENCE, progress), files })
+        Arc::new(Self { worker: ShareWorker::new(name, PATIENCE, progress.clone()), files, beside: beside.clone() })
+    }
+
+    /// Returns the work with its files. While a call hangs on the other thread, it does not begin: one is enough.
+    fn held_back<T>(
+        &self,
+        work: impl FnOnce(&ShareFiles) -> T + Send + 'static,
+    ) -> impl FnOnce() -> T + Send + 'static {
+        let (files, beside) = (self.files.clone(), self.beside.clone());
+        move || {
+            while beside.stall(PATIENCE).is_some() {
+                std::thread::sleep(HELD_BACK);
+            }
+            work(&files)
+        }
     }
 
     fn ask<T: Send + 'static>(
@@ -80,8 +98,7 @@ impl ShareThread {
         limit: Duration,
         work: impl FnOnce(&ShareFiles) -> T + Send + 'static,
     ) -> Result<T, NotDone> {
-        let files = self.files.clone();
-        self.worker.ask(limit, move || work(&files))
+        self.worker.ask(limit, self.held_back(work))
     }
 }
 
@@ -89,9 +106,10 @@ impl Share {
     /// Returns the shared directory without touching it.
     pub fn at(root: &Path) -> Self {
         let files = ShareFiles::at(root);
+        let (reading, writing) = (Progress::default(), Progress::default());
         Self {
-            reader: ShareThread::new("doctor-share-r", &files),
-            writer: ShareThread::new("doctor-share-w", &files),
+            reader: ShareThread::new("doctor-share-r", &files, &reading, &writing),
+            writer: ShareThread::new("doctor-share-w", &files, &writing, &reading),
             files,
             problems: Arc::default(),
             waiting_bytes: Arc::default(),
@@ -220,16 +238,15 @@ impl Share {
             return false;
         }
         let (problems, waiting) = (Arc::clone(&self.problems), Arc::clone(&self.waiting_bytes));
-        let files = self.writer.files.clone();
-        let queued = self.writer.worker.submit(Box::new(move || {
-            if let Err(error) = work(&files) {
+        let queued = self.writer.worker.submit(Box::new(self.writer.held_back(move |files| {
+            if let Err(error) = work(files) {
                 let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
                 if problems.len() < MAX_PROBLEMS {
                     problems.push(error.to_string());
                 }
             }
             waiting.fetch_sub(bytes, Ordering::Relaxed);
-        }));
+        })));
         if !queued {
             self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -239,10 +256,17 @@ impl Share {
     /// Waits for the writing thread, while it is answered and no longer than the limit. Returns what failed there, and what was
     /// found in place of our files.
     pub fn take_problems(&self, limit: Duration) -> Vec<String> {
-        self.writer.worker.settle(limit);
+        if self.is_answering() {
+            self.writer.worker.settle(limit);
+        }
         let mut problems = std::mem::take(&mut *self.problems.lock().unwrap_or_else(PoisonError::into_inner));
         problems.extend(self.files.take_remarks());
         problems
+    }
+
+    /// Whether no call hangs, as far as is known.
+    pub fn is_answering(&self) -> bool {
+        self.not_stalled().is_ok()
     }
 
     /// Returns an error while a call hangs on either thread: the other one need not find out for itself.

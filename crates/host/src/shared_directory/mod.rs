@@ -38,6 +38,8 @@ const TEMPORARY_PREFIX: &str = ".doctor-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
 /// Bytes written at a time: the callers of a slow file server see progress between two of them.
 const CHUNK: usize = 256 << 10;
+/// Bytes after which a file is synced while it is written: one sync of a large file takes as long as a file server that hangs.
+const SYNC_EVERY: usize = 8 << 20;
 /// The deepest tree that [`SharedDirectory::remove_tree`] removes. Ours have one level.
 const MAX_DEPTH: u32 = 8;
 /// Entries read of one directory. A node could fill it; what is left is read the next time.
@@ -400,10 +402,18 @@ pub fn is_temporary(name: &OsStr) -> bool {
 
 fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<()> {
     let mut buffer = vec![0_u8; CHUNK];
+    let mut unsynced = 0;
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return Ok(()),
-            Ok(read) => to.write_all(&buffer[..read])?,
+            Ok(read) => {
+                to.write_all(&buffer[..read])?;
+                unsynced += read;
+                if unsynced >= SYNC_EVERY {
+                    to.sync_data()?;
+                    unsynced = 0;
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
