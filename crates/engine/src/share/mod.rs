@@ -80,7 +80,7 @@ impl ShareThread {
     }
 
     /// Returns the work with its files. While a call hangs on the other thread, it does not begin: one is enough.
-    fn held_back<T>(
+    fn held_back<T: 'static>(
         &self,
         work: impl FnOnce(&ShareFiles) -> T + Send + 'static,
     ) -> impl FnOnce() -> T + Send + 'static {
