@@ -69,15 +69,12 @@ impl Publisher {
 
     /// Publishes the files if they are due. Failures are reported and never stop a cycle: an outdated list harms no node.
     pub(crate) fn publish(&mut self, deps: &EngineDeps, planner_state: &PlannerState, now: Timestamp) {
-        let failed = {
+        let (is_missed, failed) = {
             let job = self.lock();
-            if job.is_missed && !job.is_pending {
-                self.due = None;
-            }
-            !job.problems.is_empty()
+            (job.is_missed && !job.is_pending, !job.problems.is_empty())
         };
         let due = self.due.map(|due| if failed { due.minus(self.every).plus(RETRY.min(self.every)) } else { due });
-        if due.is_none_or(|due| now >= due) {
+        if is_missed || due.is_none_or(|due| now >= due) {
             self.publish_now(deps, planner_state, now);
         }
     }

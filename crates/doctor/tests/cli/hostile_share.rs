@@ -147,7 +147,7 @@ fn a_document_that_is_a_pipe_is_rejected_and_its_run_ends() {
     let output = ends(workdir.command(&["run", "--wait", "--timeout", "2m"]));
     let kept = fs::read_dir(workdir.path("data/rejected")).unwrap_or_else(|_| panic!("{}\n{}", output.out, output.err));
     let reasons: Vec<String> = kept.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
-    assert_eq!(reasons, ["not a regular file\n"], "{}\n{}", output.out, output.err);
+    assert!(!reasons.is_empty() && reasons.iter().all(|reason| reason == "not a regular file\n"), "{reasons:?}");
 }
 
 /// A mount served by a process that can be stopped.
