@@ -21,6 +21,7 @@ use super::{
     programs::{Access, Programs},
     queue::{self, Job},
     rest,
+    share_files::ShareFiles,
 };
 
 /// How long partitions and power saving are cached: they change when an administrator edits slurm.conf.
@@ -34,6 +35,8 @@ pub struct SlurmBackend {
     pub(super) user: u32,
     /// The shared directory at the service's path.
     pub(super) data: PathBuf,
+    /// Our files below it.
+    pub(super) share_files: ShareFiles,
     /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
     cluster_config: Mutex<Option<(Instant, ClusterConfig)>>,
@@ -66,6 +69,7 @@ impl SlurmBackend {
             programs: Programs::new(&config),
             config,
             user: rustix::process::getuid().as_raw(),
+            share_files: ShareFiles::new(&data),
             data,
             policy: policy.map(Path::to_owned),
             cluster_config: Mutex::default(),

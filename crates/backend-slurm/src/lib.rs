@@ -28,6 +28,7 @@ mod report_job;
 mod reservations;
 mod rest;
 mod scontrol_text;
+mod share_files;
 mod states;
 mod status_writer;
 mod submit;

@@ -4,7 +4,10 @@
 //! resets happen inside a reservation of ours (see `maintenance_reservation`), because Slurm resumes a node after rebooting it,
 //! drained or not, and starts no job on a drained node. The node is thus reserved before, during and after, and drained again at the end.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use doctor_backend::{
     BackendError, ChangeReason, Effect,
@@ -255,9 +258,9 @@ impl SlurmBackend {
         let mut args: Vec<String> = [&program, "repair", RESET, "--"].map(str::to_owned).to_vec();
         args.extend(self.config.reset.iter().cloned());
         let (name, output) = (op_name(op), self.output_path(op));
-        let folder = self.data.join(FOLDER);
-        fs::create_dir_all(&folder)
-            .map_err(|error| retryable_error(RESET, format!("{}: {error}", folder.display())))?;
+        self.share_files
+            .call("making the folder of repairs", |root| root.make_subdirectory(Path::new(FOLDER)).map(drop))
+            .map_err(|error| retryable_error(RESET, error.to_string()))?;
         let partition = self.partition(std::slice::from_ref(now), RESET_LIMIT)?;
         let placement = Placement {
             nodes: std::slice::from_ref(node),

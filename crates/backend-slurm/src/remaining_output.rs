@@ -37,7 +37,9 @@ impl SlurmBackend {
 
     /// Returns the end of a job's output file, by its path below the shared directory.
     pub(super) fn output_end(&self, path: &Path) -> Result<Option<String>, BackendError> {
-        output_file::tail(&self.data, path, MAX_REMAINING_OUTPUT).map_err(|error| BackendError {
+        let below = path.to_owned();
+        let read = move |root: &Path| output_file::tail(root, &below, MAX_REMAINING_OUTPUT);
+        self.share_files.at_root("reading the output of a job", read).map_err(|error| BackendError {
             operation: OPERATION,
             text: format!("{}: {error}", self.data.join(path).display()),
             effect: Effect::NotAppliedRetry,

@@ -3,7 +3,10 @@
 //! A node that we drained runs the job inside a reservation of ours, like a repair, and is drained again when the job has ended. On
 //! a node that is in service the job waits its turn like any other, for a limited time.
 
-use std::{fs, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use doctor_backend::{
     BackendError, Effect, ReportProgress,
@@ -59,7 +62,9 @@ impl SlurmBackend {
 
     fn report_progress(&self, node: &NodeName, op: OpId) -> Result<ReportProgress, BackendError> {
         let jobs = self.job_named(REPORT, &job_name(op))?;
-        let started = self.data.join(folder(op)).exists();
+        let path = folder(op);
+        let started = self.share_files.call("looking for a report", move |root| Ok(root.entry(&path)?.is_some()));
+        let started = started.map_err(|error| retryable_error(REPORT, error.to_string()))?;
         match jobs.iter().min_by_key(|job| job.number) {
             Some(job) if job.phase() != Phase::Ended => Ok(ReportProgress::InProgress),
             None if !started => self.start_report(node, op).map(|()| ReportProgress::InProgress),
@@ -89,8 +94,8 @@ impl SlurmBackend {
             self.require_no_jobs(REPORT, node, now)?;
             self.reserve_and_resume(REPORT, &op_name(op), std::slice::from_ref(node))?;
         }
-        let path = self.data.join(folder(op));
-        let unwritable = |error| retryable_error(REPORT, format!("{}: {error}", path.display()));
+        let path = folder(op);
+        let unwritable = |error: io::Error| retryable_error(REPORT, error.to_string());
         let on_node = self.share_path().join(folder(op));
         let partition = self.partition(&nodes, LIMIT)?;
         let reservation = closed.then(|| op_name(op));
@@ -110,10 +115,17 @@ impl SlurmBackend {
         let command = [&program, "report", "--out", &on_node.display().to_string(), "--limit", &limit];
         let script = job::repair_script(&command.map(str::to_owned));
         // Before the job: without the folder, a purged one would be submitted again.
-        fs::create_dir_all(&path).map_err(unwritable)?;
+        let made = path.clone();
+        self.share_files
+            .call("making the folder of a report", move |root| root.make_subdirectory(&made).map(drop))
+            .map_err(unwritable)?;
         let submitted = self.programs.run(REPORT, "sbatch", &arguments, &script, Access::Write);
         if submitted.as_ref().is_err_and(|error| error.effect != Effect::Unknown) {
-            fs::remove_dir(&path).map_err(unwritable)?;
+            let removed = self.share_files.call("removing the folder of a report", move |root| {
+                let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+                root.subdirectory(parent)?.map_or(Ok(()), |parent| parent.remove_tree(name))
+            });
+            removed.map_err(unwritable)?;
             self.end_report_reservation(op)?;
         }
         submitted.map(drop)
@@ -132,8 +144,8 @@ impl SlurmBackend {
 
     fn read_report(&self, op: OpId) -> Result<ReportProgress, BackendError> {
         let unreadable = |error| permanent_error(REPORT, format!("the report cannot be read: {error}"));
-        let report =
-            vendor_reports::read(&self.data, &folder(op), vendor_reports::MAX_FILE_BYTES).map_err(unreadable)?;
+        let read = move |root: &Path| vendor_reports::read(root, &folder(op), vendor_reports::MAX_FILE_BYTES);
+        let report = self.share_files.at_root("reading a report", read).map_err(unreadable)?;
         Ok(match report {
             Some(report) => ReportProgress::Done(Box::new(report)),
             None => {

@@ -8,12 +8,13 @@ use std::{
     fs, io,
     path::{Component, Path, PathBuf},
     sync::PoisonError,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use doctor_backend::{
     BackendError, Effect, JobRequest,
     clock::{Clock, SystemClock},
+    shared_directory::{Entry, EntryKind, SharedDirectory, SharedDirectoryError},
 };
 use doctor_checks::job_file::JobFile;
 use doctor_core::{
@@ -38,6 +39,8 @@ pub(super) const OUTPUT: &str = "output.txt";
 pub(super) const FOLDER: &str = "metadata/slurm";
 /// How long the files of runs are kept.
 const RETENTION: Span = Span::days(30);
+/// How old a policy in use may look.
+const REFRESH: Span = Span::days(1);
 /// The interval between removals: on a shared file system they are slow.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// A claim has about two hundred bytes.
@@ -123,12 +126,10 @@ impl SlurmBackend {
     /// Creates the run's folder and returns its path on the nodes.
     pub(super) fn prepare(&self, run: RunId) -> io::Result<PathBuf> {
         self.prune();
-        fs::create_dir_all(self.run_folder(run))?;
-        Ok(self.share_path().join(FOLDER).join(run.to_string()))
-    }
-
-    fn run_folder(&self, run: RunId) -> PathBuf {
-        self.data.join(FOLDER).join(run.to_string())
+        let folder = run_folder(run);
+        let on_nodes = self.share_path().join(&folder);
+        self.share_files.call("making the folder of a run", move |root| root.make_subdirectory(&folder).map(drop))?;
+        Ok(on_nodes)
     }
 
     /// Periodically removes old files of runs, repairs and policies. What cannot be removed is retried later.
@@ -138,31 +139,15 @@ impl SlurmBackend {
             return;
         }
         *last = Some(Instant::now());
-        prune(&self.data.join(FOLDER), SystemClock.now());
+        let _later = self.share_files.call("removing old files", |root| prune(root, SystemClock.now()));
     }
 
     /// Reads the claims of a run's nodes.
     pub(super) fn claims(&self, run: RunId) -> io::Result<Vec<JobFile>> {
-        let entries = match fs::read_dir(self.run_folder(run)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other?,
-        };
-        let mut claims = Vec::new();
-        for entry in entries {
-            let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let length = fs::metadata(&path)?.len();
-            if length > MAX_CLAIM_BYTES {
-                return Err(io::Error::other(format!("{} has {length} bytes", path.display())));
-            }
-            let claim: JobFile = serde_json::from_slice(&fs::read(&path)?).map_err(io::Error::other)?;
-            if claim.run == run {
-                claims.push(claim);
-            }
-        }
-        Ok(claims)
+        let claims = self.share_files.call("reading the claims of a run", move |root| read_claims(root, run))?;
+        let parsed = claims.iter().map(|bytes| serde_json::from_slice(bytes).map_err(io::Error::other));
+        let claims: Vec<JobFile> = parsed.collect::<io::Result<_>>()?;
+        Ok(claims.into_iter().filter(|claim| claim.run == run).collect())
     }
 
     /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
@@ -170,42 +155,69 @@ impl SlurmBackend {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = fs::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
-        let path = self.data.join(FOLDER).join(&name);
-        // Touch a policy that is in use; one that is not used for long is removed.
-        let touched =
-            fs::File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        if touched.is_err() {
-            let fresh = path.with_extension(format!("{}.new", std::process::id()));
-            fs::write(&fresh, &text)?;
-            fs::rename(&fresh, &path)?;
-        }
-        Ok(Some(self.share_path().join(FOLDER).join(name)))
+        let on_nodes = self.share_path().join(FOLDER).join(&name);
+        self.share_files.call("writing the policy for jobs", move |root| write_policy(root, &name, &text))?;
+        Ok(Some(on_nodes))
     }
 }
 
-fn prune(folder: &Path, now: Timestamp) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION) {
-            let _kept = fs::remove_dir_all(entry.path());
-            continue;
+fn run_folder(run: RunId) -> PathBuf {
+    Path::new(FOLDER).join(run.to_string())
+}
+
+fn read_claims(root: &SharedDirectory, run: RunId) -> Result<Vec<Vec<u8>>, SharedDirectoryError> {
+    let Some(folder) = root.subdirectory(&run_folder(run))? else { return Ok(Vec::new()) };
+    let mut claims = Vec::new();
+    for name in folder.names()? {
+        let path = Path::new(&name);
+        if path.extension().is_some_and(|extension| extension == "json") {
+            match folder.read(path, MAX_CLAIM_BYTES) {
+                // One that is too long is cut, and then no JSON.
+                Ok(claim) => claims.extend(claim),
+                // A node that puts something else there has claimed nothing. Its run must not stay active for ever.
+                Err(error @ SharedDirectoryError::WrongKind { .. }) => tracing::warn!(%run, %error, "no claim"),
+                Err(error) => return Err(error),
+            }
         }
-        if name.starts_with("report-") && modified(&entry).is_some_and(|at| now.since(at) > RETENTION) {
-            let _kept = fs::remove_dir_all(entry.path());
+    }
+    Ok(claims)
+}
+
+/// Writes the policy, unless it is there as it should be. One in use is written again now and then, so that its age shows when it
+/// was last used; one that is not used for long is removed.
+fn write_policy(root: &SharedDirectory, name: &str, text: &[u8]) -> Result<(), SharedDirectoryError> {
+    let folder = root.make_subdirectory(Path::new(FOLDER))?;
+    let found = folder.entry(Path::new(name))?.filter(|entry| entry.kind == EntryKind::File);
+    let is_recent = found.is_some_and(|entry| age(&entry, SystemClock.now()) < REFRESH);
+    if is_recent && folder.read(Path::new(name), text.len() as u64)?.is_some_and(|bytes| bytes == text) {
+        return Ok(());
+    }
+    folder.replace(name.as_ref(), &mut &*text).map(drop)
+}
+
+fn prune(root: &SharedDirectory, now: Timestamp) -> Result<(), SharedDirectoryError> {
+    let Some(folder) = root.subdirectory(Path::new(FOLDER))? else { return Ok(()) };
+    for entry_name in folder.names()? {
+        let Some(name) = entry_name.to_str() else { continue };
+        let is_old =
+            || folder.entry(Path::new(name)).is_ok_and(|entry| entry.is_some_and(|e| age(&e, now) > RETENTION));
+        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION)
+            || (name.starts_with("report-") && is_old())
+        {
+            let _kept = folder.remove_tree(&entry_name);
             continue;
         }
         let ours = (name.starts_with("policy-") && (name.ends_with(".toml") || name.ends_with(".new")))
             || (name.starts_with("repair-") && name.ends_with(".txt"));
-        if ours && modified(&entry).is_some_and(|at| now.since(at) > RETENTION) {
-            let _kept = fs::remove_file(entry.path());
+        if ours && is_old() {
+            let _kept = folder.remove(&entry_name);
         }
     }
+    folder.remove_left_temporaries(now.minus(RETENTION).secs())
 }
 
-fn modified(entry: &fs::DirEntry) -> Option<Timestamp> {
-    let since = entry.metadata().ok()?.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    Some(Timestamp::from_secs(i64::try_from(since.as_secs()).ok()?))
+fn age(entry: &Entry, now: Timestamp) -> Span {
+    now.since(Timestamp::from_millis(entry.modified.saturating_mul(1000)))
 }
 
 /// Checks that the request has an output for each node, below the shared directory.
@@ -229,7 +241,10 @@ mod tests {
 
     #[test]
     fn only_our_old_files_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
+        let share = tempfile::tempdir().unwrap();
+        let folder = share.path().join(FOLDER);
+        fs::create_dir_all(&folder).unwrap();
+        let root = SharedDirectory::open(share.path()).unwrap();
         let mut ids = IdSource::new(1);
         let now = SystemClock.now();
         ids.set_time(now.minus(RETENTION + Span::days(1)));
@@ -237,21 +252,52 @@ mod tests {
         ids.set_time(now);
         let (young, op) = (ids.run(), ids.op());
         for run in [young, old] {
-            fs::create_dir(folder.path().join(run.to_string())).unwrap();
+            fs::create_dir(folder.join(run.to_string())).unwrap();
         }
         let repair = format!("repair-{op}.txt");
         for file in ["policy-00.toml", "policy-00.7.new", "notes.txt", &repair] {
-            fs::write(folder.path().join(file), "").unwrap();
+            fs::write(folder.join(file), "").unwrap();
         }
         let left = || {
-            let names = fs::read_dir(folder.path()).unwrap().map(|one| one.unwrap().file_name().into_string().unwrap());
+            let names = fs::read_dir(&folder).unwrap().map(|one| one.unwrap().file_name().into_string().unwrap());
             let mut names: Vec<String> = names.collect();
             names.sort();
             names
         };
-        prune(folder.path(), now);
+        prune(&root, now).unwrap();
         assert!(!left().contains(&old.to_string()) && left().len() == 5, "{:?}", left());
-        prune(folder.path(), now.plus(RETENTION + Span::hours(1)));
+        prune(&root, now.plus(RETENTION + Span::hours(1))).unwrap();
         assert_eq!(left(), ["notes.txt"]);
+    }
+    #[test]
+    fn planted_links_and_pipes_are_neither_followed_nor_waited_for() {
+        let share = tempfile::tempdir().unwrap();
+        let outside = share.path().join("outside");
+        fs::create_dir_all(outside.join("kept")).unwrap();
+        fs::write(outside.join("policy"), "theirs").unwrap();
+        let data = share.path().join("data");
+        let folder = data.join(FOLDER);
+        let mut ids = IdSource::new(1);
+        ids.set_time(SystemClock.now().minus(RETENTION + Span::days(1)));
+        let (run, linked) = (ids.run(), ids.run());
+        fs::create_dir_all(folder.join(run.to_string())).unwrap();
+        let root = SharedDirectory::open(&data).unwrap();
+
+        let pipe = folder.join(run.to_string()).join("n1.json");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(read_claims(&root, run).unwrap().is_empty());
+
+        std::os::unix::fs::symlink(outside.join("policy"), folder.join("policy-1.toml")).unwrap();
+        write_policy(&root, "policy-1.toml", b"ours").unwrap();
+        assert_eq!(fs::read_to_string(folder.join("policy-1.toml")).unwrap(), "ours");
+        fs::write(folder.join("policy-1.toml"), "mine").unwrap();
+        write_policy(&root, "policy-1.toml", b"ours").unwrap();
+        assert_eq!(fs::read_to_string(folder.join("policy-1.toml")).unwrap(), "ours", "a node had changed it");
+
+        std::os::unix::fs::symlink(&outside, folder.join(linked.to_string())).unwrap();
+        prune(&root, SystemClock.now()).unwrap();
+        assert!(!folder.join(run.to_string()).exists() && !folder.join(linked.to_string()).exists());
+        assert_eq!(fs::read_to_string(outside.join("policy")).unwrap(), "theirs");
+        assert!(outside.join("kept").is_dir());
     }
 }

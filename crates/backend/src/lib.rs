@@ -17,6 +17,7 @@ pub mod process;
 pub mod program;
 pub mod progress;
 pub mod registration;
+pub mod share_worker;
 pub mod site_command;
 pub mod ssh;
 pub mod state_directory;
@@ -46,7 +47,7 @@ use doctor_core::{
 };
 use doctor_host::marks::MarkChange;
 pub use doctor_host::{
-    output_file,
+    output_file, shared_directory,
     vendor_reports::{self, ReportProgress, VendorReport},
 };
 

@@ -156,8 +156,9 @@ impl Context {
         }
     }
 
+    /// Opens the shared directory for a command. One that does not answer is an error after some seconds.
     pub(crate) fn share(&self) -> Result<Share> {
-        Ok(Share::open(&self.config()?.data)?)
+        Ok(Share::open_for_command(&self.config()?.data)?)
     }
 
     /// Returns the current time for display. For a simulated cluster that is the time of the last cycle.

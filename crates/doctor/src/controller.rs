@@ -149,6 +149,7 @@ impl Controller {
             store,
             clock: world.clock.clone(),
             share: Some(share),
+            copy_folder: Some(config.state().join("published")),
             settings: loaded.settings.clone(),
             inboxes,
             keys: Box::new(random_key),

@@ -271,6 +271,7 @@ impl From<ReportError> for Failure {
         match error {
             ReportError::Store(error) => Self::Store(error),
             ReportError::File { operation, path, source } => Self::File { operation, path, source },
+            ReportError::Share(error) => Self::Share(error),
             ReportError::Json(error) => Self::Other(format!("writing the report as JSON: {error}")),
         }
     }

@@ -9,10 +9,6 @@ mod port_holder;
 use std::{
     io,
     net::{SocketAddr, TcpListener},
-    path::Path,
-    sync::mpsc,
-    thread,
-    time::Duration,
 };
 
 use doctor_api::{
@@ -28,9 +24,6 @@ use crate::{
     context::{self, Context},
     failure::{Failure, Result},
 };
-
-/// The shared directory has to answer within this time. A dead NFS server would otherwise stop the start without a word.
-const SHARE_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Whether the service would start.
 #[derive(Debug, Default)]
@@ -127,7 +120,8 @@ fn judge_store(config: &Config, source: &ConfigSource) -> Result<StoreProbe> {
     Ok(probe)
 }
 
-/// Returns a remark if the directory is full: that must not keep the service from starting.
+/// Returns a remark if the directory is full or does not answer: that must not keep the service from starting. A file server that
+/// hangs would otherwise keep a controller that restarts from taking bad nodes out of service.
 fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>> {
     if matches!(source, ConfigSource::BuiltIn { .. }) && !config.data.exists() {
         let usable = state_directory::check_usable(&config.data);
@@ -135,29 +129,13 @@ fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>>
             |text| ConfigError::CreateStateDirectory { path: config.data.clone(), source: io::Error::other(text) };
         return usable.map_err(|text| failed(text).into()).map(|()| None);
     }
-    match try_share(&config.data) {
-        Ok(Ok(())) => Ok(None),
-        Ok(Err(error)) if error.is_full() => Ok(Some(error.to_string())),
-        Ok(Err(error)) => Err(error.into()),
-        Err(failure) => Err(failure),
+    match Share::open_for_command(&config.data).and_then(|share| share.check_writable()) {
+        Ok(()) => Ok(None),
+        Err(error) if error.is_full() || matches!(error, ShareError::NotAnswering { .. }) => {
+            Ok(Some(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
     }
-}
-
-/// Tries the shared directory on a thread of its own: a call to a file system that does not answer cannot be interrupted.
-fn try_share(data: &Path) -> Result<std::result::Result<(), ShareError>> {
-    let (sender, receiver) = mpsc::channel();
-    let path = data.to_owned();
-    let trial = move || {
-        let result = Share::open(&path).and_then(|share| share.check_writable());
-        // The receiver is gone after the deadline.
-        let _late = sender.send(result);
-    };
-    let thread = thread::Builder::new().name("doctor-share".to_owned()).spawn(trial);
-    thread.map_err(|error| Failure::Other(format!("starting a thread: {error}")))?;
-    receiver.recv_timeout(SHARE_DEADLINE).map_err(|_| {
-        let seconds = SHARE_DEADLINE.as_secs();
-        Failure::Unreachable(format!("{} did not answer within {seconds} s: check its mount", data.display()))
-    })
 }
 
 /// Binds all addresses at the same time, so that two equal ones are found, and frees them again. Without a known store it

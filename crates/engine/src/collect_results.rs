@@ -132,6 +132,10 @@ pub(crate) fn collect(
 pub(crate) struct IngestState {
     pub(crate) rejected: RejectedDocuments,
     pub(crate) agreements: PeerAgreements,
+    /// Runs whose results could not be looked for in this cycle, because the shared directory does not answer.
+    pub(crate) unread: BTreeSet<RunId>,
+    /// How many results the last cycle read before its time was over: this one begins after them.
+    read_before: usize,
 }
 
 fn collect_documents(
@@ -141,10 +145,17 @@ fn collect_documents(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let IngestState { rejected, agreements } = state;
+    let IngestState { rejected, agreements, unread, read_before } = state;
+    unread.clear();
     let mut reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
     reader.announce(context.runs.iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
-    let OpenedDocuments { mut good, mut bad } = open_all(deps, context, rejected, &mut reader, report)?;
+    let mut opened = OpenedDocuments::default();
+    open_job_outputs(deps, context, rejected, &mut reader, &mut opened)?;
+    if let Some(share) = &deps.share {
+        let mut files = ResultFiles { share, unread, read_before, opened: &mut opened };
+        files.open_all(deps, context, &mut reader, report)?;
+    }
+    let OpenedDocuments { mut good, mut bad } = opened;
     let results = good.iter_mut().map(|opened| &mut opened.result);
     repeated_disturbance::add_findings(&deps.store, &deps.settings, results)?;
     let changed_nodes = store_results(deps, lease, good, &mut bad, &mut reader, report)?;
@@ -185,15 +196,14 @@ impl OpenedDocuments {
     }
 }
 
-/// Opens and classifies every waiting document.
-fn open_all(
+/// Opens and classifies the documents in the backend's response.
+fn open_job_outputs(
     deps: &EngineDeps,
     context: &IngestContext<'_>,
     rejected: &RejectedDocuments,
     reader: &mut BaselineReader<'_>,
-    report: &mut CycleReport,
-) -> Result<OpenedDocuments, StoreError> {
-    let mut all = OpenedDocuments::default();
+    all: &mut OpenedDocuments,
+) -> Result<(), StoreError> {
     for stored in context.runs {
         let run_id = stored.run.id;
         let documents = context.polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
@@ -201,21 +211,66 @@ fn open_all(
             let opened = open_document(deps, context, stored, bytes.clone(), reader)?;
             all.add(run_id, opened, Source::JobOutput { bytes: bytes.clone() });
         }
-        let Some(share) = &deps.share else { continue };
-        for node in stored.run.nodes.iter() {
-            let path = Share::document_path(&stored.run, node);
-            match share.read(&path) {
-                Ok(ResultFile::Missing) => {}
-                Ok(ResultFile::Rejected(why)) => all.add(run_id, Err(why), Source::File(path)),
-                Ok(ResultFile::Document(bytes)) => {
-                    let opened = open_document(deps, context, stored, bytes, reader)?;
-                    all.add(run_id, opened, Source::File(path));
-                }
-                Err(error) => report.problems.push(error.to_string()),
-            }
-        }
     }
-    Ok(all)
+    Ok(())
+}
+
+/// The results on the shared directory.
+struct ResultFiles<'a> {
+    share: &'a Share,
+    unread: &'a mut BTreeSet<RunId>,
+    read_before: &'a mut usize,
+    opened: &'a mut OpenedDocuments,
+}
+
+impl ResultFiles<'_> {
+    /// Opens and classifies the documents on the share, as far as it answers. Results wait there: what is not read now is read in
+    /// a later cycle, and its run does not end before.
+    fn open_all(
+        &mut self,
+        deps: &EngineDeps,
+        context: &IngestContext<'_>,
+        reader: &mut BaselineReader<'_>,
+        report: &mut CycleReport,
+    ) -> Result<(), StoreError> {
+        let path = |stored: &StoredRun, node: &NodeName| Share::document_path(&stored.run, node);
+        let mut expected: Vec<(usize, std::path::PathBuf)> = Vec::new();
+        for (index, stored) in context.runs.iter().enumerate() {
+            expected.extend(stored.run.nodes.iter().map(|node| (index, path(stored, node))));
+        }
+        // A share so slow that one cycle cannot read all must not keep the last ones from ever being read.
+        let first = if expected.is_empty() { 0 } else { *self.read_before % expected.len() };
+        expected.rotate_left(first);
+        let paths = expected.iter().map(|(_, path)| path.clone()).collect();
+        let (mut answered, mut store_error) = (0, None);
+        let outcome = self.share.read_results(paths, |index, result| {
+            answered = index + 1;
+            let (run, path) = &expected[index];
+            let stored = &context.runs[*run];
+            let run_id = stored.run.id;
+            match result {
+                Ok(ResultFile::Missing) => {}
+                Ok(ResultFile::Rejected(why)) => self.opened.add(run_id, Err(why), Source::File(path.clone())),
+                Ok(ResultFile::Document(bytes)) => match open_document(deps, context, stored, bytes, reader) {
+                    Ok(opened) => self.opened.add(run_id, opened, Source::File(path.clone())),
+                    Err(error) => store_error = Some(error),
+                },
+                Err(error) => {
+                    if error.is_outage() {
+                        self.unread.insert(run_id);
+                    }
+                    report.add_problem(error.to_string());
+                }
+            }
+        });
+        *self.read_before = 0;
+        if let Err(error) = outcome {
+            report.add_problem(error.to_string());
+            self.unread.extend(expected[answered..].iter().map(|(run, _)| context.runs[*run].run.id));
+            *self.read_before = first + answered;
+        }
+        store_error.map_or(Ok(()), Err)
+    }
 }
 
 /// A classified document with the counts and sizes in it, or why it is rejected.
@@ -302,12 +357,14 @@ fn reject(
     for (run_id, why, source) in bad {
         tracing::warn!(run = %run_id, %why, "result rejected");
         let Some(share) = &deps.share else { continue };
-        let result = match &source {
-            Source::JobOutput { bytes } => share.reject_bytes(&run_id.to_string(), bytes, &why, now),
-            Source::File(path) => share.reject_file(path, &why, now),
+        let queued = match source {
+            Source::JobOutput { bytes } => {
+                share.write_later(bytes.len(), move |files| files.reject_bytes(&run_id.to_string(), &bytes, &why, now))
+            }
+            Source::File(path) => share.write_later(0, move |files| files.reject_file(&path, &why, now)),
         };
-        if let Err(error) = result {
-            report.problems.push(error.to_string());
+        if !queued {
+            report.add_problem("rejected results are not kept: the shared directory is too slow".to_owned());
         }
     }
     Ok(())

@@ -42,16 +42,14 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     execute::Executor,
-    fence, job_outputs,
+    expired_files, fence, job_outputs,
     lease_keeper::LeaseKeeper,
     observe::PlannerState,
     publish::Publisher,
     settings::Settings,
-    share::Share,
     snapshot_feed::{ObservedSnapshot, SnapshotFeed},
     spans::{in_span, record_failure, span},
     status_sync::{StatusSync, SyncDeps},
-    support_bundle,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -180,15 +178,8 @@ impl Engine {
         self.deps.progress.enter("remove expired data");
         let pruned = self.deps.store.apply_retention(lease, self.deps.clock.now(), keep)?;
         if let Some(share) = &self.deps.share {
-            for log in &pruned.logs {
-                for test in &log.tests {
-                    share.remove(test, &log.node, log.planned);
-                    self.deps.progress.tick();
-                }
-            }
-            support_bundle::remove_expired(share, self.deps.clock.now().minus(keep.evidence));
-            let runs: Vec<RunId> = pruned.logs.iter().map(|log| log.run).collect();
-            self.deps.store.logs_deleted(lease, &runs)?;
+            let removed = expired_files::remove(share, &pruned.logs, keep.evidence, self.deps.clock.now());
+            self.deps.store.logs_deleted(lease, &removed)?;
         }
         Ok(pruned)
     }
@@ -268,9 +259,8 @@ impl Engine {
         self.set_lease(None);
         self.deps.progress.enter("stop");
         let now = self.deps.clock.now();
-        let mut problems = Vec::new();
-        self.publisher.publish_now(&self.deps, &self.planner_state, now, &mut problems);
-        for problem in problems {
+        self.publisher.publish_now(&self.deps, &self.planner_state, now);
+        for problem in self.deps.share.iter().flat_map(|share| self.publisher.finish(share)) {
             tracing::warn!(error = %problem, "publishing at shutdown failed");
         }
         let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state);
@@ -310,11 +300,13 @@ impl Engine {
         progress.enter("check the shared directory");
         let mut report =
             CycleReport { problems: self.persistent_problem.iter().cloned().collect(), ..CycleReport::default() };
-        if let Some(Err(error)) = self.deps.share.as_ref().map(Share::check) {
-            report.problems.push(error.to_string());
+        if let Some(share) = &self.deps.share {
+            report.problems.extend(share.check().err().map(|error| error.to_string()));
+            self.publisher.problems().into_iter().for_each(|problem| report.add_problem(problem));
         }
         progress.enter("observe");
         in_span(&span!("observe", failed = Empty), || self.planner_state.observe(&mut self.deps, lease, &mut report))?;
+        self.add_share_problems(&mut report);
         let now = self.deps.clock.now();
         report.at = Some(now);
         progress.enter("plan");
@@ -352,11 +344,18 @@ impl Engine {
         report.problems.extend(in_span(&span!("status.sync", failed = Empty), || self.sync_status(lease))?);
         progress.enter("publish");
         in_span(&span!("publish", failed = Empty), || {
-            self.publisher.publish(&self.deps, &self.planner_state, now, &mut report.problems);
+            self.publisher.publish(&self.deps, &self.planner_state, now);
             self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state)
         })?;
+        self.add_share_problems(&mut report);
         self.planner_state.fill_counts(&mut report);
         Ok(report)
+    }
+
+    /// Adds what failed on the shared directory since the last call.
+    fn add_share_problems(&self, report: &mut CycleReport) {
+        let Some(share) = &self.deps.share else { return };
+        self.publisher.settle(share).into_iter().for_each(|problem| report.add_problem(problem));
     }
 
     /// Records intents before their effects, in one transaction.

@@ -15,3 +15,12 @@ pub struct CycleReport {
     /// What could not be observed or done, one line each.
     pub problems: Vec<String>,
 }
+
+impl CycleReport {
+    /// Adds a problem unless it is there: one outage of the shared directory fails several pieces of work.
+    pub(crate) fn add_problem(&mut self, problem: String) {
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! The dependencies of the engine: backend, store, clock, share and settings.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use doctor_backend::{Backend, clock::Clock, progress::Progress};
 use doctor_core::time::Span;
@@ -17,6 +17,8 @@ pub struct EngineDeps {
     pub store: Store,
     pub clock: Arc<dyn Clock>,
     pub share: Option<Share>,
+    /// Where the published copy is made before it goes to the share: a private directory on a local disk. `None`: a temporary one.
+    pub copy_folder: Option<PathBuf>,
     pub settings: Settings,
     pub inboxes: Vec<Box<dyn Inbox>>,
     pub keys: KeySource,

@@ -35,7 +35,7 @@ use crate::{
     settings::Settings,
     share::Share,
     spans::{in_span, span},
-    support_bundle,
+    support_bundle::{self, BundleError},
 };
 
 /// The dependencies of executing a plan.
@@ -279,9 +279,11 @@ impl Executor<'_> {
     /// is still working on the report. On an error the step waits and is requested again in the next cycle.
     fn save_evidence(&self, case: CaseId, label: &EvidenceLabel, op: OpId, node: &NodeName) -> Result<bool, String> {
         let EvidenceLabel { repair_step, name, since, .. } = label;
-        let Some(share) = self.share.filter(|share| !support_bundle::is_saved(share, case, name)) else {
+        let failed = |error: BundleError| format!("saving the evidence before {repair_step} failed: {error}");
+        let Some(share) = self.share else { return Ok(true) };
+        if support_bundle::is_saved(share, case, name).map_err(|error| failed(error.into()))? {
             return Ok(true);
-        };
+        }
         let span = span!(
             "backend.report",
             otel.kind = "client",
@@ -298,9 +300,7 @@ impl Executor<'_> {
             ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
-        let saved = support_bundle::save(self.store, share, case, name, &from_node);
-        let failed = |error| format!("saving the evidence before {repair_step} failed: {error}");
-        saved.map(|_| true).map_err(failed)
+        support_bundle::save(self.store, share, case, name, from_node).map(|_| true).map_err(failed)
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {

@@ -2,21 +2,16 @@
 
 use doctor_core::snapshot::{NodeRecord, Snapshot};
 
-use crate::share::{Share, ShareError};
+/// Its name below `metadata/`.
+pub(crate) const FILE: &str = "free_nodes.txt";
 
-const FILE: &str = "free_nodes.txt";
-
-/// Writes the list, replacing the previous one. Not every cluster keeps users off nodes that are out of service; the
-/// list does.
-///
-/// # Errors
-/// If the shared directory cannot be written.
-pub(crate) fn publish(share: &Share, snapshot: &Snapshot) -> Result<(), ShareError> {
+/// Returns the list. Not every cluster keeps users off nodes that are out of service; the list does.
+pub(crate) fn text(snapshot: &Snapshot) -> String {
     let is_offered = |record: &&NodeRecord| record.node.occupancy.is_free() && !record.state.is_out_of_service();
     let mut list = String::new();
     for record in snapshot.nodes.iter().filter(is_offered) {
         list.push_str(record.node.name.as_str());
         list.push('\n');
     }
-    share.publish(FILE, list.as_bytes())
+    list
 }

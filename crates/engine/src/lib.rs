@@ -9,6 +9,7 @@ pub mod cycle_report;
 pub mod deps;
 pub mod execute;
 pub mod expectations;
+mod expired_files;
 mod fence;
 mod free_node_list;
 pub mod gzip;

@@ -43,7 +43,7 @@ pub(crate) struct PlannerState {
     /// Since when the backend has not known a run's job.
     absent_since: BTreeMap<RunId, Timestamp>,
     ingest: IngestState,
-    /// Logs that arrived with jobs and were saved.
+    /// Logs that arrived with jobs and were given to the shared directory.
     saved_logs: BTreeSet<(RunId, NodeName)>,
     failures: JobFailures,
     /// Acknowledged events, by node.
@@ -158,9 +158,10 @@ impl PlannerState {
         let Some(mut observed) = self.observe_nodes(deps, report) else { return Ok(()) };
         restore_marks(&deps.store, &*deps.backend, self.snapshot(), &mut observed)?;
         let snapshot_succeeded = report.problems.len() == problems_before;
-        let polled = self.poll(deps, report);
-        self.save_logs(deps, report);
+        let mut polled = self.poll(deps, report);
+        self.save_logs(deps);
         self.collect_results(deps, lease, &observed, &polled, report)?;
+        self.hold_unread_runs(&mut polled);
         self.record_progress(deps, lease, &polled)?;
         // Skip the failed-work query if the snapshot failed.
         if snapshot_succeeded {
@@ -206,18 +207,40 @@ impl PlannerState {
     }
 
     /// Saves logs that arrived with jobs, before their runs end with their results.
-    fn save_logs(&mut self, deps: &EngineDeps, report: &mut CycleReport) {
+    fn save_logs(&mut self, deps: &EngineDeps) {
         let Some(share) = &deps.share else { return };
         self.saved_logs.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
         for stored in &self.runs {
             deps.progress.tick();
             for (node, text) in deps.backend.logs(stored.run.id) {
-                if !self.saved_logs.insert((stored.run.id, node.clone())) {
+                let saved = (stored.run.id, node.clone());
+                if self.saved_logs.contains(&saved) {
                     continue;
                 }
-                if let Err(error) = share.save_log(&stored.run, &node, &text) {
-                    report.problems.push(error.to_string());
+                let run = stored.run.clone();
+                // Without room it is offered again in the next cycle.
+                if share.write_later(text.len(), move |files| files.save_log(&run, &node, &text)) {
+                    self.saved_logs.insert(saved);
                 }
+            }
+        }
+    }
+
+    /// A job that is gone has left no result only if that could be looked for: until the shared directory answers, nothing is
+    /// known of it, and the plan does not end its run.
+    fn hold_unread_runs(&self, polled: &mut BTreeMap<RunId, PolledJob>) {
+        for stored in self.runs.iter().filter(|stored| self.ingest.unread.contains(&stored.run.id)) {
+            let Some(job) = polled.get_mut(&stored.run.id) else { continue };
+            let is_submitted = !matches!(stored.run.state, RunState::Planned);
+            let is_gone = match &job.state {
+                ObservedJobState::Ended { .. } => true,
+                ObservedJobState::Absent => is_submitted,
+                ObservedJobState::Unknown { .. }
+                | ObservedJobState::Pending { .. }
+                | ObservedJobState::Running { .. } => false,
+            };
+            if is_gone {
+                job.state = ObservedJobState::Unknown { why: "its result could not be looked for".into() };
             }
         }
     }
@@ -517,6 +540,59 @@ fn apply_report_times(inboxes: &[Box<dyn Inbox>], observed: &mut [ObservedNode])
     for inbox in inboxes {
         for observed in observed.iter_mut() {
             observed.agent_last_seen = observed.agent_last_seen.max(inbox.last_report(&observed.node.name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_core::{
+        ids::{JobId, TestId},
+        reason::WithReason,
+        run::{JobEnd, NonEmpty, Purpose},
+    };
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
+
+    fn stored(number: u64, state: RunState) -> StoredRun {
+        let run = Run {
+            id: RunId::from_number(number),
+            nodes: NonEmpty::one(NodeName::new("n1").unwrap()),
+            tests: NonEmpty::one(TestId::new("memory").unwrap()),
+            state,
+            purpose: WithReason::new(Purpose::Validation, "due", "x"),
+            case: None,
+            planned: NOW,
+            limit: Span::minutes(5),
+        };
+        StoredRun { run, key: RunKey::new([1; 32]), started: Some(NOW), cancelling: None }
+    }
+
+    #[test]
+    fn a_run_whose_result_could_not_be_looked_for_does_not_end_without_one() {
+        let job = JobId("job".to_owned());
+        let submitted = || RunState::Submitted { job: job.clone(), at: NOW };
+        let ended = || ObservedJobState::Ended { job: job.clone(), started: Some(NOW), at: NOW, how: JobEnd::Exited };
+        let running = || ObservedJobState::Running { job: job.clone(), since: NOW };
+        let states = [
+            (submitted(), ended(), true),
+            (submitted(), ObservedJobState::Absent, true),
+            // It was never submitted: there is no result to wait for.
+            (RunState::Planned, ObservedJobState::Absent, false),
+            (submitted(), running(), false),
+        ];
+        for (state, seen, waits) in states {
+            let run = stored(7, state);
+            let id = run.run.id;
+            let mut polled = BTreeMap::from([(id, PolledJob { state: seen.clone(), documents: Vec::new() })]);
+            let mut planner_state = PlannerState { runs: vec![run], ..PlannerState::default() };
+            planner_state.hold_unread_runs(&mut polled);
+            assert_eq!(polled[&id].state, seen, "the share answered");
+            planner_state.ingest.unread.insert(id);
+            planner_state.hold_unread_runs(&mut polled);
+            assert_eq!(matches!(polled[&id].state, ObservedJobState::Unknown { .. }), waits, "{seen:?}");
         }
     }
 }

@@ -1,60 +1,137 @@
 //! Publishes the results of a cycle: the free-node list, the seed's database, and the cluster state in the store. Each
 //! is replaced as a whole.
+//!
+//! The files go to the shared directory on its writing thread. While that hangs nothing more is queued, and the first cycle after
+//! it answers publishes what is current then.
 
-use std::time::{Duration, Instant};
+mod history_copy;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use doctor_core::time::{Span, Timestamp};
 use doctor_store::{Lease, StoreError};
+use history_copy::HistoryCopy;
 
-use crate::{deps::EngineDeps, free_node_list, observe::PlannerState, snapshot};
+use crate::{
+    deps::EngineDeps,
+    free_node_list,
+    observe::PlannerState,
+    share::{Share, ShareFiles},
+    snapshot,
+};
 
 /// Measured in real time, because readers live in real time: a simulated month that takes seconds stores few copies.
 const SAVE_STATE_EVERY: Duration = Duration::from_secs(15);
+/// When to publish again what could not be published: soon, because an operator who repaired the share waits for the problem to
+/// go.
+const RETRY: Span = Span::minutes(1);
+
+/// How long a cycle waits for what it has given to the share, so that its report says how that went.
+const CYCLE_WAIT: Duration = Duration::from_secs(5);
+/// How long a controller that stops waits for its last files.
+const STOP_WAIT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 pub(crate) struct Publisher {
     every: Span,
-    last: Option<Timestamp>,
+    /// When the next files are due. `None`: now.
+    due: Option<Timestamp>,
     state_saved: Option<Instant>,
+    job: Arc<Mutex<Job>>,
+}
+
+/// What the writing thread and the loop share.
+#[derive(Debug, Default)]
+struct Job {
+    /// Whether it is queued or runs.
+    is_pending: bool,
+    /// Whether files were due while it was pending.
+    is_missed: bool,
+    /// Whether a cycle has waited for it already. Copying a long history takes longer than a cycle may wait.
+    is_waited_for: bool,
+    /// What failed the last time.
+    problems: Vec<String>,
+    history: HistoryCopy,
 }
 
 impl Publisher {
-    pub(crate) const fn new(every: Span) -> Self {
-        Self { every, last: None, state_saved: None }
+    pub(crate) fn new(every: Span) -> Self {
+        Self { every, due: None, state_saved: None, job: Arc::default() }
     }
 
-    /// Failures here are reported and never stop a cycle: an outdated list harms no node.
-    pub(crate) fn publish(
-        &mut self,
-        deps: &EngineDeps,
-        planner_state: &PlannerState,
-        now: Timestamp,
-        problems: &mut Vec<String>,
-    ) {
-        if self.last.is_none_or(|last| now.since(last) >= self.every) {
-            self.publish_now(deps, planner_state, now, problems);
+    /// Returns what failed the last time, for each cycle until it succeeds.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.lock().problems.clone()
+    }
+
+    /// Publishes the files if they are due. Failures are reported and never stop a cycle: an outdated list harms no node.
+    pub(crate) fn publish(&mut self, deps: &EngineDeps, planner_state: &PlannerState, now: Timestamp) {
+        let (is_missed, failed) = {
+            let job = self.lock();
+            (job.is_missed && !job.is_pending, !job.problems.is_empty())
+        };
+        let due = self.due.map(|due| if failed { due.minus(self.every).plus(RETRY.min(self.every)) } else { due });
+        if is_missed || due.is_none_or(|due| now >= due) {
+            self.publish_now(deps, planner_state, now);
         }
     }
 
-    pub(crate) fn publish_now(
-        &mut self,
-        deps: &EngineDeps,
-        planner_state: &PlannerState,
-        now: Timestamp,
-        problems: &mut Vec<String>,
-    ) {
+    /// Publishes the files, unless those of an earlier cycle still wait.
+    pub(crate) fn publish_now(&mut self, deps: &EngineDeps, planner_state: &PlannerState, now: Timestamp) {
         let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return };
-        if let Err(error) = free_node_list::publish(share, snapshot) {
-            problems.push(error.to_string());
+        {
+            let mut job = self.lock();
+            if job.is_pending || !share.is_answering() {
+                job.is_missed = true;
+                return;
+            }
+            (job.is_pending, job.is_missed) = (true, false);
         }
-        let copied = share
-            .metadata_path("validation.db")
-            .map_err(|error| error.to_string())
-            .and_then(|path| deps.store.publish(&path).map(|_| ()).map_err(|error| error.to_string()));
-        if let Err(error) = copied {
-            problems.push(error);
+        let (list, store, folder) =
+            (free_node_list::text(snapshot), deps.store.without_progress(), deps.copy_folder.clone());
+        let job = Arc::clone(&self.job);
+        let queued = share.write_later(list.len(), move |files| {
+            let ended = EndsJob(&job);
+            let mut history = std::mem::take(&mut ended.lock().history);
+            let mut problems = Vec::new();
+            problems.extend(publish_list(files, &list).err());
+            problems.extend(history.publish(files, &store, folder.as_deref()).err());
+            let mut job = ended.lock();
+            (job.history, job.problems) = (history, problems);
+            Ok(())
+        });
+        if queued {
+            self.due = Some(now.plus(self.every));
+        } else {
+            let mut job = self.lock();
+            (job.is_pending, job.is_missed) = (false, true);
         }
-        self.last = Some(now);
+    }
+
+    /// Waits a moment for what was given to the share, and returns everything that failed there since the last call.
+    pub(crate) fn settle(&self, share: &Share) -> Vec<String> {
+        let is_waited_for = self.lock().is_waited_for;
+        self.take_problems(share, if is_waited_for { Duration::ZERO } else { CYCLE_WAIT })
+    }
+
+    /// Waits for the last files of a controller that stops, and returns what failed.
+    pub(crate) fn finish(&self, share: &Share) -> Vec<String> {
+        self.take_problems(share, STOP_WAIT)
+    }
+
+    fn take_problems(&self, share: &Share, limit: Duration) -> Vec<String> {
+        let mut problems = share.take_problems(limit);
+        let mut job = self.lock();
+        job.is_waited_for = job.is_pending;
+        problems.extend(job.problems.iter().cloned());
+        problems
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Job> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stores the cluster state for processes that do not lead, if the last copy is too old.
@@ -84,4 +161,24 @@ impl Publisher {
         self.state_saved = Some(Instant::now());
         Ok(())
     }
+}
+
+/// Ends the job when it is dropped, also by a panic: the next files would never be published otherwise.
+struct EndsJob<'a>(&'a Mutex<Job>);
+
+impl EndsJob<'_> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Job> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for EndsJob<'_> {
+    fn drop(&mut self) {
+        self.lock().is_pending = false;
+    }
+}
+
+fn publish_list(files: &ShareFiles, list: &str) -> Result<(), String> {
+    let written = files.publish(free_node_list::FILE, &mut list.as_bytes());
+    written.map(drop).map_err(|error| error.to_string())
 }

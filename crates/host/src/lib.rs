@@ -12,6 +12,7 @@ pub mod occupancy;
 pub mod output_file;
 pub mod process;
 pub mod protocol;
+pub mod shared_directory;
 pub mod vendor_reports;
 
 /// Parses the one-minute load average from the text of `/proc/loadavg`.

@@ -34,6 +34,7 @@ mod cases;
 mod cluster_state;
 mod commit;
 mod compression;
+mod copy_folder;
 mod db;
 mod evidence;
 mod evidence_pack;
@@ -86,6 +87,7 @@ use std::{
 pub use self::schema::Migration;
 pub use self::{
     cases::SendPermit,
+    copy_folder::CopyFolder,
     error::{Result, StoreError, WriteObstacle},
     fencing::{Lease, LeaseError, this_process},
     group_commit::GroupCommit,
@@ -244,6 +246,13 @@ impl Store {
     #[must_use]
     pub fn with_progress(&self, hook: impl Fn() + Send + Sync + 'static) -> Self {
         Self { progress: Some(ProgressHook(Arc::new(hook))), ..self.clone() }
+    }
+
+    /// Returns a handle to the same store without the hook of [`Self::with_progress`], for threads beside the loop: what they
+    /// do is no progress of the loop.
+    #[must_use]
+    pub fn without_progress(&self) -> Self {
+        Self { progress: None, ..self.clone() }
     }
 
     /// Prepares a read: enters pending results, or fails if the deadline has passed.

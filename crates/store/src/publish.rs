@@ -1,5 +1,8 @@
 //! The published copy: the table and view that the seed's queries use, in one SQLite file replaced by renaming.
 //!
+//! The copy is made in a private directory of this machine ([`super::CopyFolder`]), never on the shared directory, where a node could
+//! exchange the file under SQLite; the caller then copies its bytes there.
+//!
 //! A reader has the old file or the new one, whole. A change is published by copying the last copy beside it, adding
 //! the rows of runs that ended since, and renaming. Everything is rewritten only after an import, after retention
 //! deleted rows, if the file is missing, or if its row count disagrees with the hourly counts (a clock that jumped back
@@ -77,7 +80,7 @@ pub(super) struct LastCopy {
 }
 
 impl Store {
-    /// Brings the copy at `dest` up to date.
+    /// Brings the copy at `dest`, a file in a directory that only this user can write, up to date.
     pub fn publish(&self, dest: &Path) -> Result<PublishOutcome> {
         let last = *self.shared.last_publish.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|last| last.took > FAST_COPY && last.ended.elapsed() < last.took * PAUSE) {
@@ -129,7 +132,6 @@ impl Store {
     }
 
     fn write_copy(&self, dest: &Path) -> Result<PublishOutcome> {
-        move_foreign_aside(dest)?;
         let temporary = TemporaryFile::beside(dest)?;
         let copy = temporary.open()?;
         let rows = self.read(|tx| {
@@ -247,27 +249,6 @@ fn copy_rows(
         Ok(())
     })?;
     Ok(rows)
-}
-
-/// Moves a file that is not a copy of ours aside instead of overwriting it: it is the operator's database.
-fn move_foreign_aside(dest: &Path) -> Result<()> {
-    if !dest.exists() || read_version(dest).is_some() {
-        return Ok(());
-    }
-    let mut aside = dest.as_os_str().to_owned();
-    aside.push(".original");
-    let aside = PathBuf::from(aside);
-    if aside.exists() {
-        return Err(StoreError::Refused {
-            operation: "publishing the copy",
-            why: format!(
-                "{} is not a published copy, and {} exists: move one of them away, or `doctor import` it first",
-                dest.display(),
-                aside.display()
-            ),
-        });
-    }
-    std::fs::rename(dest, &aside).map_err(file_error("moving aside", dest))
 }
 
 /// SQLite VFS without locks: a temporary file has one writer and no reader, and locks on a share may hang.

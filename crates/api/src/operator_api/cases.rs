@@ -5,7 +5,10 @@ use doctor_core::{
     ids::{CaseId, NodeName},
     snapshot::NodeRecord,
 };
-use doctor_engine::support_bundle::{self, BundleError};
+use doctor_engine::{
+    share::Share,
+    support_bundle::{self, BundleError},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -109,15 +112,16 @@ fn bundle(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let from_node = Err("not requested (`doctor bundle --from-node`)".to_owned());
     // Without the shared directory the archive lacks logs but is still useful.
     let share = context.state.share.as_ref().filter(|share| share.check().is_ok());
-    let bytes =
-        support_bundle::archive(&context.store, share, id, &from_node, Vec::new()).map_err(|error| match error {
+    let bytes = support_bundle::archive(&context.store, share.map(Share::files), id, &from_node, Vec::new()).map_err(
+        |error| match error {
             BundleError::NoCase(case) => unknown_case(case),
             BundleError::Store(error) => error.into(),
             error => {
                 tracing::warn!(%error, case = %id, "API: cannot pack a support bundle");
                 ApiError::StoreUnavailable
             }
-        })?;
+        },
+    )?;
     Ok(RawBody { bytes, content_type: GZIP, file_name: Some(format!("case-{id}.tar.gz")) })
 }
 

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
+    path::PathBuf,
 };
 
 use doctor_core::{
@@ -13,7 +14,7 @@ use doctor_core::{
 };
 use doctor_engine::{
     redact::{REMOVED, redact_after, redact_json, replace_control_chars, unescape},
-    share::Share,
+    share::{Share, ShareError},
 };
 use doctor_store::records::RunRecord;
 use serde::Serialize;
@@ -169,7 +170,7 @@ fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let job = last_output(context, &record)?.into_iter().find(|output| output.node == node);
     let (job_text, ending) = job.map_or((String::new(), None), |output| (output.text, output.ending));
     let file = match &context.state.share {
-        Some(share) => share.open_log(&Share::log_path(&test, &node, run.planned)).map_err(|error| {
+        Some(share) => open_log(share, Share::log_path(&test, &node, run.planned)).map_err(|error| {
             tracing::warn!(%error, run = %run.id, "cannot read a log");
             ApiError::StoreUnavailable
         })?,
@@ -208,6 +209,17 @@ fn log(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
         text: part.redacted_text(),
         ending,
     })
+}
+
+/// Opens a log. `None`: it does not exist, or a node put something else in its place.
+fn open_log(share: &Share, path: PathBuf) -> Result<Option<File>, ShareError> {
+    match share.read("reading a log", move |files| files.open_log(&path))? {
+        Err(error) if error.is_wrong_kind() => {
+            tracing::warn!(%error, "no log");
+            Ok(None)
+        }
+        opened => opened,
+    }
 }
 
 /// Returns the named one, if the run has it; by default the first.

@@ -81,7 +81,8 @@ impl LocalBackend {
         // A job runs in another working directory, so its paths must be absolute.
         let config = LocalConfig {
             state: absolute(&config.state).map_err(failed)?,
-            share: absolute(&config.share).map_err(failed)?,
+            // Not touched: it may be on a file server that does not answer. Jobs create what is missing.
+            share: std::path::absolute(&config.share).map_err(failed)?,
             ..config
         };
         let jobs = Jobs::open(&config.state, "local", config.start_limit).map_err(failed)?;

@@ -13,7 +13,10 @@ use doctor_core::{
     lifecycle::NodeState,
     node::Occupancy,
 };
-use doctor_engine::support_bundle::{self, BundleFile, NodeEvidence};
+use doctor_engine::{
+    share::Share,
+    support_bundle::{self, BundleFile, NodeEvidence},
+};
 use doctor_store::Store;
 use serde::Serialize;
 
@@ -79,7 +82,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     } else {
         Err("not requested (`doctor bundle --from-node`)".to_owned())
     };
-    let bytes = support_bundle::archive(&store, share.as_ref(), args.case, &from_node, more?)?;
+    let bytes = support_bundle::archive(&store, share.as_ref().map(Share::files), args.case, &from_node, more?)?;
     let mut remarks = Vec::new();
     if let (true, Err(why)) = (args.from_node, &from_node) {
         remarks.push(format!("The node sent no report: {why}."));

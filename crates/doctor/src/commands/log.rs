@@ -1,11 +1,7 @@
 //! `doctor log RUN`: prints the logs of a run from the shared directory, also while it runs, and the last output of a job that
 //! ended without a complete result, from the store.
 
-use std::{
-    io::{Read, Seek, SeekFrom},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use doctor_core::{
     ids::{NodeName, RunId},
@@ -13,7 +9,7 @@ use doctor_core::{
     run::{RunEnd, RunState},
     view,
 };
-use doctor_engine::share::Share;
+use doctor_engine::share::{LogRange, Share, ShareError};
 use doctor_store::{Store, records::RunRecord};
 use serde::Serialize;
 
@@ -28,6 +24,9 @@ use crate::{
 ///
 /// The logs of its tests come from the shared directory. For a run that ended without a complete result, the end of what its job
 /// printed and how the cluster says it ended follow: a missing program, an image that cannot be pulled, a killed process.
+///
+/// A log that is not a regular file is named and not opened: nodes write to the shared directory. A shared directory that does not
+/// answer is an error after some seconds.
 ///
 /// Exit code 1 if there is no output.
 #[derive(Debug, clap::Args)]
@@ -85,6 +84,8 @@ struct LogTail {
     start: u64,
     /// The end of what was printed.
     end: String,
+    /// Whether something else than a file was found in its place, which was printed.
+    is_spoilt: bool,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
@@ -124,6 +125,7 @@ pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit
                     limit,
                     start: 0,
                     end: String::new(),
+                    is_spoilt: false,
                 });
             }
         }
@@ -150,8 +152,9 @@ pub(super) fn show(context: &Context, args: &Query, follow: bool) -> Result<Exit
     if let (false, Err(error)) = (found, share) {
         return Err(error);
     }
-    report_missing_log(context, &record, found, &logs)?;
-    Ok(if found { Exit::Ok } else { Exit::ProblemsFound })
+    let is_spoilt = logs.iter().any(|log| log.is_spoilt);
+    report_missing_log(context, &record, found || is_spoilt, &logs)?;
+    Ok(if found && !is_spoilt { Exit::Ok } else { Exit::ProblemsFound })
 }
 
 fn find(store: &Store, run: RunId) -> Result<RunRecord> {
@@ -201,7 +204,7 @@ fn state(record: &RunRecord) -> &'static str {
 fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>, outputs: Vec<LastOutput>) -> Result<Exit> {
     let mut views = Vec::new();
     for mut log in logs {
-        let Some(text) = log.read_new()? else { continue };
+        let Some(text) = log.read_new()?.unwrap_or_else(|error| Some(format!("{error}\n"))) else { continue };
         let (run, path, start) = (record.run.id, Some(log.path), log.start);
         views.push(LogView { run, node: log.node, path, state: state(record), ending: None, start, text });
     }
@@ -218,7 +221,16 @@ fn print_new(context: &Context, logs: &mut [LogTail]) -> Result<bool> {
     let mut found = false;
     for log in logs {
         let first = log.printed == 0;
-        let Some(text) = log.read_new()? else { continue };
+        let text = match log.read_new()? {
+            Ok(Some(text)) => text,
+            Ok(None) => continue,
+            Err(error) => {
+                if !std::mem::replace(&mut log.is_spoilt, true) {
+                    context.out.print(&format!("== {error}\n"))?;
+                }
+                continue;
+            }
+        };
         found = true;
         if several && first && !text.is_empty() {
             context.out.print(&format!("== {}\n", log.path.display()))?;
@@ -237,24 +249,33 @@ pub(crate) fn omitted(bytes: u64, path: &str) -> String {
 }
 
 impl LogTail {
-    /// Returns what was written since the last call. `None`: the log does not exist (yet).
-    fn read_new(&mut self) -> Result<Option<String>> {
+    /// Returns what was written since the last call. `None`: the log does not exist (yet). The inner error: something else is in
+    /// its place.
+    ///
+    /// # Errors
+    /// If the shared directory cannot be read, or does not answer.
+    fn read_new(&mut self) -> Result<std::result::Result<Option<String>, ShareError>> {
         /// The maximum number of bytes read per call. Writers cap their logs; this limits one that does not.
         const MOST: u64 = 64 << 20;
-        let failed = |source| Failure::File { operation: "reading the log", path: self.path.clone(), source };
-        // No link is followed: nodes write to the shared directory, and this may run for a client of the API.
-        let Some(mut file) = self.share.open_log(&self.file)? else { return Ok(None) };
-        if let Some(limit) = self.limit.filter(|_| self.printed == 0) {
-            self.start = file.metadata().map_err(failed)?.len().saturating_sub(limit);
-            self.printed = self.start;
+        let range = match self.limit {
+            Some(limit) if self.printed == 0 => LogRange::Last(limit),
+            limit => LogRange::From(self.printed, limit.unwrap_or(MOST)),
+        };
+        let file = self.file.clone();
+        let part = match self.share.read("reading a log", move |files| files.read_log(&file, range))? {
+            Ok(Some(part)) => part,
+            Ok(None) => return Ok(Ok(None)),
+            Err(error) if error.is_wrong_kind() => return Ok(Err(error)),
+            Err(error) => return Err(error.into()),
+        };
+        if self.printed == 0 {
+            (self.start, self.printed) = (part.start, part.start);
         }
-        file.seek(SeekFrom::Start(self.printed)).map_err(failed)?;
-        let mut bytes = Vec::new();
-        file.take(self.limit.unwrap_or(MOST)).read_to_end(&mut bytes).map_err(failed)?;
+        let bytes = part.bytes;
         self.printed += bytes.len() as u64;
         let text = sanitize(&String::from_utf8_lossy(&bytes));
         self.keep_end(&text);
-        Ok(Some(text))
+        Ok(Ok(Some(text)))
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use doctor_backend::progress::Progress;
-use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, spans::TARGET, trigger::Trigger};
+use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, share::Share, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
 use doctor_store::{self as store, StoreError};
@@ -71,7 +71,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     let store = context.open_store_to_lead()?;
     let mut loaded = context.loaded()?.clone();
-    let share = context.share()?;
+    // `startup::judge` has tried it. One that does not answer now may answer later: the loop does not wait for it.
+    let share = Share::at(&loaded.config.data);
     let world = ClusterConnection::open(&loaded)?;
     let serving = ProcessMode::Service { traces: traces.as_ref().map(Traces::counts) };
     let cli = api_cli::handler(loaded.source.clone(), context.named_store().cloned());
@@ -239,7 +240,7 @@ impl ServiceLoop {
                 self.prune(loaded);
                 let (config, now) = (&loaded.config, self.controller.clock.now());
                 self.controller.engine.progress().enter("write reports");
-                self.reporter.write_due(&config.reports, &config.data, self.controller.engine.loop_store(), now);
+                self.reporter.write_due(&config.reports, &config.data, self.controller.engine.store(), now);
             }
             Err(CycleError::NotLeader { by, until }) => {
                 if self.logged.leader.as_ref() != Some(&by) {

@@ -12,6 +12,7 @@ mod deployment;
 mod dstack;
 mod fleet;
 mod fleet_steps;
+mod hostile_share;
 #[cfg(feature = "kubernetes-bed")]
 mod kubernetes;
 #[cfg(feature = "kubernetes-bed")]

@@ -225,6 +225,7 @@ fn a_controller_of_a_later_program() {
         store,
         clock,
         share: Some(Share::open(Path::new("data")).unwrap()),
+        copy_folder: None,
         settings,
         inboxes: Vec::new(),
         keys: Box::new(move || {

@@ -8,12 +8,7 @@ mod cloud;
 mod firmware;
 mod tar;
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    io::{self, Read, Seek, SeekFrom},
-    path::PathBuf,
-};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use doctor_checks::document::Document;
 use doctor_core::{
@@ -31,7 +26,7 @@ use serde_json::Value;
 use crate::{
     gzip::gzip,
     redact::{redact, redact_json},
-    share::{Share, ShareError, write_atomically},
+    share::{LogRange, Share, ShareError, ShareFiles},
 };
 
 /// Bytes kept of one log, from its end: a failed run reports the failure there.
@@ -41,6 +36,9 @@ const MAX_TOTAL_BYTES: usize = 48 << 20;
 /// The newest runs on the node that are included, and how long before the case they may have been.
 const MAX_RUNS: usize = 20;
 const LOOKBACK: Span = Span::days(3);
+/// How long a step waits for its archive to be packed and written, beside other work on the share. It is tried again in the next
+/// cycle.
+const SAVE_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
@@ -48,8 +46,6 @@ pub enum BundleError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Share(#[from] ShareError),
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
     #[error("cannot write a part of the archive as JSON")]
     Json(#[from] serde_json::Error),
     #[error("there is no case {0}")]
@@ -83,7 +79,7 @@ pub type NodeEvidence = Result<VendorReport, String>;
 /// If the store or the share cannot be read.
 pub fn archive(
     store: &Store,
-    share: Option<&Share>,
+    share: Option<&ShareFiles>,
     case: CaseId,
     from_node: &NodeEvidence,
     more: Vec<BundleFile>,
@@ -95,14 +91,18 @@ pub fn archive(
     Ok(gzip(&tar::tar(&folder, &parts, case.opened)))
 }
 
-/// Returns the path of a case's archive: one for each escalation level, and for each repair that an operator requests.
-fn archive_path(share: &Share, case: CaseId, label: &str) -> PathBuf {
-    share.root().join("handoff").join(format!("{case}-{label}.tar.gz"))
+/// Returns the name of a case's archive: one for each escalation level, and for each repair that an operator requests.
+fn archive_name(case: CaseId, label: &str) -> String {
+    format!("{case}-{label}.tar.gz")
 }
 
 /// Returns whether the archive with this label was already saved.
-pub fn is_saved(share: &Share, case: CaseId, label: &str) -> bool {
-    archive_path(share, case, label).exists()
+///
+/// # Errors
+/// If the share does not answer.
+pub fn is_saved(share: &Share, case: CaseId, label: &str) -> Result<bool, ShareError> {
+    let name = archive_name(case, label);
+    share.read("saving evidence", move |files| files.has_bundle(&name))?
 }
 
 /// Saves an archive of the case on the share, before a step destroys evidence.
@@ -114,31 +114,29 @@ pub fn save(
     share: &Share,
     case: CaseId,
     label: &str,
-    from_node: &NodeEvidence,
+    from_node: NodeEvidence,
 ) -> Result<PathBuf, BundleError> {
-    let path = archive_path(share, case, label);
-    let bytes = archive(store, Some(share), case, from_node, Vec::new())?;
-    let failed = |source| BundleError::Write { path: path.clone(), source };
-    fs::create_dir_all(share.root().join("handoff")).map_err(failed)?;
-    write_atomically(&path, &bytes).map_err(failed)?;
-    Ok(path)
+    let (store, name) = (store.without_progress(), archive_name(case, label));
+    share.write("saving evidence", SAVE_LIMIT, move |files| {
+        let bytes = archive(&store, Some(files), case, &from_node, Vec::new())?;
+        Ok(files.save_bundle(&name, &bytes)?)
+    })?
 }
 
 /// Removes archives of cases that were opened before then. A failed removal is retried next time.
-pub fn remove_expired(share: &Share, before: Timestamp) {
-    let Ok(entries) = fs::read_dir(share.root().join("handoff")) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let case = name.to_str().and_then(|name| name.split_once('-')?.0.parse::<CaseId>().ok());
-        if case.is_some_and(|case| case.born() < before) {
-            let _result = fs::remove_file(entry.path());
-        }
-    }
+///
+/// # Errors
+/// If the share cannot be read.
+pub fn remove_expired(files: &ShareFiles, before: Timestamp) -> Result<(), ShareError> {
+    files.remove_bundles(|name| {
+        let case = name.split_once('-').and_then(|(case, _)| case.parse::<CaseId>().ok());
+        case.is_some_and(|case| case.born() < before)
+    })
 }
 
 fn bundle_files(
     store: &Store,
-    share: Option<&Share>,
+    share: Option<&ShareFiles>,
     case: &Case,
     from_node: &NodeEvidence,
 ) -> Result<Vec<BundleFile>, BundleError> {
@@ -199,7 +197,7 @@ fn bundle_files(
 /// Adds the documents and logs of one run, as far as the size limit allows.
 fn add_run(
     store: &Store,
-    share: Option<&Share>,
+    share: Option<&ShareFiles>,
     case: &Case,
     run: RunId,
     remaining_bytes: &mut usize,
@@ -222,16 +220,12 @@ fn add_run(
     let (Some(share), Some(record)) = (share, store.run(run)?) else { return Ok(()) };
     for test in record.run.tests.iter() {
         let path = Share::log_path(test, &case.node, record.run.planned);
-        let Some(mut log) = share.open_log(&path)? else { continue };
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let mut bytes = Vec::new();
-        let length = log.metadata().map_or(0, |meta| meta.len());
-        let read = log
-            .seek(SeekFrom::Start(length.saturating_sub(MAX_LOG_BYTES)))
-            .and_then(|_| log.take(MAX_LOG_BYTES).read_to_end(&mut bytes));
-        // An unreadable log is treated as missing; the rest of the archive is still useful.
-        if read.is_ok() {
-            add(format!("logs/{name}"), &bytes);
+        match share.read_log(&path, LogRange::Last(MAX_LOG_BYTES)) {
+            Ok(Some(part)) => add(format!("logs/{name}"), &part.bytes),
+            Ok(None) => {}
+            // A node that puts something else in place of its log must not keep the rest from being saved.
+            Err(error) => add(format!("logs/{name}.missing.txt"), format!("{error}\n").as_bytes()),
         }
     }
     Ok(())

@@ -20,6 +20,7 @@ use doctor_core::{
     time::{Span, Timestamp},
     view::{self, Count, Facts, Period, ReportView, RunFacts, TestResult, format_hours, format_time, plural},
 };
+use doctor_engine::share::ShareError;
 use doctor_store::{
     Store, StoreError,
     records::{HistoryFilter, RunRecord},
@@ -32,6 +33,8 @@ pub enum ReportError {
     Store(#[from] StoreError),
     #[error("{operation} {}", path.display())]
     File { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error("writing the report as JSON")]
     Json(#[from] serde_json::Error),
 }

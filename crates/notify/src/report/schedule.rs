@@ -4,17 +4,20 @@
 //! restarts writes nothing twice, and a deleted file is written again while its period is the last complete one.
 
 use std::{
-    fs,
-    path::{Path, PathBuf},
+    path::Path,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use doctor_core::time::Timestamp;
-use doctor_engine::{cluster_state, snapshot};
+use doctor_engine::{
+    cluster_state,
+    share::{Share, ShareFiles},
+    snapshot,
+};
 use doctor_store::Store;
 
-use super::{CalendarPeriod, ReportError, ReportFormat, ReportSettings, Result, view, write};
+use super::{CalendarPeriod, ReportError, ReportFormat, ReportSettings, Result, view};
 
 /// How often to check whether a report is due, also after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -24,10 +27,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 struct Due {
     since: Timestamp,
     until: Timestamp,
-    files: Vec<(PathBuf, ReportFormat)>,
+    /// By name, below `reports/` of the shared directory.
+    files: Vec<(String, ReportFormat)>,
 }
 
-/// Writes reports in the background: large clusters take seconds to summarise, and no cycle waits for that.
+/// Writes reports in the background: large clusters take seconds to summarise, and the shared directory may not answer; no cycle
+/// waits for either. One thread at a time does it, so that a directory that hangs holds no more than one.
 #[derive(Debug, Default)]
 pub struct Reporter {
     last_check: Option<Instant>,
@@ -48,13 +53,11 @@ impl Reporter {
             return;
         }
         self.last_check = Some(Instant::now());
-        let folder = data.join("reports");
-        let due = due(settings, &folder, now);
-        if due.is_empty() {
+        if !(settings.daily || settings.weekly) {
             return;
         }
-        let store = store.clone();
-        let body = move || write_all(&store, &folder, &due, now);
+        let (store, share, settings) = (store.clone(), Share::at(data), settings.clone());
+        let body = move || write_all(&store, share.files(), &settings, now);
         // If the thread cannot be created, the next check tries again.
         self.writing = std::thread::Builder::new().name("doctor-reports".to_owned()).spawn(body).ok();
     }
@@ -71,35 +74,35 @@ fn error_chain(error: &ReportError) -> String {
     text
 }
 
-fn due(settings: &ReportSettings, folder: &Path, now: Timestamp) -> Vec<Due> {
+fn due(settings: &ReportSettings, files: &ShareFiles, now: Timestamp) -> Result<Vec<Due>> {
     let kinds = [(settings.daily, CalendarPeriod::Day, "daily"), (settings.weekly, CalendarPeriod::Week, "weekly")];
-    let enabled = kinds.into_iter().filter(|(enabled, ..)| *enabled);
-    let due = enabled.map(|(_, period, name)| {
+    let mut all = Vec::new();
+    for (_, period, kind) in kinds.into_iter().filter(|(enabled, ..)| *enabled) {
         let (since, until) = period.last_before(now);
         let first_day: String = since.to_string().chars().take(10).collect();
-        let file = |report_format: &ReportFormat| {
-            (folder.join(format!("{name}-{first_day}.{}", report_format.extension())), *report_format)
-        };
-        let files = settings.formats.iter().map(file).filter(|(path, _)| !path.exists()).collect();
-        Due { since, until, files }
-    });
-    due.filter(|due| !due.files.is_empty()).collect()
+        let mut missing = Vec::new();
+        for format in &settings.formats {
+            let name = format!("{kind}-{first_day}.{}", format.extension());
+            if !files.has_report(&name)? {
+                missing.push((name, *format));
+            }
+        }
+        if !missing.is_empty() {
+            all.push(Due { since, until, files: missing });
+        }
+    }
+    Ok(all)
 }
 
-fn write_all(store: &Store, folder: &Path, due: &[Due], now: Timestamp) -> Result<usize> {
-    fs::create_dir_all(folder).map_err(|source| ReportError::File {
-        operation: "making",
-        path: folder.to_owned(),
-        source,
-    })?;
+fn write_all(store: &Store, files: &ShareFiles, settings: &ReportSettings, now: Timestamp) -> Result<usize> {
     let mut written = 0;
-    for due in due {
+    for due in due(settings, files, now)? {
         // A cluster that was never observed has no report.
         let Some((observed_at, cluster)) = snapshot::last_observed(store)? else { return Ok(written) };
         let facts = cluster_state::facts(store, Some(observed_at), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;
-        for (path, report_format) in &due.files {
-            write(path, &report_format.render(&view)?)?;
+        for (name, report_format) in &due.files {
+            files.save_report(name, &report_format.render(&view)?)?;
             written += 1;
         }
     }
@@ -113,28 +116,30 @@ mod tests {
     #[test]
     fn a_report_is_due_once_per_period_and_again_after_its_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
+        let share = Share::at(folder.path());
+        let files = share.files();
         let now: Timestamp = "2026-11-16T02:30:00Z".parse().unwrap();
         let settings =
             ReportSettings { daily: true, weekly: true, formats: vec![ReportFormat::Html, ReportFormat::Json] };
         let names = |now| {
-            let due = due(&settings, folder.path(), now);
-            let files = due.into_iter().flat_map(|due| due.files);
-            files.map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned()).collect::<Vec<_>>()
+            let due = due(&settings, files, now).unwrap();
+            due.into_iter().flat_map(|due| due.files).map(|(name, _)| name).collect::<Vec<_>>()
         };
         let all =
             ["daily-2026-11-15.html", "daily-2026-11-15.json", "weekly-2026-11-09.html", "weekly-2026-11-09.json"];
         assert_eq!(names(now), all);
         for name in all {
-            write(&folder.path().join(name), "x").unwrap();
+            files.save_report(name, "x").unwrap();
         }
         assert!(names(now).is_empty());
-        fs::remove_file(folder.path().join(all[1])).unwrap();
+        std::fs::remove_file(folder.path().join("reports").join(all[1])).unwrap();
         assert_eq!(names(now), [all[1]]);
         let tomorrow = now.plus(doctor_core::time::Span::days(1));
         assert_eq!(names(tomorrow), ["daily-2026-11-16.html", "daily-2026-11-16.json"]);
         let off = ReportSettings { daily: false, ..ReportSettings::default() };
-        assert!(due(&off, folder.path(), now).is_empty());
-        let by_default: Vec<_> = due(&ReportSettings::default(), &folder.path().join("empty"), now);
+        assert!(due(&off, files, now).unwrap().is_empty());
+        let empty = tempfile::tempdir().unwrap();
+        let by_default = due(&ReportSettings::default(), Share::at(empty.path()).files(), now).unwrap();
         assert_eq!((by_default.len(), by_default[0].files.len()), (1, 3), "each day, in every format");
     }
 }

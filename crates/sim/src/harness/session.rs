@@ -372,6 +372,7 @@ fn engine(
         store,
         clock: clock.clone(),
         share: config.share.as_deref().map(Share::open).transpose()?,
+        copy_folder: None,
         settings,
         inboxes: vec![Box::new(SimInbox(backend.clone()))],
         keys: Box::new(move || keys.bytes()),

@@ -24,7 +24,6 @@ use crate::{
 
 suite!(
     the_published_copy_supports_the_seed_queries_and_follows_changes,
-    a_foreign_database_is_moved_aside_and_not_overwritten,
     an_import_is_untrusted_history_and_is_added_once,
     a_trusted_import_makes_tests_fresh_even_if_imported_untrusted_before,
     an_unreadable_import_is_rejected_by_name_and_changes_nothing,
@@ -104,18 +103,6 @@ fn the_published_copy_supports_the_seed_queries_and_follows_changes(bed: &mut St
     let left: Vec<_> = std::fs::read_dir(bed.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{left:?}");
     assert_eq!(bed.store.counters().unwrap().published, 7);
-}
-
-fn a_foreign_database_is_moved_aside_and_not_overwritten(bed: &mut StoreTestbed) {
-    let dest = bed.path("validation.db");
-    validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
-    let before = std::fs::read(&dest).unwrap();
-    bed.run_test("n1", "disk", Verdict::Pass);
-    publish(bed, &dest).unwrap();
-    assert_eq!(std::fs::read(bed.path("validation.db.original")).unwrap(), before);
-    validation_db(&dest, &[("n9", "all", "1700000000", "pass")]);
-    let error = publish(bed, &dest).unwrap_err().to_string();
-    assert!(error.contains("is not a published copy"), "{error}");
 }
 
 fn validation_db(path: &Path, rows: &[(&str, &str, &str, &str)]) {

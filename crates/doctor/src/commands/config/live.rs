@@ -56,7 +56,7 @@ fn check_store(url: &StoreUrl, startup: &StartupReport) -> InspectionItem {
 fn check_shared_directory(loaded: &LoadedConfig) -> InspectionItem {
     let path = &loaded.config.data;
     let remedy = "create or mount the directory of `data`, and make it writable for the user that the service runs as";
-    match Share::open(path).and_then(|share| share.check_writable()) {
+    match Share::open_for_command(path).and_then(|share| share.check_writable()) {
         Ok(()) => InspectionItem::good("data", format!("{} can be written", path.display())),
         Err(error) => InspectionItem::bad("data", error.to_string(), remedy),
     }

@@ -1,0 +1,470 @@
+//! Access to a directory that nodes can write, so that nothing which a node puts there is followed, waited for or written through.
+//!
+//! Everything is opened relative to a handle: the root is set by the operator and may be a link, and below it no link is
+//! followed, by `openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, or component by component where the kernel or a
+//! system call filter does not have it. What a name refers to is checked on an open handle. A file is written under a random
+//! name that must not exist, synced, and renamed. Pipes and devices are never opened: a name is first opened as a mere handle
+//! (`O_PATH`), and only that of a regular file is opened for reading, through the same handle.
+//!
+//! A call may block as long as the file server does not answer: callers that must not wait use a thread of their own.
+
+mod error;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Component, Path, PathBuf},
+};
+
+pub use error::{EntryKind, SharedDirectoryError};
+use rustix::{
+    fs::{
+        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
+        unlinkat,
+    },
+    io::Errno,
+    rand::{GetRandomFlags, getrandom},
+};
+
+type Result<T> = std::result::Result<T, SharedDirectoryError>;
+
+/// The start of every temporary name, also of one that a killed controller left behind.
+const TEMPORARY_PREFIX: &str = ".doctor-";
+const TEMPORARY_SUFFIX: &str = ".tmp";
+/// Bytes written at a time: the callers of a slow file server see progress between two of them.
+const CHUNK: usize = 256 << 10;
+/// Bytes after which a file is synced while it is written: one sync of a large file takes as long as a file server that hangs.
+const SYNC_EVERY: usize = 8 << 20;
+/// The deepest tree that [`SharedDirectory::remove_tree`] removes. Ours have one level.
+const MAX_DEPTH: u32 = 8;
+/// Entries read of one directory. A node could fill it; what is left is read the next time.
+const MAX_ENTRIES: usize = 50_000;
+
+/// An open directory. All paths are relative to it.
+#[derive(Debug)]
+pub struct SharedDirectory {
+    handle: OwnedFd,
+    /// For messages only.
+    path: PathBuf,
+}
+
+/// What a name refers to, without following a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub kind: EntryKind,
+    pub bytes: u64,
+    /// Seconds since 1970, as the file server says.
+    pub modified: i64,
+    pub owner: u32,
+    identity: (u64, u64),
+}
+
+impl Entry {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            kind: EntryKind::of_mode(stat.st_mode),
+            bytes: u64::try_from(stat.st_size).unwrap_or(u64::MAX),
+            modified: stat.st_mtime,
+            owner: stat.st_uid,
+            identity: (stat.st_dev, stat.st_ino),
+        }
+    }
+
+    /// Whether both are the same unchanged file.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        self.identity == other.identity && self.bytes == other.bytes && self.modified == other.modified
+    }
+}
+
+/// A file that was written.
+#[derive(Debug, Clone, Copy)]
+pub struct Written {
+    pub entry: Entry,
+    /// What was in its place and is gone, if it was no file.
+    pub replaced: Option<EntryKind>,
+}
+
+impl SharedDirectory {
+    /// Opens the root. It must exist: creating it would hide a missing mount.
+    ///
+    /// # Errors
+    /// If it does not exist, is no directory or cannot be read.
+    pub fn open(root: &Path) -> Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        match rustix::fs::open(root, flags, Mode::empty()) {
+            Ok(handle) => Ok(Self { handle, path: root.to_owned() }),
+            Err(error) => Err(SharedDirectoryError::io("opening the shared directory", root, error)),
+        }
+    }
+
+    /// The path, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a directory below this one. `None`: it does not exist.
+    ///
+    /// # Errors
+    /// If a component is no directory, or the file system fails.
+    pub fn subdirectory(&self, relative: &Path) -> Result<Option<Self>> {
+        let path = self.path.join(relative);
+        check_relative(relative, &path)?;
+        match open_beneath(&self.handle, relative) {
+            Ok(handle) => Ok(Some(Self { handle, path })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error @ (Errno::LOOP | Errno::NOTDIR)) => Err(self.name_the_obstacle(relative, error)),
+            Err(error) => Err(SharedDirectoryError::io("opening", &path, error)),
+        }
+    }
+
+    /// Opens a directory below this one, and creates it and its parents if they are missing.
+    ///
+    /// # Errors
+    /// If a component is no directory, or the file system fails.
+    pub fn make_subdirectory(&self, relative: &Path) -> Result<Self> {
+        if let Some(existing) = self.subdirectory(relative)? {
+            return Ok(existing);
+        }
+        let mut made = PathBuf::new();
+        let mut at = self.duplicate()?;
+        for part in relative.components() {
+            made.push(part);
+            match mkdirat(&at.handle, part.as_os_str(), Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(SharedDirectoryError::io("making", &self.path.join(&made), error)),
+            }
+            // Another party may have removed or exchanged it since.
+            at = at
+                .subdirectory(Path::new(part.as_os_str()))?
+                .ok_or_else(|| SharedDirectoryError::io("making", &self.path.join(&made), Errno::NOENT))?;
+        }
+        Ok(at)
+    }
+
+    /// Opens a regular file for reading. `None`: it does not exist.
+    ///
+    /// # Errors
+    /// If it, or a directory on the way, is something else, or the file system fails.
+    pub fn open_file(&self, relative: &Path) -> Result<Option<File>> {
+        let Some((directory, name)) = self.parent_of(relative)? else { return Ok(None) };
+        let path = directory.path.join(&name);
+        let fail = |error: Errno| SharedDirectoryError::io("reading", &path, error);
+        // A handle that opens nothing: neither a pipe's writer nor a device's driver notices it.
+        let handle =
+            match openat(&directory.handle, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(handle) => handle,
+                Err(Errno::NOENT) => return Ok(None),
+                Err(error) => return Err(fail(error)),
+            };
+        let checked = Entry::of(&fstat(&handle).map_err(fail)?);
+        checked.kind.expect(EntryKind::File, &path)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(format!("/proc/self/fd/{}", handle.as_raw_fd()), flags, Mode::empty()) {
+            Ok(file) => file,
+            // Without /proc the name is opened again, and has to be the file that was checked.
+            Err(Errno::NOENT) => {
+                openat(&directory.handle, &name, flags | OFlags::NOFOLLOW, Mode::empty()).map_err(fail)?
+            }
+            Err(error) => return Err(fail(error)),
+        };
+        let opened = Entry::of(&fstat(&file).map_err(fail)?);
+        opened.kind.expect(EntryKind::File, &path)?;
+        match opened.identity == checked.identity {
+            true => Ok(Some(File::from(file))),
+            false => Err(fail(Errno::STALE)),
+        }
+    }
+
+    /// Returns a whole file, or `None` if it does not exist. Of a longer file, `max_bytes + 1` bytes are returned.
+    ///
+    /// # Errors
+    /// If it is something else, or the file system fails.
+    pub fn read(&self, relative: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(relative)? else { return Ok(None) };
+        let mut bytes = Vec::new();
+        let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| SharedDirectoryError::from_io("reading", &self.path.join(relative), error))?;
+        Ok(Some(bytes))
+    }
+
+    /// Returns what a path refers to. `None`: nothing is there.
+    ///
+    /// # Errors
+    /// If a directory on the way is something else, or the file system fails.
+    pub fn entry(&self, relative: &Path) -> Result<Option<Entry>> {
+        let Some((directory, name)) = self.parent_of(relative)? else { return Ok(None) };
+        match statat(&directory.handle, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(Entry::of(&stat))),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(SharedDirectoryError::io("reading", &directory.path.join(&name), error)),
+        }
+    }
+
+    /// Writes a file of this directory: readers see the old content or the new one, never a part. A link, a pipe or a device in
+    /// its place is replaced and neither followed nor opened.
+    ///
+    /// # Errors
+    /// If a directory has the name, or the file system fails. Nothing is left behind then.
+    pub fn replace(&self, name: &OsStr, content: &mut dyn Read) -> Result<Written> {
+        let path = self.path.join(name);
+        check_name(name, &path)?;
+        let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(|kind| *kind != EntryKind::File);
+        if replaced == Some(EntryKind::Directory) {
+            return Err(SharedDirectoryError::WrongKind {
+                path,
+                found: EntryKind::Directory,
+                expected: EntryKind::File,
+            });
+        }
+        let (temporary, mut file) = self.create_temporary()?;
+        let written = copy(content, &mut file)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| Ok(Entry::of(&fstat(&file)?)))
+            .and_then(|entry| {
+                renameat(&self.handle, &temporary, &self.handle, name)?;
+                Ok(entry)
+            });
+        if written.is_err() {
+            let _left = unlinkat(&self.handle, &temporary, AtFlags::empty());
+        }
+        let entry = written.map_err(|error| SharedDirectoryError::from_io("writing", &path, error))?;
+        // Some network file systems cannot sync a directory; their server takes care of it.
+        let _durable = fsync(&self.handle);
+        Ok(Written { entry, replaced })
+    }
+
+    /// Creates a file with a random name that did not exist.
+    fn create_temporary(&self) -> Result<(OsString, File)> {
+        let mut random = [0_u8; 16];
+        let fail = |error: Errno| SharedDirectoryError::io("writing to", &self.path, error);
+        getrandom(&mut random, GetRandomFlags::empty()).map_err(fail)?;
+        let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = OsString::from(format!("{TEMPORARY_PREFIX}{hex}{TEMPORARY_SUFFIX}"));
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&self.handle, &name, flags, Mode::from_raw_mode(0o666)).map_err(fail)?;
+        Ok((name, File::from(file)))
+    }
+
+    /// Checks that files can be created here, and leaves nothing behind.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn check_writable(&self) -> Result<()> {
+        // A file without a name is gone when it is closed. Not every file system has such files, NFS for one.
+        let nameless = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        if openat(&self.handle, ".", nameless, Mode::from_raw_mode(0o600)).is_ok() {
+            return Ok(());
+        }
+        let (name, _file) = self.create_temporary()?;
+        unlinkat(&self.handle, &name, AtFlags::empty())
+            .map_err(|error| SharedDirectoryError::io("writing to", &self.path, error))
+    }
+
+    /// Renames an entry of this directory, whatever it is, to a name of another. Returns whether there was one.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> Result<bool> {
+        let path = self.path.join(name);
+        check_name(name, &path)?;
+        check_name(new_name, &to.path.join(new_name))?;
+        match renameat(&self.handle, name, &to.handle, new_name) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(SharedDirectoryError::io("renaming", &path, error)),
+        }
+    }
+
+    /// Removes an entry of this directory that is no directory. Returns whether there was one.
+    ///
+    /// # Errors
+    /// If it is a directory, or the file system fails.
+    pub fn remove(&self, name: &OsStr) -> Result<bool> {
+        let path = self.path.join(name);
+        check_name(name, &path)?;
+        match unlinkat(&self.handle, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(SharedDirectoryError::io("removing", &path, error)),
+        }
+    }
+
+    /// Removes an entry and everything below it. A link is removed, not followed.
+    ///
+    /// # Errors
+    /// If something is left.
+    pub fn remove_tree(&self, name: &OsStr) -> Result<()> {
+        check_name(name, &self.path.join(name))?;
+        self.remove_below(name, MAX_DEPTH)
+    }
+
+    fn remove_below(&self, name: &OsStr, depth: u32) -> Result<()> {
+        let path = self.path.join(name);
+        let fail = |error: Errno| SharedDirectoryError::io("removing", &path, error);
+        match unlinkat(&self.handle, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            // The first is Linux', the second that of POSIX.
+            Err(Errno::ISDIR | Errno::PERM) if depth > 0 => {}
+            Err(error) => return Err(fail(error)),
+        }
+        if let Some(directory) = self.subdirectory(Path::new(name))? {
+            for below in directory.names()? {
+                directory.remove_below(&below, depth - 1)?;
+            }
+        }
+        match unlinkat(&self.handle, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(fail(error)),
+        }
+    }
+
+    /// Returns the names in this directory, at most fifty thousand of them.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn names(&self) -> Result<Vec<OsString>> {
+        let fail = |error: Errno| SharedDirectoryError::io("listing", &self.path, error);
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.handle).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(OsStr::from_bytes(name).to_owned());
+            }
+            if names.len() >= MAX_ENTRIES {
+                break;
+            }
+        }
+        Ok(names)
+    }
+
+    /// Removes temporary files that a killed controller left here before then, in seconds since 1970.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn remove_left_temporaries(&self, before: i64) -> Result<()> {
+        for name in self.names()?.iter().filter(|name| is_temporary(name)) {
+            let is_old = self.entry(Path::new(name))?.is_some_and(|entry| entry.modified < before);
+            if is_old {
+                self.remove(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn duplicate(&self) -> Result<Self> {
+        let handle = self.handle.try_clone();
+        let handle = handle.map_err(|error| SharedDirectoryError::from_io("opening", &self.path, error))?;
+        Ok(Self { handle, path: self.path.clone() })
+    }
+
+    /// Opens the directory of a path below this one. `None`: it does not exist.
+    fn parent_of(&self, relative: &Path) -> Result<Option<(Self, OsString)>> {
+        let path = self.path.join(relative);
+        check_relative(relative, &path)?;
+        let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
+            return Err(SharedDirectoryError::Outside { path });
+        };
+        let directory =
+            if parent.as_os_str().is_empty() { Some(self.duplicate()?) } else { self.subdirectory(parent)? };
+        Ok(directory.map(|directory| (directory, name.to_owned())))
+    }
+
+    /// Returns the error about the first component that is no directory.
+    fn name_the_obstacle(&self, relative: &Path, error: Errno) -> SharedDirectoryError {
+        let mut path = self.path.clone();
+        let Ok(mut at) = self.handle.try_clone() else { return SharedDirectoryError::io("opening", &path, error) };
+        for part in relative.components() {
+            path.push(part);
+            let Ok(stat) = statat(&at, part.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) else { break };
+            let found = EntryKind::of_mode(stat.st_mode);
+            if found != EntryKind::Directory {
+                return SharedDirectoryError::WrongKind { path, found, expected: EntryKind::Directory };
+            }
+            match open_one(&at, part.as_os_str()) {
+                Ok(next) => at = next,
+                Err(_) => break,
+            }
+        }
+        SharedDirectoryError::io("opening", &path, error)
+    }
+}
+
+/// Whether this is a name of [`SharedDirectory::replace`] for an unfinished file.
+pub fn is_temporary(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(TEMPORARY_PREFIX) && name.ends_with(TEMPORARY_SUFFIX))
+}
+
+fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<()> {
+    let mut buffer = vec![0_u8; CHUNK];
+    let mut unsynced = 0;
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(read) => {
+                to.write_all(&buffer[..read])?;
+                unsynced += read;
+                if unsynced >= SYNC_EVERY {
+                    to.sync_data()?;
+                    unsynced = 0;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Accepts only paths of plain names.
+fn check_relative(relative: &Path, path: &Path) -> Result<()> {
+    let plain = relative.components().all(|part| matches!(part, Component::Normal(_)));
+    match plain && !relative.as_os_str().is_empty() {
+        true => Ok(()),
+        false => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
+    }
+}
+
+/// Accepts only one plain name.
+fn check_name(name: &OsStr, path: &Path) -> Result<()> {
+    let mut parts = Path::new(name).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(only)), None) if only == name => Ok(()),
+        _ => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Opens a directory below a handle, without following any link.
+fn open_beneath(at: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match openat2(at, relative, DIRECTORY, Mode::empty(), resolve) {
+        // Linux before 5.6, or a system call filter that does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => open_by_component(at, relative),
+        opened => opened,
+    }
+}
+
+fn open_by_component(at: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {
+    let mut parts = relative.components();
+    let mut at = match parts.next() {
+        Some(first) => open_one(at, first.as_os_str())?,
+        None => return Err(Errno::INVAL),
+    };
+    for part in parts {
+        at = open_one(&at, part.as_os_str())?;
+    }
+    Ok(at)
+}
+
+fn open_one(at: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    openat(at, name, DIRECTORY, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests;
