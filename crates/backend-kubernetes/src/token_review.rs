@@ -13,7 +13,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenRe
 use kube::{Api, Client, api::PostParams};
 use tokio::runtime::Handle;
 
-use super::KubernetesConfig;
+use super::{KubernetesConfig, cluster::REQUEST_TIMEOUT};
 
 /// Extra fields that the API server adds to a user whose token is bound to a pod.
 const POD: &str = "authentication.kubernetes.io/pod-name";
@@ -39,7 +39,14 @@ impl TokenReviewer for KubernetesTokenReviewer {
             let audiences = Some(vec![config.agents.audience.clone()]);
             let review =
                 TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
-            let answer = Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await;
+            let reviews = Api::<TokenReview>::all(client);
+            let parameters = PostParams::default();
+            let answer = tokio::time::timeout(REQUEST_TIMEOUT, reviews.create(&parameters, &review)).await;
+            let late = |_| {
+                let seconds = REQUEST_TIMEOUT.as_secs();
+                TokenReviewError::Unavailable(format!("the API server did not answer within {seconds} s"))
+            };
+            let answer = answer.map_err(late)?;
             // Also if we lack the permission to review: that says nothing about the token.
             let answer = answer.map_err(|error| TokenReviewError::Unavailable(error.to_string()))?;
             node_of_token(&answer.status.unwrap_or_default(), &config)

@@ -6,7 +6,7 @@ use doctor_api::{
     AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
-use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
+use doctor_backend::{Backend, bounded::CallLimits, clock::Clock, registration::OpenedCluster};
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, snapshot::CommandKind};
 use doctor_engine::{
@@ -46,8 +46,9 @@ impl ClusterConnection {
             let sim = sim.connect().map_err(Failure::OpenCluster)?;
             return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
         }
+        let opened = config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
         let OpenedCluster { backend, clock, token_reviewer: voucher } =
-            config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
+            opened.with_deadlines(CallLimits::of_cycle(config.cycle));
         let tokens = voucher.map(|(voucher, remember)| TokenReviewCache::new(voucher, remember));
         Ok(Self { backend, clock, sim: None, tokens })
     }

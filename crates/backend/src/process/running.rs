@@ -29,14 +29,14 @@ pub enum Group {
 
 /// A started process. Dropping it kills the process unless it has ended.
 #[derive(Debug)]
-pub struct ChildProcess {
+pub(crate) struct ChildProcess {
     /// `None` once it was reaped or abandoned.
     child: Option<Child>,
     group: Group,
 }
 
 impl ChildProcess {
-    /// Starts the process.
+    /// Starts the process. The caller ends it in time; outside this crate, [`super::run`] and [`super::output`] do.
     ///
     /// # Errors
     /// If it cannot be started.
