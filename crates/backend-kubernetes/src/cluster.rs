@@ -28,7 +28,7 @@ use super::{
 /// The limit for the initial lists, and for new ones after a watch broke.
 pub(super) const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The limit for one request to the API server.
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a patch is retried when another client changed the node in between.
 pub(super) const MAX_ATTEMPTS: usize = 5;
 
