@@ -80,6 +80,11 @@ rule "modules without a name of their own" \
   "$(printf '%s\n' "${sources[@]}" | grep -E '/(util|utils|common|helpers|misc|manager)(\.rs|/)')"
 rule "unfinished places" \
   "$(grep -nE '\b(todo|unimplemented)!\(|\b(TODO|FIXME|XXX)\b' "${sources[@]}")"
+rule "processes that are started without a limit; use doctor_backend::process (or doctor_host::jobs for a job)" \
+  "$(for file in crates/{api,backend,backend-*,doctor,engine,fleet,notify,sim,store}/src; do find "$file" -name '*.rs'; done | while read -r file; do
+    [[ "$file" != */tests.rs && "$file" != crates/backend/src/process/running.rs ]] || continue
+    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE '\.(spawn|wait_with_output)\(\)|\.output\(\)[.;?]' | sed "s|^|$file:|"
+  done)"
 rule "tests that are ignored" "$(grep -nE '#\[ignore' "${sources[@]}")"
 rule "files over 600 lines before their tests" \
   "$(for file in "${sources[@]}"; do

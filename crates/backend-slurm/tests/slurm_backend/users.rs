@@ -175,3 +175,26 @@ pub(crate) fn a_controller_that_hangs_costs_one_deadline_for_each_call(generatio
     let left = || stage.slurm.run("squeue", &["--noheader", "--format=%A", &name]).unwrap();
     wait("the end of the run", || if left().trim().is_empty() { Ok(()) } else { Err(left()) });
 }
+
+/// An administrator takes a machine out of slurm.conf while a run of ours is on it.
+pub(crate) fn a_run_on_a_node_that_is_removed_can_be_ended(generation: Generation) {
+    let Some(stage) = Stage::new("nodes removed from slurm.conf", generation) else { return };
+    let (backend, run) = (stage.open(), run_id(3));
+    backend.submit(&Stage::request(run, &["node3"], Length::Endless)).unwrap();
+    wait_job(&backend, run, "the run", |seen| matches!(seen, ObservedJobState::Running { .. }));
+    stage.slurm.stop(Daemon::Controller).unwrap();
+    stage.slurm.kill(Daemon::Node("node3")).unwrap();
+    for file in [stage.slurm.conf(), stage.slurm.conf().with_file_name("gres.conf")] {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let kept = text.lines().filter(|line| !line.starts_with("NodeName=node3 ")).map(|line| format!("{line}\n"));
+        std::fs::write(&file, kept.collect::<String>()).unwrap();
+    }
+    stage.slurm.restart(Daemon::Controller).unwrap();
+    wait("the node to leave the snapshot", || match backend.snapshot() {
+        Ok(nodes) if nodes.iter().all(|seen| seen.node.name.as_str() != "node3") => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    wait("the cancellation", || backend.cancel(run).map_err(|error| error.to_string()));
+    let over = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Ended { .. } | ObservedJobState::Absent);
+    wait_job(&backend, run, "the end of the run", over);
+}
