@@ -254,7 +254,7 @@ impl Backend for DstackBackend {
             let why = "it was not polled".to_owned();
             PolledJob { state: ObservedJobState::Unknown { why }, documents: Vec::new() }
         };
-        Ok(runs.iter().map(|run| jobs.remove(run).unwrap_or_else(not_polled)).collect())
+        Ok(runs.iter().map(|run| jobs.get(run).cloned().unwrap_or_else(not_polled)).collect())
     }
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {
