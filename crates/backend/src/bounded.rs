@@ -256,7 +256,7 @@ impl Backend for BoundedBackend {
     fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
         let about = node.to_string();
         let node = node.clone();
-        let work = move |inner: &dyn Backend| Ok(inner.collect_report(&node, op));
+        let work = move |inner: &dyn Backend| Ok::<_, BackendError>(inner.collect_report(&node, op));
         let progress = self.call(Access::Change, "collect the node's report", &about, work);
         progress.unwrap_or_else(|error| ReportProgress::Failed { text: error.to_string() })
     }
@@ -297,8 +297,6 @@ impl StatusWriter for BoundedBackend {
 #[cfg(test)]
 mod tests {
     use std::sync::{Condvar, atomic::AtomicUsize};
-
-    use doctor_core::ids::RunId;
 
     use super::*;
     use crate::{
@@ -364,7 +362,7 @@ mod tests {
 
     fn bounded(cluster: &Arc<HangingCluster>) -> BoundedBackend {
         let limits = CallLimits { read: Duration::from_millis(50), change: Duration::from_millis(50) };
-        let inner: Arc<dyn Backend> = Arc::clone(cluster) as Arc<dyn Backend>;
+        let inner: Arc<dyn Backend> = Arc::<HangingCluster>::clone(cluster);
         BoundedBackend { grace: Duration::from_millis(50), ..BoundedBackend::new(inner, limits) }
     }
 
