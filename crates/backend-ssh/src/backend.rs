@@ -257,7 +257,7 @@ fn probe(config: &SshConfig, requester: &Arc<HostRequester>) -> Probe {
 }
 
 /// Calls `work` for each host on up to `workers` threads. The results are sorted by host name.
-fn each<T: Send>(hosts: &[Host], workers: usize, work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+pub(super) fn each<T: Send>(hosts: &[Host], workers: usize, work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
     let (next, call) = (AtomicUsize::new(0), Deadline::current());
     let worker = || {
         let mut done = Vec::new();
