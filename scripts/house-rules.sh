@@ -91,6 +91,11 @@ rule "files on the shared directory that are opened by path" \
     # The site's policy is not on the share.
     sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path" | grep -v 'fs::read(policy)' | sed "s|^|$file:|"
   done)"
+rule "processes that are started without a limit; use doctor_backend::process (or doctor_host::jobs for a job)" \
+  "$(for file in crates/{api,backend,backend-*,doctor,engine,fleet,notify,sim,store}/src; do find "$file" -name '*.rs'; done | while read -r file; do
+    [[ "$file" != */tests.rs && "$file" != crates/backend/src/process/running.rs ]] || continue
+    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE '\.(spawn|wait_with_output)\(\)|\.output\(\)[.;?]' | sed "s|^|$file:|"
+  done)"
 rule "tests that are ignored" "$(grep -nE '#\[ignore' "${sources[@]}")"
 rule "files over 600 lines before their tests" \
   "$(for file in "${sources[@]}"; do

@@ -10,6 +10,7 @@ use doctor_backend::{
     Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
     ReportProgress,
     clock::{Clock, SystemClock},
+    deadline,
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
@@ -113,7 +114,7 @@ impl DstackBackend {
         let (path, body) = (self.in_project("runs/stop"), json!({ "runs_names": [run_name(run)], "abort": abort }));
         let until = Instant::now() + STOP_TIMEOUT;
         self.client.post::<Value>(&path, &body)?;
-        while Instant::now() < until {
+        while Instant::now() < until && !deadline::is_over() {
             let current = self
                 .client
                 .post::<run_types::Run>(&self.in_project("runs/get"), &json!({ "run_name": run_name(run) }))?;
@@ -214,14 +215,15 @@ impl Backend for DstackBackend {
         const POLL: &str = "poll";
         self.run_results.retain_runs(runs);
         self.cache().stopped.retain(|run| runs.contains(run));
-        let (mut started, mut jobs, mut polled) = (BTreeSet::new(), Vec::with_capacity(runs.len()), BTreeSet::new());
+        let (mut started, mut jobs, mut polled) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+        let mut over_ssh = Vec::new();
         for id in runs {
-            if let Some(fallback) = self.ssh_fallback_of(POLL, *id)? {
-                jobs.extend(fallback.ssh.poll(&[*id])?);
+            if self.ssh_fallback_of(POLL, *id)?.is_some() {
+                over_ssh.push(*id);
                 continue;
             }
             let Some(run) = self.run(POLL, *id)? else {
-                jobs.push(PolledJob { state: ObservedJobState::Absent, documents: Vec::new() });
+                jobs.insert(*id, PolledJob { state: ObservedJobState::Absent, documents: Vec::new() });
                 continue;
             };
             if run.status.is_active() && self.cache().stopped.contains(id) {
@@ -240,11 +242,19 @@ impl Backend for DstackBackend {
             if matches!(seen, ObservedJobState::Running { .. } | ObservedJobState::Ended { .. }) {
                 started.insert(*id);
             }
-            jobs.push(PolledJob { state: seen, documents });
+            jobs.insert(*id, PolledJob { state: seen, documents });
+        }
+        // Last and together: a host that is silent delays neither the runs of dstack nor those of other hosts.
+        if let Some(fallback) = self.ssh_fallback.as_ref().filter(|_| !over_ssh.is_empty()) {
+            jobs.extend(over_ssh.iter().copied().zip(fallback.ssh.poll(&over_ssh)?));
         }
         self.delete_used_secrets(&started);
         self.cache().job_starts.retain(|submission, _| polled.contains(submission));
-        Ok(jobs)
+        let not_polled = || {
+            let why = "it was not polled".to_owned();
+            PolledJob { state: ObservedJobState::Unknown { why }, documents: Vec::new() }
+        };
+        Ok(runs.iter().map(|run| jobs.get(run).cloned().unwrap_or_else(not_polled)).collect())
     }
 
     fn logs(&self, run: RunId) -> Vec<(NodeName, String)> {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use doctor_backend::{BackendError, Effect, token_review::TokenReviewer};
+use doctor_backend::{BackendError, Effect, deadline, token_review::TokenReviewer};
 use hyper::http::Request;
 use kube::{
     Api, Client,
@@ -111,20 +111,26 @@ impl KubernetesBackend {
         self.request_within(operation, REQUEST_TIMEOUT, question)
     }
 
-    /// Awaits a request, with a given limit.
+    /// Awaits a request, with a given limit. It ends with the call to the backend that needs it.
     pub(super) fn request_within<T>(
         &self,
         operation: &'static str,
         limit: Duration,
         question: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, KubeRequestError> {
+        let failed = |text: String, effect| {
+            let error = BackendError { operation, text, effect };
+            Err(KubeRequestError { code: None, already_exists: false, error })
+        };
+        if deadline::is_over() {
+            return failed(deadline::TIME_IS_UP.to_owned(), Effect::NotAppliedRetry);
+        }
+        let limit = deadline::time_left(limit);
         self.runtime.block_on(async {
             match tokio::time::timeout(limit, question).await {
                 Ok(answer) => answer.map_err(|error| KubeRequestError::from_kube(operation, &error)),
                 Err(_) => {
-                    let text = format!("no answer within {} s", limit.as_secs());
-                    let error = BackendError { operation, text, effect: Effect::Unknown };
-                    Err(KubeRequestError { code: None, already_exists: false, error })
+                    failed(format!("the API server did not answer within {} s", limit.as_secs()), Effect::Unknown)
                 }
             }
         })

@@ -5,7 +5,7 @@
 //! cluster since 1.32. Without it the token is rejected: looking up the pod by name would need one more permission for
 //! unmaintained versions, and would find whichever pod has that name now.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_backend::token_review::{ReviewFuture, TokenReviewError, TokenReviewer};
 use doctor_core::ids::NodeName;
@@ -18,6 +18,9 @@ use super::KubernetesConfig;
 /// Extra fields that the API server adds to a user whose token is bound to a pod.
 const POD: &str = "authentication.kubernetes.io/pod-name";
 const NODE: &str = "authentication.kubernetes.io/node-name";
+
+/// The limit for one review. The agent that waits for it retries.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Reviews tokens on the backend's runtime.
 pub(super) struct KubernetesTokenReviewer {
@@ -39,7 +42,14 @@ impl TokenReviewer for KubernetesTokenReviewer {
             let audiences = Some(vec![config.agents.audience.clone()]);
             let review =
                 TokenReview { spec: TokenReviewSpec { token: Some(token), audiences }, ..TokenReview::default() };
-            let answer = Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await;
+            let reviews = Api::<TokenReview>::all(client);
+            let parameters = PostParams::default();
+            let answer = tokio::time::timeout(REVIEW_TIMEOUT, reviews.create(&parameters, &review)).await;
+            let late = |_| {
+                let seconds = REVIEW_TIMEOUT.as_secs();
+                TokenReviewError::Unavailable(format!("the API server did not answer within {seconds} s"))
+            };
+            let answer = answer.map_err(late)?;
             // Also if we lack the permission to review: that says nothing about the token.
             let answer = answer.map_err(|error| TokenReviewError::Unavailable(error.to_string()))?;
             node_of_token(&answer.status.unwrap_or_default(), &config)

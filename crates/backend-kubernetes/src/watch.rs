@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_backend::deadline;
 use futures_util::StreamExt;
 use kube::{
     Api, Client, ResourceExt,
@@ -140,6 +141,7 @@ impl WatchCache {
         read: impl FnOnce(&HashMap<Arc<str>, Box<CachedNode>>, &HashMap<Arc<str>, CachedPod>) -> T,
     ) -> Result<T, String> {
         let broken = |state: &mut CacheState| state.nodes.stale_since.is_some() || state.pods.stale_since.is_some();
+        let timeout = deadline::time_left(timeout);
         let (state, _) =
             self.changed.wait_timeout_while(self.lock(), timeout, broken).unwrap_or_else(PoisonError::into_inner);
         for (what, broken) in [("nodes", &state.nodes.stale_since), ("pods", &state.pods.stale_since)] {

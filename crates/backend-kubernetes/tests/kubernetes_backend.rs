@@ -60,7 +60,7 @@ fn cluster() -> Option<&'static Cluster> {
     static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
     CLUSTER
         .get_or_init(|| {
-            let names: Vec<String> = (1..=17).map(|number| format!("gpu-{number}")).collect();
+            let names: Vec<String> = (1..=18).map(|number| format!("gpu-{number}")).collect();
             Cluster::start(&names.iter().map(String::as_str).collect::<Vec<_>>())
         })
         .as_ref()

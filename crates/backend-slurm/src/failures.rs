@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use doctor_backend::{BackendError, ObservedJobFailure};
+use doctor_backend::{BackendError, ObservedJobFailure, deadline};
 use doctor_core::{
     hostlist,
     job_failures::{JobFailure, JobFailureKind, Label, MAX_JOB_NODES},
@@ -85,7 +85,7 @@ impl SlurmBackend {
         let failed = |number: &str| format!("--format={number},User,State,End,NodeList,ExitCode");
         let (args, number, listed) = match query(&full, "--allusers", &failed("JobIDRaw")) {
             // If it hung, the other query would hang too.
-            Err(error) if begun.elapsed() >= self.config.deadline.to_std() => return Err(error),
+            Err(error) if deadline::is_over() || begun.elapsed() >= self.config.deadline.to_std() => return Err(error),
             Err(_) => (&short, "JobID", query(&short, "--allusers", &failed("JobID"))?),
             Ok(listed) => (&full, "JobIDRaw", listed),
         };

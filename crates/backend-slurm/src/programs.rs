@@ -3,10 +3,10 @@
 //! They do not inherit the service's environment (passwords, settings of `squeue`, a time format): `sbatch` would pass all of it
 //! to the job, and the other commands would print in another format.
 
-use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
+use std::{ffi::OsString, io, path::PathBuf, process::Command, time::Duration};
 
 use doctor_backend::{
-    BackendError, Effect,
+    BackendError, Effect, deadline,
     process::{self, ProcessOutput},
 };
 
@@ -96,7 +96,11 @@ impl Programs {
             // For queries only, because a job would inherit these.
             command.env("TZ", "UTC0").env("SLURM_TIME_FORMAT", "standard");
         }
-        let ran = process::output(command, input.as_bytes(), self.deadline, MAX_OUTPUT_BYTES).map_err(|error| {
+        let limit = deadline::time_left(self.deadline);
+        let ran = process::output(command, input.as_bytes(), limit, MAX_OUTPUT_BYTES).map_err(|error| {
+            if error.kind() == io::ErrorKind::TimedOut {
+                return fail(format!("{program}: {error}"), Effect::NotAppliedRetry);
+            }
             fail(format!("{} cannot be started: {error}; see `programs`", path.display()), Effect::NotAppliedPermanent)
         })?;
         match ran {
@@ -113,7 +117,7 @@ impl Programs {
                 Err(fail(format!("{program} printed more than {MAX_OUTPUT_BYTES} bytes"), effect("", does)))
             }
             ProcessOutput::TimedOut => {
-                let text = format!("{program} did not end within {} s", self.deadline.as_secs());
+                let text = format!("{program} did not end within {} s", limit.as_secs().max(1));
                 let effect = if does == Access::Read { Effect::NotAppliedRetry } else { Effect::Unknown };
                 Err(fail(text, effect))
             }

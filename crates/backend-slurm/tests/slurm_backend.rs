@@ -47,6 +47,8 @@ on_both! {
     the_users_come_first,
     what_slurm_forgets_is_told_by_the_claim,
     an_outage_of_the_controller_is_an_error_and_nothing_is_doubled,
+    a_controller_that_hangs_costs_one_deadline_for_each_call,
+    a_run_on_a_node_that_is_removed_can_be_ended,
     several_nodes_are_one_job,
     results_are_shown_on_the_node,
     slurmrestd_tells_the_same,
@@ -69,6 +71,7 @@ use node_ops::{
 };
 use reads::{a_node_that_is_powered_down_is_left_asleep, slurmrestd_tells_the_same};
 use users::{
+    a_controller_that_hangs_costs_one_deadline_for_each_call, a_run_on_a_node_that_is_removed_can_be_ended,
     an_outage_of_the_controller_is_an_error_and_nothing_is_doubled, several_nodes_are_one_job, the_users_come_first,
     what_slurm_forgets_is_told_by_the_claim,
 };

@@ -1,4 +1,5 @@
-//! The SSH backend itself: queries many hosts concurrently. It keeps only the journal of runs, each host's last answer, and logs.
+//! The SSH backend itself: queries many hosts concurrently. It keeps only the journal of runs, each host's last answer, logs, and
+//! which hosts are silent ([`super::silent_hosts`]).
 
 use std::{
     collections::BTreeMap,
@@ -9,12 +10,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use doctor_backend::{
     Backend, BackendError, Effect, JobRequest, NodeOp, ObservedNode, PolledJob,
     clock::{Clock, SystemClock},
+    deadline::{self, Deadline},
     program,
     ssh::{
         Host, SshConfig,
@@ -37,13 +39,19 @@ use doctor_host::{
     vendor_reports::ReportProgress,
 };
 
-use super::run_journal::RunJournal;
+use super::{
+    run_journal::{Hosts, RunJournal},
+    silent_hosts::{PROMPT, Probe, SilentHosts},
+};
 
 #[derive(Debug)]
 pub struct SshBackend {
     pub(super) config: SshConfig,
-    pub(super) requester: HostRequester,
+    pub(super) requester: Arc<HostRequester>,
+    silent: SilentHosts,
     pub(super) journal: RunJournal,
+    /// The nodes of the runs that the controller has recorded, submitted or not.
+    pub(super) recorded: Mutex<BTreeMap<RunId, Hosts>>,
     /// The policy file for jobs.
     pub(super) policy: Option<PathBuf>,
     pub(super) hosts: Mutex<BTreeMap<NodeName, Host>>,
@@ -61,8 +69,6 @@ struct LastObservation {
     marks: Option<Marks>,
     jobs: Vec<RunId>,
     boot_id: Option<String>,
-    /// It has not responded since.
-    unreachable: bool,
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -110,11 +116,14 @@ impl SshBackend {
         let io_error = |error: io::Error| permanent(format!("{}: {error}", config.state.display()));
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&sockets).map_err(io_error)?;
         let journal = RunJournal::open(&config.state, SystemClock.now()).map_err(io_error)?;
-        let requester = HostRequester::new(&config, Some(&sockets)).map_err(permanent)?;
+        let requester = Arc::new(HostRequester::new(&config, Some(&sockets)).map_err(permanent)?);
+        let silent = SilentHosts::new(config.parallel, probe_limit(&config), probe(&config, &requester));
         Ok(Self {
             config,
             requester,
+            silent,
             journal,
+            recorded: Mutex::default(),
             policy: policy.map(Path::to_owned),
             hosts: Mutex::new(by_name(hosts)),
             last_observations: Mutex::default(),
@@ -128,13 +137,43 @@ impl SshBackend {
         found.ok_or_else(|| permanent_error(operation, format!("there is no host {node}; check `hostfile` or `hosts`")))
     }
 
+    /// Replaces the list of hosts. What is known of hosts that are no longer in it is forgotten.
+    pub(super) fn replace_hosts(&self, hosts: Vec<Host>) {
+        let hosts = by_name(hosts);
+        self.silent.retain(|host| hosts.get(&host.name) == Some(host));
+        locked(&self.last_observations).retain(|name, _| hosts.contains_key(name));
+        *locked(&self.hosts) = hosts;
+    }
+
     pub(super) fn all(&self) -> Vec<Host> {
         locked(&self.hosts).values().cloned().collect()
     }
 
     /// Builds the parameters of a query: what counts as use of a host, and these runs.
     pub(super) fn query_params(&self, runs: Vec<RunId>) -> StatusQuery {
-        StatusQuery { runs, locks: self.config.locks.clone(), ignored_programs: self.config.bystanders.clone() }
+        query_params(&self.config, runs)
+    }
+
+    /// Sends a request to a host, unless it is silent. `extra_time` is added to the deadline.
+    pub(super) fn request(
+        &self,
+        host: &Host,
+        request: &HostRequest,
+        extra_time: Duration,
+    ) -> Result<HostResponse, RequestError> {
+        if let Some(why) = self.silent.why(host) {
+            return Err(RequestError::NotSent(why));
+        }
+        let begun = Instant::now();
+        let response = self.requester.request(host, request, extra_time);
+        let reads = matches!(request, HostRequest::Status(_));
+        match &response {
+            // A change may take its time on a host that answers.
+            Err(RequestError::OutcomeUnknown(_)) if !reads => {}
+            Err(error) if begun.elapsed() >= PROMPT => self.silent.record(host, error.text()),
+            _ => {}
+        }
+        response
     }
 
     /// Records a mark change that a host has made, in case it stops responding.
@@ -151,7 +190,7 @@ impl SshBackend {
 
     /// Queries a host, including these runs. `Err` is why it could not be queried.
     pub(super) fn query_host(&self, host: &Host, runs: Vec<RunId>) -> Result<HostStatus, String> {
-        match self.requester.request(host, &HostRequest::Status(self.query_params(runs)), Duration::ZERO) {
+        match self.request(host, &HostRequest::Status(self.query_params(runs)), Duration::ZERO) {
             Ok(HostResponse::Status(status)) => Ok(*status),
             Ok(HostResponse::Failed { text }) => Err(text),
             Ok(
@@ -167,17 +206,7 @@ impl SshBackend {
 
     /// Calls `work` for each host with bounded concurrency, and returns the results sorted by host name.
     pub(super) fn run_on_each<T: Send>(&self, hosts: &[Host], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
-        each(&[(hosts, self.config.parallel)], work)
-    }
-
-    /// Queries all hosts. Those that did not respond the last time have their own workers, so that waiting for them does not
-    /// delay the others.
-    fn query_all_hosts(&self) -> Vec<(Host, Result<HostStatus, String>)> {
-        let last = locked(&self.last_observations).clone();
-        let was_unreachable = |host: &Host| last.get(&host.name).is_some_and(|last| last.unreachable);
-        let (unreachable, others): (Vec<Host>, Vec<Host>) = self.all().into_iter().partition(was_unreachable);
-        let parallel = self.config.parallel;
-        each(&[(&*others, parallel), (&*unreachable, parallel)], |host| self.query_host(host, Vec::new()))
+        each(hosts, self.config.parallel, work)
     }
 
     fn observed_node(&self, host: &Host, result: Result<HostStatus, String>) -> ObservedNode {
@@ -187,18 +216,10 @@ impl SshBackend {
             Ok(status) => {
                 let occupancy = occupancy(&status, self.config.max_load_per_core);
                 let boot_id = Some(status.boot_id).filter(|id| !id.is_empty());
-                *last = LastObservation {
-                    marks: Some(status.marks),
-                    jobs: status.active_runs,
-                    boot_id,
-                    unreachable: false,
-                };
+                *last = LastObservation { marks: Some(status.marks), jobs: status.active_runs, boot_id };
                 occupancy
             }
-            Err(why) => {
-                last.unreachable = true;
-                Occupancy::Unknown { why: why.into() }
-            }
+            Err(why) => Occupancy::Unknown { why: why.into() },
         };
         // The result of a job reports the rest of the hardware.
         let hardware = last.boot_id.clone().map(|id| Hardware { boot_id: Some(id), ..Hardware::default() });
@@ -217,10 +238,28 @@ impl SshBackend {
     }
 }
 
-/// Processes groups of hosts concurrently, each with its own number of workers. The results are sorted by host name.
-pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
-    let next_indexes: Vec<AtomicUsize> = groups.iter().map(|_| AtomicUsize::new(0)).collect();
-    let worker = |hosts: &[Host], next: &AtomicUsize| {
+fn query_params(config: &SshConfig, runs: Vec<RunId>) -> StatusQuery {
+    StatusQuery { runs, locks: config.locks.clone(), ignored_programs: config.bystanders.clone() }
+}
+
+/// The longest time for asking a silent host: it may have to be given the program first.
+fn probe_limit(config: &SshConfig) -> Duration {
+    (config.connect.to_std() + config.deadline.to_std()) * 2 + config.connect.to_std() + config.copy.to_std()
+}
+
+/// Returns how a silent host is asked.
+fn probe(config: &SshConfig, requester: &Arc<HostRequester>) -> Probe {
+    let (config, requester) = (config.clone(), Arc::clone(requester));
+    Arc::new(move |host| {
+        let request = HostRequest::Status(query_params(&config, Vec::new()));
+        requester.request(host, &request, Duration::ZERO).map(drop).map_err(|error| error.text().to_owned())
+    })
+}
+
+/// Calls `work` for each host on up to `workers` threads. The results are sorted by host name.
+pub(super) fn each<T: Send>(hosts: &[Host], workers: usize, work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
+    let (next, call) = (AtomicUsize::new(0), Deadline::current());
+    let worker = || {
         let mut done = Vec::new();
         while let Some(host) = hosts.get(next.fetch_add(1, Ordering::Relaxed)) {
             done.push((host.clone(), work(host)));
@@ -228,11 +267,8 @@ pub(super) fn each<T: Send>(groups: &[(&[Host], usize)], work: impl Fn(&Host) ->
         done
     };
     let mut results: Vec<(Host, T)> = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for ((hosts, workers), next) in groups.iter().zip(&next_indexes) {
-            let worker = &worker;
-            threads.extend((0..(*workers).min(hosts.len())).map(|_| scope.spawn(move || worker(hosts, next))));
-        }
+        let start = |_| scope.spawn(|| deadline::enter(call.clone(), worker));
+        let threads: Vec<_> = (0..workers.min(hosts.len())).map(start).collect();
         // Propagate a worker's panic to the caller.
         let joined =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -254,8 +290,13 @@ impl Backend for SshBackend {
 
     fn snapshot(&self) -> Result<Vec<ObservedNode>, BackendError> {
         let hosts = self.config.read_hosts().map_err(|error| retryable_error("query the hosts", error.to_string()))?;
-        *locked(&self.hosts) = by_name(hosts);
-        Ok(self.query_all_hosts().into_iter().map(|(host, result)| self.observed_node(&host, result)).collect())
+        self.replace_hosts(hosts);
+        let answers = self.run_on_each(&self.all(), |host| self.query_host(host, Vec::new()));
+        Ok(answers.into_iter().map(|(host, result)| self.observed_node(&host, result)).collect())
+    }
+
+    fn set_recorded_runs(&self, runs: &[&Run]) {
+        *locked(&self.recorded) = runs.iter().map(|run| (run.id, run.nodes.clone())).collect();
     }
 
     fn nodes_with_unread_marks(&self) -> Vec<NodeName> {

@@ -4,15 +4,12 @@ use doctor_backend::{BackendError, ssh::Host};
 use doctor_core::ids::RunId;
 use doctor_host::protocol::HostStatus;
 
-use super::{
-    SshBackend,
-    backend::{locked, retryable_error},
-};
+use super::{SshBackend, backend::retryable_error};
 
 impl SshBackend {
     /// Replaces the list of hosts.
     pub fn set_hosts(&self, hosts: Vec<Host>) {
-        *locked(&self.hosts) = hosts.into_iter().map(|host| (host.name.clone(), host)).collect();
+        self.replace_hosts(hosts);
     }
 
     /// Queries these hosts, sorted by name. `Err` is why one could not be queried.

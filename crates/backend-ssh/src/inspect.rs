@@ -70,7 +70,7 @@ pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Inspection {
     let programs: Vec<&str> = required_programs(config, repairs);
     let script = facts::script(&config.remote, &config.as_root.join(" "), &binary.hash, &programs);
     let connector = SshConnector::new(config, None);
-    let host_facts = each(&[(&*hosts, config.parallel)], |host| query_facts(&connector, host, &script, config));
+    let host_facts = each(&hosts, config.parallel, |host| query_facts(&connector, host, &script, config));
     let host_facts: Vec<HostFacts> = host_facts.into_iter().map(|(_, host_facts)| host_facts).collect();
     let mut items = inspect_reachability(&host_facts, config);
     let reachable: Vec<(&NodeName, &Facts)> =

@@ -15,6 +15,7 @@ mod multi_node;
 mod node_ops;
 mod run_journal;
 mod runs;
+mod silent_hosts;
 
 pub use backend::SshBackend;
 pub use doctor_backend::ssh::{HostKeys, SshConfig, SshConfigError};

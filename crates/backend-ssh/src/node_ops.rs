@@ -55,7 +55,7 @@ impl SshBackend {
         self.call_hook(node, change)?;
         let request =
             HostRequest::Mark(MarkRequest { op: change.op, change: mark.clone(), motd: self.config.motd.clone() });
-        match self.requester.request(&host, &request, Duration::ZERO) {
+        match self.request(&host, &request, Duration::ZERO) {
             Ok(HostResponse::Done) => {
                 self.record_mark(node, &mark);
                 Ok(())
@@ -83,7 +83,7 @@ impl SshBackend {
             Ok(host) => host,
             Err(error) => return ReportProgress::Failed { text: error.text },
         };
-        match self.requester.request(&host, &HostRequest::Report { op }, REPORT_TRANSFER_TIME) {
+        match self.request(&host, &HostRequest::Report { op }, REPORT_TRANSFER_TIME) {
             Ok(HostResponse::Report(reported)) => reported,
             other => ReportProgress::Failed { text: unexpected_answer("report", &host, other).text },
         }
@@ -107,7 +107,7 @@ impl SshBackend {
             max_load_per_core,
         }));
         let named = |text: &str| format!("{}: {text}", host.name);
-        match self.requester.request(host, &request, Duration::ZERO) {
+        match self.request(host, &request, Duration::ZERO) {
             Ok(HostResponse::Repair(RepairProgress::Done)) => Ok(()),
             Ok(HostResponse::Repair(RepairProgress::InUse { by })) => Err(retryable_error(operation, named(&by))),
             Ok(HostResponse::Repair(RepairProgress::InProgress { text })) => {

@@ -35,10 +35,18 @@ const CANCEL: &str = "cancel";
 
 /// Where a run is.
 enum RunLocation {
-    Hosts(Vec<Host>),
+    /// It has a part on each of these hosts, or will have one.
+    Hosts(RunHosts),
     Absent,
     /// No responding host has it, and some hosts do not respond.
     Unknown(String),
+}
+
+/// The hosts of a run.
+struct RunHosts {
+    present: Vec<Host>,
+    /// The number of hosts that are no longer configured. Their parts cannot be found any more: they are lost.
+    removed: usize,
 }
 
 impl SshBackend {
@@ -54,9 +62,8 @@ impl SshBackend {
         if hosts.len() > 1 {
             self.check_all_respond(&hosts)?;
         }
-        let start = |host: &Host| {
-            requests.get(&host.name).map(|(_, request)| self.requester.request(host, request, Duration::ZERO))
-        };
+        let start =
+            |host: &Host| requests.get(&host.name).map(|(_, request)| self.request(host, request, Duration::ZERO));
         let responses = self.run_on_each(&hosts, start);
         let mut started = None;
         for (host, response) in responses.into_iter().filter_map(|(host, response)| Some((host, response?))) {
@@ -146,7 +153,8 @@ impl SshBackend {
         }))
     }
 
-    /// Finds the hosts of each run: from the journal, otherwise from the hosts.
+    /// Finds the hosts of each run: from the journal, otherwise from what the controller has recorded, because a run whose
+    /// submission was interrupted is on its own hosts or nowhere. Only a run of which neither knows is looked for on all hosts.
     fn locate_runs(
         &self,
         operation: &'static str,
@@ -155,7 +163,8 @@ impl SshBackend {
         let mut locations = BTreeMap::new();
         let mut unrecorded = Vec::new();
         for run in runs {
-            match self.journal.hosts_of(*run).map_err(|error| retryable_error(operation, error.to_string()))? {
+            let journal = self.journal.hosts_of(*run).map_err(|error| retryable_error(operation, error.to_string()))?;
+            match journal.or_else(|| locked(&self.recorded).get(run).cloned()) {
                 Some(nodes) => drop(locations.insert(*run, self.location_of(&nodes))),
                 None => unrecorded.push(*run),
             }
@@ -172,11 +181,9 @@ impl SshBackend {
 
     fn location_of(&self, nodes: &[NodeName]) -> RunLocation {
         let hosts = locked(&self.hosts);
-        let found = nodes.iter().map(|node| hosts.get(node).cloned().ok_or(node)).collect::<Result<Vec<_>, _>>();
-        found.map_or_else(
-            |node| RunLocation::Unknown(format!("{node} is no longer among the hosts")),
-            RunLocation::Hosts,
-        )
+        let present: Vec<Host> = nodes.iter().filter_map(|node| hosts.get(node).cloned()).collect();
+        let removed = nodes.len() - present.len();
+        if present.is_empty() { RunLocation::Absent } else { RunLocation::Hosts(RunHosts { present, removed }) }
     }
 
     /// Determines the location of a run from the hosts' answers. Each host knows the other hosts of the run.
@@ -218,7 +225,7 @@ impl SshBackend {
         let mut by_host: BTreeMap<NodeName, (Host, Vec<RunId>)> = BTreeMap::new();
         for (run, location) in locations {
             let RunLocation::Hosts(hosts) = location else { continue };
-            for host in hosts {
+            for host in &hosts.present {
                 by_host.entry(host.name.clone()).or_insert_with(|| (host.clone(), Vec::new())).1.push(*run);
             }
         }
@@ -269,7 +276,7 @@ impl SshBackend {
 
     pub(super) fn cancel_run(&self, run: RunId) -> Result<(), BackendError> {
         match self.locate_runs(CANCEL, &[run])?.remove(&run) {
-            Some(RunLocation::Hosts(hosts)) => self.cancel_on(run, &hosts),
+            Some(RunLocation::Hosts(hosts)) => self.cancel_on(run, &hosts.present),
             Some(RunLocation::Absent) | None => Ok(()),
             Some(RunLocation::Unknown(why)) => Err(unknown_effect_error(CANCEL, why)),
         }
@@ -278,7 +285,7 @@ impl SshBackend {
     /// Cancels the run on every host, even if one of them fails.
     fn cancel_on(&self, run: RunId, hosts: &[Host]) -> Result<(), BackendError> {
         let grace = self.config.grace;
-        let cancel = |host: &Host| self.requester.request(host, &HostRequest::Cancel { run, grace }, grace.to_std());
+        let cancel = |host: &Host| self.request(host, &HostRequest::Cancel { run, grace }, grace.to_std());
         let results = self.run_on_each(hosts, cancel).into_iter().map(|(host, response)| match response {
             Ok(HostResponse::Done) => Ok(()),
             other => Err(unexpected_answer(CANCEL, &host, other)),
@@ -303,12 +310,13 @@ fn started_job(host: &Host, response: Result<HostResponse, RequestError>) -> Res
     }
 }
 
-fn combined_job(run: RunId, hosts: &[Host], statuses: &BTreeMap<(RunId, NodeName), RunStatus>) -> PolledJob {
+fn combined_job(run: RunId, hosts: &RunHosts, statuses: &BTreeMap<(RunId, NodeName), RunStatus>) -> PolledJob {
     let part = |host: &Host| statuses.get(&(run, host.name.clone()));
     let unreported = |host: &Host| ObservedJobState::Unknown { why: format!("{} did not report the run", host.name) };
-    let parts: Vec<ObservedJobState> =
-        hosts.iter().map(|host| part(host).map_or_else(|| unreported(host), |status| status.job.clone())).collect();
-    let documents = hosts.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);
+    let seen = |host: &Host| part(host).map_or_else(|| unreported(host), |status| status.job.clone());
+    let lost = std::iter::repeat_n(ObservedJobState::Absent, hosts.removed);
+    let parts: Vec<ObservedJobState> = hosts.present.iter().map(seen).chain(lost).collect();
+    let documents = hosts.present.iter().filter_map(|host| part(host)?.document.clone()).map(String::into_bytes);
     PolledJob { state: combined_state(&parts), documents: documents.collect() }
 }
 

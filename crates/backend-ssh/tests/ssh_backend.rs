@@ -9,6 +9,8 @@ mod multi_node;
 mod repairs;
 #[path = "ssh_backend/reports.rs"]
 mod reports;
+#[path = "ssh_backend/silent_hosts.rs"]
+mod silent_hosts;
 
 use std::{
     fs,

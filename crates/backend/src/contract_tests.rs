@@ -4,7 +4,7 @@
 //! or set a foreign mark; the suite does these through a [`Testbed`], which each kind of cluster implements once. The suite reports
 //! every broken rule, not only the first.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use doctor_core::{
     case::StepKind,
@@ -16,7 +16,10 @@ use doctor_core::{
     time::Timestamp,
 };
 
-use super::{Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedNode};
+use super::{
+    Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedNode,
+    deadline::{self, Deadline},
+};
 
 /// The environment of a backend under test.
 pub trait Testbed {
@@ -92,7 +95,7 @@ type RuleCheck<'a> = fn(&mut Suite<'a>) -> Result<(), String>;
 /// Checks every rule and returns the broken ones. An empty list means that the backend keeps the contract.
 pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec<ContractViolation> {
     let mut suite = Suite { backend, testbed, ids: IdSource::new(0xc0de) };
-    let rules: [(&'static str, RuleCheck<'a>); 12] = [
+    let rules: [(&'static str, RuleCheck<'a>); 13] = [
         ("every node is in the snapshot, once", Suite::nodes_are_listed_once),
         ("unknown and busy are never reported as free", Suite::occupancy_is_distinguished),
         ("a run that was not submitted is absent, and poll results keep their order", Suite::unknown_run_is_absent),
@@ -108,6 +111,7 @@ pub fn violations<'a>(backend: &'a dyn Backend, testbed: &'a dyn Testbed) -> Vec
         ("a repair runs once, and never while the node is in use", Suite::repairs_are_done_once),
         ("a change that is not in caps is refused permanently", Suite::capabilities_are_accurate),
         ("an unknown node is refused, without any effect", Suite::unknown_nodes_are_rejected),
+        ("a call without time left starts nothing late and guesses nothing", Suite::calls_end_in_time),
     ];
     let mut broken = Vec::new();
     for (rule, check) in rules {
@@ -463,5 +467,37 @@ impl Suite<'_> {
             check(matches!(&result, Err(error) if error.effect != Effect::Unknown), || format!("mark: {result:?}"))?;
         }
         Ok(())
+    }
+
+    /// A call whose deadline has passed does what needs no time, or fails and may be repeated.
+    fn calls_end_in_time(&mut self) -> Result<(), String> {
+        let (backend, testbed) = (self.backend, self.testbed);
+        let late = || Some(Deadline::after(Duration::ZERO));
+        let may_repeat = |error: &BackendError| error.effect == Effect::NotAppliedRetry;
+        let unsent = self.run();
+        match deadline::enter(late(), || backend.submit(&testbed.job(unsent, Length::Endless))) {
+            Ok(_) => {
+                backend.cancel(unsent).map_err(describe_error)?;
+                self.wait_ended(unsent)?;
+            }
+            Err(error) => {
+                check(may_repeat(&error), || format!("a submission that was never sent: {}", describe_error(error)))?;
+                check(self.poll_one(unsent)? == ObservedJobState::Absent, || "the job exists".to_owned())?;
+                check(testbed.jobs_started(unsent) == 0, || "the job was started".to_owned())?;
+            }
+        }
+        let run = self.run();
+        self.submit(run, Length::Endless)?;
+        self.wait_running(run)?;
+        let polled = deadline::enter(late(), || backend.poll(&[run]));
+        let seen = polled.map(|jobs| jobs.into_iter().map(|job| job.state).collect::<Vec<_>>());
+        let guesses =
+            |state: &ObservedJobState| matches!(state, ObservedJobState::Absent | ObservedJobState::Ended { .. });
+        check(!seen.as_ref().is_ok_and(|states| states.iter().any(guesses)), || format!("a running job is {seen:?}"))?;
+        let nodes = deadline::enter(late(), || backend.snapshot());
+        let listed = nodes.as_ref().map_or(true, |nodes| nodes.iter().any(|seen| seen.node.name == testbed.node()));
+        check(listed, || "the node is absent from a snapshot that had no time".to_owned())?;
+        backend.cancel(run).map_err(describe_error)?;
+        self.wait_ended(run).map(drop)
     }
 }

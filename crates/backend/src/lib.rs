@@ -7,9 +7,13 @@
 //! `Unknown`, never `Free`; submitting twice with one run id gives one job; cancelling a missing job succeeds; a lost job is
 //! reported as lost; every operation in `caps` is idempotent, is visible in the next snapshot and leaves foreign marks alone;
 //! every error states whether to retry.
+//!
+//! The controller calls a backend through [`bounded::BoundedBackend`], which gives each call a [`deadline`].
 
+pub mod bounded;
 pub mod clock;
 pub mod contract_tests;
+pub mod deadline;
 pub mod http;
 pub mod inspection;
 pub mod local;
@@ -31,6 +35,7 @@ use std::{
     },
 };
 
+use deadline::Deadline;
 use doctor_checks::document::RunKey;
 use doctor_core::{
     access::Access,
@@ -71,6 +76,11 @@ pub trait Backend: Send + Sync {
     fn nodes_with_unread_marks(&self) -> Vec<NodeName> {
         Vec::new()
     }
+
+    /// Tells the backend which runs the caller has recorded, with their nodes, before it polls or cancels them. A run is recorded
+    /// before it is submitted: where its submission was interrupted, a backend that has no list of jobs asks these nodes and no
+    /// others. Called once per cycle; each call replaces the last.
+    fn set_recorded_runs(&self, _runs: &[&Run]) {}
 
     /// Starts a job for this run. Idempotent: a repeated call with the same run id returns the same job.
     fn submit(&self, job: &JobRequest) -> Result<JobId, BackendError>;
@@ -149,16 +159,24 @@ pub fn write_each(
     write: impl Fn(&NodeName, &RenderedStatus) -> Result<(), BackendError> + Sync,
 ) -> Vec<(NodeName, BackendError)> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let write_in_time = |node: &NodeName, what: &RenderedStatus| {
+        if deadline::is_over() {
+            let (operation, text) = ("write the status to the node", deadline::TIME_IS_UP.to_owned());
+            return Err(BackendError { operation, text, effect: Effect::NotAppliedRetry });
+        }
+        write(node, what)
+    };
     let each = || {
         while let Some((node, what)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(error) = write(node, what) {
+            if let Err(error) = write_in_time(node, what) {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).push((node.clone(), error));
             }
         }
     };
+    let call = Deadline::current();
     std::thread::scope(|scope| {
         for _ in 1..workers.clamp(1, work.len().max(1)) {
-            scope.spawn(each);
+            scope.spawn(|| deadline::enter(call.clone(), each));
         }
         each();
     });

@@ -21,6 +21,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     Backend, BackendError,
+    bounded::{BoundedBackend, CallLimits},
     clock::{Clock, SystemClock},
     inspection::{Inspection, InspectionItem},
     token_review::TokenReviewer,
@@ -116,6 +117,12 @@ impl OpenedCluster {
     /// A cluster that uses the system clock and whose agents are enrolled.
     pub fn new(backend: impl Backend + 'static) -> Self {
         Self { backend: Arc::new(backend), clock: Arc::new(SystemClock), token_reviewer: None }
+    }
+
+    /// Gives every call to the backend a deadline.
+    #[must_use]
+    pub fn with_deadlines(self, limits: CallLimits) -> Self {
+        Self { backend: Arc::new(BoundedBackend::new(self.backend, limits)), ..self }
     }
 }
 

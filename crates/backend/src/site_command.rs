@@ -5,13 +5,14 @@
 //! cloud in the output, is a temporary failure; any other code is permanent.
 
 use std::{
+    io,
     process::Command,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use crate::{
-    BackendError, Effect,
+    BackendError, Effect, deadline,
     process::{self, Limits, ProcessEnd, TailBuffer},
 };
 
@@ -60,10 +61,15 @@ pub fn run(
     for (name, value) in &params.values {
         started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
     }
+    // Within a call to a backend, the call may have less time left.
+    let limit = deadline::time_left(limit);
     let tail = Arc::new(Mutex::new(TailBuffer::with_capacity(MAX_OUTPUT)));
     let limits = Limits { drain: Some(DRAIN), ..Limits::new(limit) };
     let ran = process::run(&mut started, Vec::new(), limits, (Arc::clone(&tail), Arc::clone(&tail)));
-    let (ended, ..) = ran.map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
+    let (ended, ..) = ran.map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => BackendError { operation, text: error.to_string(), effect: Effect::NotAppliedRetry },
+        _ => refuse(format!("{program} cannot be started: {error}")),
+    })?;
     let text = tail.lock().unwrap_or_else(PoisonError::into_inner).text().trim().to_owned();
     match ended {
         ProcessEnd::Exited(status) if status.success() => Ok(()),

@@ -8,6 +8,7 @@ use doctor_api::{
 };
 use doctor_backend::{
     Backend,
+    bounded::CallLimits,
     clock::Clock,
     progress::{Progress, stall_limit},
     registration::OpenedCluster,
@@ -52,8 +53,9 @@ impl ClusterConnection {
             let sim = sim.connect().map_err(Failure::OpenCluster)?;
             return Ok(Self { backend: sim.clone(), clock: sim.clone(), sim: Some(sim), tokens: None });
         }
+        let opened = config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
         let OpenedCluster { backend, clock, token_reviewer: voucher } =
-            config.backend.open(&config.service(&config.state())).map_err(Failure::OpenCluster)?;
+            opened.with_deadlines(CallLimits::of_cycle(config.cycle));
         let tokens = voucher.map(|(voucher, remember)| TokenReviewCache::new(voucher, remember));
         Ok(Self { backend, clock, sim: None, tokens })
     }

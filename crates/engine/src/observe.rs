@@ -186,6 +186,7 @@ impl PlannerState {
 
     fn poll(&mut self, deps: &EngineDeps, report: &mut CycleReport) -> BTreeMap<RunId, PolledJob> {
         let ids: Vec<RunId> = self.runs.iter().map(|stored| stored.run.id).collect();
+        deps.backend.set_recorded_runs(&self.runs.iter().map(|stored| &stored.run).collect::<Vec<_>>());
         if ids.is_empty() {
             return BTreeMap::new();
         }

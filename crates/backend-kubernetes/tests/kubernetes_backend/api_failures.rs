@@ -7,9 +7,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
-use doctor_backend::{Backend, Change, Effect, NodeOp};
+use doctor_backend::{
+    Backend, Change, Effect, NodeOp,
+    bounded::{BoundedBackend, CallLimits},
+};
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig};
 use doctor_core::{
     ids::NodeName,
@@ -17,7 +21,7 @@ use doctor_core::{
 };
 use serde_json::{Value, json};
 
-use super::{Cluster, NAMESPACE, ids, seen, until};
+use super::{Cluster, NAMESPACE, PATIENCE, ids, seen, until};
 
 /// A TCP proxy to the API server whose connections can be cut.
 struct CuttableProxy {
@@ -157,4 +161,36 @@ fn conflicts_rejections_and_broken_watches_duplicate_nothing_and_lose_nothing() 
             backend.snapshot().is_ok() && seen(&backend, "gpu-1").marks.foreign.is_empty() != there
         });
     }
+}
+
+/// A server that accepts connections and never answers, as one behind a load balancer without a backend. It needs no cluster.
+#[test]
+fn an_api_server_that_accepts_and_never_answers_costs_one_deadline_for_each_call() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "silent",
+        "clusters": [{ "name": "silent", "cluster": { "server": url, "insecure-skip-tls-verify": true } }],
+        "users": [{ "name": "silent", "user": { "token": "none" } }],
+        "contexts": [{ "name": "silent", "context": { "cluster": "silent", "user": "silent" } }],
+    });
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let config = KubernetesConfig { kubeconfig: Some(path), ..KubernetesConfig::default() };
+    let limit = Duration::from_secs(2);
+    let limits = CallLimits { read: limit, change: limit };
+    let backend = BoundedBackend::new(Arc::new(KubernetesBackend::open(config).unwrap()), limits);
+    let (began, node, mut ids) = (Instant::now(), NodeName::new("gpu-1").unwrap(), ids(22));
+    let error = backend.snapshot().unwrap_err();
+    assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
+    let error = backend.poll(&[ids.run()]).unwrap_err();
+    assert!(error.text.contains("did not answer within"), "{error}");
+    let error = backend.cancel(ids.run()).unwrap_err();
+    assert_ne!(error.effect, Effect::NotAppliedPermanent, "{error}");
+    let error = backend.apply(&node, &NodeOp { op: ids.op(), what: Change::Drain }).unwrap_err();
+    assert_eq!(error.effect, Effect::Unknown, "{error}");
+    // Four calls, of which two have several requests.
+    println!("four calls to a server that is silent: {:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
 }

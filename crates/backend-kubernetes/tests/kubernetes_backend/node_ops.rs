@@ -7,11 +7,14 @@ use std::{
 
 use doctor_backend::{Backend, BackendError, Change, Effect, NodeOp};
 use doctor_backend_kubernetes::{KubernetesBackend, KubernetesConfig, Replace, Webhook, manifests};
-use doctor_core::ids::{NodeName, OpId};
+use doctor_core::{
+    ids::{NodeName, OpId},
+    run::ObservedJobState,
+};
 use doctor_testbed::{fake_aws::FakeAws, kubernetes::kubelet::Exit};
 use serde_json::{Value, json};
 
-use super::{Cluster, NAMESPACE, cluster, ids, until};
+use super::{Cluster, NAMESPACE, cluster, ids, polled, request, until};
 
 fn apply(backend: &KubernetesBackend, node: &str, op: OpId, what: Change) -> Result<(), BackendError> {
     backend.apply(&NodeName::new(node).unwrap(), &NodeOp { op, what })
@@ -293,4 +296,23 @@ fn an_instance_is_terminated_through_its_cloud_and_a_wrong_id_is_distinguished_f
     for name in ["in-the-cloud", "mistaken"] {
         cluster.delete(&format!("/api/v1/nodes/{name}"));
     }
+}
+
+/// The planner cancels the run, because its node is no longer in the snapshot; the job must end although no kubelet is left.
+#[test]
+fn a_run_on_a_node_that_is_deleted_can_be_ended() {
+    let Some(cluster) = cluster() else { return };
+    let (backend, name) = (cluster.backend(), "gpu-18");
+    let run = ids(41).run();
+    backend.submit(&request(run, name, "endless")).unwrap();
+    until("our job to run", || matches!(polled(&backend, run), ObservedJobState::Running { .. }));
+    // As when a machine is terminated: its kubelet reports nothing any more.
+    cluster.kubelet.set_ready(name, false).unwrap();
+    cluster.delete(&format!("/api/v1/nodes/{name}"));
+    let is_listed = || backend.snapshot().unwrap().iter().any(|seen| seen.node.name.as_str() == name);
+    until("the node to leave the snapshot", || !is_listed());
+    backend.cancel(run).unwrap();
+    until("the end of the job", || {
+        matches!(polled(&backend, run), ObservedJobState::Ended { .. } | ObservedJobState::Absent)
+    });
 }

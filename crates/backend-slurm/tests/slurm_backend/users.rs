@@ -1,8 +1,15 @@
 //! Tests that users' jobs come first, and what a run leaves when Slurm or a controller fails.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use doctor_backend::{Backend, Effect, contract_tests::Length};
+use doctor_backend::{
+    Backend, Effect,
+    bounded::{BoundedBackend, CallLimits},
+    contract_tests::Length,
+};
 use doctor_checks::document::Document;
 use doctor_core::{
     node::Occupancy,
@@ -133,4 +140,61 @@ pub(crate) fn several_nodes_are_one_job(generation: Generation) {
     let name = format!("--name=doctor-{run}");
     let listed = stage.slurm.run("squeue", &["--noheader", "--states=all", "--format=%D", &name]).unwrap();
     assert_eq!(listed.trim(), "2");
+}
+
+/// A slurmctld that is stopped accepts connections and answers none: each of Slurm's commands waits for its own time limit.
+pub(crate) fn a_controller_that_hangs_costs_one_deadline_for_each_call(generation: Generation) {
+    let Some(stage) = Stage::new("a slurmctld that hangs", generation) else { return };
+    let limit = Duration::from_secs(3);
+    let backend = BoundedBackend::new(Arc::new(stage.open()), CallLimits { read: limit, change: limit });
+    let run = run_id(2);
+    let request = Stage::request(run, &["node1"], Length::Endless);
+    let signal = |name: &str| {
+        for pid in stage.slurm.pids(Daemon::Controller) {
+            let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap();
+            assert!(sent.success(), "kill {name} {pid}");
+        }
+    };
+    wait("a snapshot within the limit", || backend.snapshot().map_err(|error| error.to_string()));
+    signal("-STOP");
+    let began = Instant::now();
+    let error = backend.snapshot().unwrap_err();
+    assert!(error.effect == Effect::NotAppliedRetry && error.text.contains("did not end within"), "{error}");
+    assert!(backend.poll(&[run]).is_err());
+    let error = backend.submit(&request).unwrap_err();
+    assert_ne!(error.effect, Effect::NotAppliedPermanent, "{error}");
+    let error = backend.cancel(run).unwrap_err();
+    assert_eq!(error.effect, Effect::Unknown, "{error}");
+    println!("snapshot, poll, submit and cancel while slurmctld hangs: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
+    signal("-CONT");
+    // What was in the air may have arrived: the run is submitted again by its id, and ends with one cancellation.
+    wait("the submission", || backend.submit(&request).map_err(|error| error.to_string()));
+    wait("the cancellation", || backend.cancel(run).map_err(|error| error.to_string()));
+    let name = format!("--name=doctor-{run}");
+    let left = || stage.slurm.run("squeue", &["--noheader", "--format=%A", &name]).unwrap();
+    wait("the end of the run", || if left().trim().is_empty() { Ok(()) } else { Err(left()) });
+}
+
+/// An administrator takes a machine out of slurm.conf while a run of ours is on it.
+pub(crate) fn a_run_on_a_node_that_is_removed_can_be_ended(generation: Generation) {
+    let Some(stage) = Stage::new("nodes removed from slurm.conf", generation) else { return };
+    let (backend, run) = (stage.open(), run_id(3));
+    backend.submit(&Stage::request(run, &["node3"], Length::Endless)).unwrap();
+    wait_job(&backend, run, "the run", |seen| matches!(seen, ObservedJobState::Running { .. }));
+    stage.slurm.stop(Daemon::Controller).unwrap();
+    stage.slurm.kill(Daemon::Node("node3")).unwrap();
+    for file in [stage.slurm.conf(), stage.slurm.conf().with_file_name("gres.conf")] {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let kept = text.lines().filter(|line| !line.starts_with("NodeName=node3 ")).map(|line| format!("{line}\n"));
+        std::fs::write(&file, kept.collect::<String>()).unwrap();
+    }
+    stage.slurm.restart(Daemon::Controller).unwrap();
+    wait("the node to leave the snapshot", || match backend.snapshot() {
+        Ok(nodes) if nodes.iter().all(|seen| seen.node.name.as_str() != "node3") => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    wait("the cancellation", || backend.cancel(run).map_err(|error| error.to_string()));
+    let over = |seen: &ObservedJobState| matches!(seen, ObservedJobState::Ended { .. } | ObservedJobState::Absent);
+    wait_job(&backend, run, "the end of the run", over);
 }

@@ -28,7 +28,7 @@ use ureq::{
     },
 };
 
-use crate::Effect;
+use crate::{Effect, deadline};
 pub use tls_roots::{BadRoots, TrustedRoots, roots};
 use unix_socket::UnixConnector;
 
@@ -53,7 +53,8 @@ pub struct Request<'a> {
     pub url: &'a str,
     pub headers: &'a [(&'a str, &'a str)],
     pub body: Option<&'a [u8]>,
-    /// The deadline for resolving the name, connecting, sending, and reading the response to its end.
+    /// The limit for resolving the name, connecting, sending, and reading the response to its end. Within a call to a backend the
+    /// request ends with the call ([`deadline`]).
     pub timeout: Duration,
 }
 
@@ -149,16 +150,19 @@ impl Client {
     /// # Errors
     /// If no response begins before the deadline.
     pub fn send(&self, request: &Request<'_>) -> Result<HttpResponse, HttpError> {
+        if deadline::is_over() {
+            return Err(HttpError { kind: HttpErrorKind::Timeout, sent: false, text: deadline::TIME_IS_UP.to_owned() });
+        }
+        let timeout = deadline::time_left(request.timeout);
         let connected = Arc::new(AtomicBool::new(false));
-        let agent = self.agent(request.timeout, &connected);
+        let agent = self.agent(timeout, &connected);
         let result = match request.body {
             Some(body) => with_headers(agent.post(request.url), request.headers).send(body),
             None => with_headers(agent.get(request.url), request.headers).call(),
         };
-        let response =
-            result.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), request.timeout))?;
+        let response = result.map_err(|error| HttpError::of(&error, connected.load(Ordering::Relaxed), timeout))?;
         let after = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        Ok(HttpResponse { status: response.status().as_u16(), retry_after: after, response, timeout: request.timeout })
+        Ok(HttpResponse { status: response.status().as_u16(), retry_after: after, response, timeout })
     }
 
     /// Builds the agent for one request, which sets `connected` once the connection is made.

@@ -4,11 +4,14 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use rustix::{
+    io::Errno,
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
 
 #[derive(Debug)]
@@ -32,18 +35,27 @@ impl Connector for UnixConnector {
     }
 }
 
-/// Connects within the timeout. If the server accepts no connections, `connect` on a Unix socket blocks without a limit and
-/// offers no timeout, so it runs in its own thread.
+/// How often to try again while the server's queue of connections is full.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Connects within the timeout. If the server accepts no connections, a blocking `connect` on a Unix socket waits without a limit, and
+/// one that does not block reports a full queue.
 fn connect(path: &Path, timeout: NextTimeout) -> Result<UnixStream, ureq::Error> {
-    let (send, connected) = mpsc::channel();
-    let path = path.to_owned();
-    thread::spawn(move || {
-        // The receiver may have timed out.
-        let _late = send.send(UnixStream::connect(path));
-    });
-    match connected.recv_timeout(left(timeout)?) {
-        Ok(stream) => Ok(stream?),
-        Err(_) => Err(ureq::Error::Timeout(timeout.reason)),
+    let until = Instant::now() + left(timeout)?;
+    let address = SocketAddrUnix::new(path).map_err(io::Error::from)?;
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
+        match net::connect(&socket, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(socket);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => thread::sleep(PAUSE),
+            Err(Errno::AGAIN | Errno::INTR) => return Err(ureq::Error::Timeout(timeout.reason)),
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
     }
 }
 

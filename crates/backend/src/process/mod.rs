@@ -1,23 +1,36 @@
 //! Runs a child process with a deadline, capped output and a bounded end. Every process that the controller waits for runs here.
 //!
-//! [`run`] passes output to listeners while the process runs; [`output`] collects it. [`ChildProcess`] is a started process for a
-//! caller that communicates with it. Every wait is bounded: a process that survives SIGKILL, because it is blocked in the kernel,
-//! is abandoned, and a later call reaps it if it ends after all.
+//! [`run`] passes output to listeners while the process runs; [`output`] collects it. Both need a limit, and within a call to a
+//! backend they end with the call ([`crate::deadline`]). [`ChildProcess`], for this crate only, is a started process for a caller
+//! that communicates with it. Every wait is bounded: a process that survives SIGKILL, because it is blocked in the kernel, is
+//! abandoned, and a later call reaps it if it ends after all.
 
 mod running;
 
 use std::{
     collections::VecDeque,
     io::{self, Read, Write as _},
+    os::fd::AsFd,
     process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-pub use running::{ChildProcess, Group};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+use crate::deadline::{self, Deadline, TIME_IS_UP};
+pub(crate) use running::ChildProcess;
+pub use running::Group;
 
 /// How often to check whether a process has ended. Its pipes do not reveal it: a child of the process may hold them open.
 const PAUSE: Duration = Duration::from_millis(2);
+/// The name of the threads that read output.
+const READER_THREAD: &str = "process output";
+/// How often a reader of output checks whether its caller has left. A process that outlived the killed one may hold the pipe open.
+const READER_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// How much of the beginning of standard error [`output`] keeps, in bytes.
 const MAX_STDERR: usize = 16 * 1024;
 
@@ -189,14 +202,18 @@ pub fn output(mut command: Command, input: &[u8], time: Duration, max_bytes: usi
 /// it.
 ///
 /// # Errors
-/// If it cannot be started. Then nothing has happened.
+/// If it cannot be started. Then nothing has happened. The kind is [`io::ErrorKind::TimedOut`] if the call that needs it has no
+/// time left.
 pub fn run<O: OutputListener, E: OutputListener>(
     command: &mut Command,
     input: Vec<u8>,
     limits: Limits,
     (out, err): (O, E),
 ) -> io::Result<(ProcessEnd, O, E)> {
-    let until = Instant::now() + limits.time;
+    if deadline::is_over() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, TIME_IS_UP));
+    }
+    let until = Instant::now() + deadline::time_left(limits.time);
     let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = ChildProcess::start(command, limits.group)?;
@@ -236,17 +253,19 @@ fn write_input(pending_input: &mut PendingInput) {
 
 /// Reads a stream, and writes the input once the listener permits it. If it never does, the process sees the end of its input.
 fn spawn_reader<L: OutputListener>(
-    pipe: Option<impl Read + Send + 'static>,
+    pipe: Option<impl Read + AsFd + Send + 'static>,
     listener: L,
     sender: mpsc::Sender<StreamEvent>,
     mut pending_input: PendingInput,
 ) -> Shared<L> {
     let shared = Arc::new(Mutex::new(Some(listener)));
     let reader_listener = Arc::clone(&shared);
-    std::thread::spawn(move || {
+    let reader = std::thread::Builder::new().name(READER_THREAD.to_owned());
+    let reading = reader.spawn(move || {
         let mut part = vec![0; 64 * 1024];
         let mut pipe = pipe;
-        while let Some(count @ 1..) = pipe.as_mut().and_then(|pipe| read(pipe, &mut part)) {
+        let is_awaited = || reader_listener.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        while let Some(count @ 1..) = pipe.as_mut().and_then(|pipe| read(pipe, &mut part, is_awaited)) {
             let mut listener = reader_listener.lock().unwrap_or_else(PoisonError::into_inner);
             // The caller has stopped waiting for the process.
             let Some(listener) = listener.as_mut() else { return };
@@ -264,12 +283,21 @@ fn spawn_reader<L: OutputListener>(
         }
         let _given_up = sender.send(StreamEvent::End);
     });
+    // As `std::thread::spawn` does: without a thread, no output can be read.
+    drop(reading.expect("the system can start a thread"));
     shared
 }
 
-/// Returns `None` if the stream broke.
-fn read(pipe: &mut impl Read, part: &mut [u8]) -> Option<usize> {
+/// Returns `None` if the stream broke, or the caller no longer awaits its output.
+fn read(pipe: &mut (impl Read + AsFd), part: &mut [u8], is_awaited: impl Fn() -> bool) -> Option<usize> {
     loop {
+        match poll(&mut [PollFd::new(&*pipe, PollFlags::IN)], Some(&READER_PAUSE)) {
+            Ok(0) if is_awaited() => continue,
+            Ok(0) => return None,
+            Err(Errno::INTR) => continue,
+            // If the pipe cannot be polled, reading it says why.
+            Ok(_) | Err(_) => {}
+        }
         match pipe.read(part) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other.ok(),
@@ -289,6 +317,7 @@ fn wait(
     limits: Limits,
 ) -> ProcessEnd {
     let (mut streams, mut ended_at) = (0, None);
+    let call = Deadline::current();
     loop {
         match events.recv_timeout(PAUSE) {
             Ok(StreamEvent::End) => streams += 1,
@@ -304,7 +333,7 @@ fn wait(
         if matches!(ended, Ok(true)) {
             ended_at.get_or_insert_with(Instant::now);
         }
-        let late = Instant::now() >= until || ended.is_err();
+        let late = Instant::now() >= until || ended.is_err() || call.as_ref().is_some_and(|call| call.left().is_zero());
         let drained = |at: Instant| limits.drain.is_some_and(|drain| late || at.elapsed() > drain);
         match ended_at {
             Some(at) if streams == 2 || drained(at) => {
@@ -451,6 +480,52 @@ mod tests {
             assert!(Instant::now() < until, "what it started goes on");
             std::thread::sleep(PAUSE);
         }
+    }
+
+    #[test]
+    fn no_reader_outlives_its_caller_although_an_orphan_holds_the_pipe() {
+        let readers = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            let name = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            tasks.filter(|task| name(task).trim() == READER_THREAD).count()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        // In a session of its own, it survives the end of the group.
+        let script = format!(
+            "setsid sh -c 'echo $$ >{0}; exec sleep 600' & until [ -s {0} ]; do sleep 0.01; done; echo begun",
+            pid.display()
+        );
+        let (_, out, _) = shell(&script, "", limits(30_000, 0));
+        assert_eq!(out, "begun\n");
+        let until = Instant::now() + Duration::from_secs(240);
+        // Other tests of this program have readers too, which end.
+        while readers() > 0 {
+            assert!(Instant::now() < until, "{} readers", readers());
+            std::thread::sleep(PAUSE);
+        }
+        let orphan = std::fs::read_to_string(pid).unwrap();
+        assert!(Command::new("kill").args(["-9", orphan.trim()]).status().unwrap().success());
+    }
+
+    #[test]
+    fn a_process_ends_with_the_call_that_needs_it() {
+        let call = Deadline::after(Duration::from_millis(300));
+        let ended = deadline::enter(Some(call), || shell("exec sleep 600", "", LONG).0);
+        assert_eq!(ended, ProcessEnd::TimedOut);
+        let folder = tempfile::tempdir().unwrap();
+        let begun = folder.path().join("begun");
+        let script = format!("touch {}; exec sleep 600", begun.display());
+        let call = Deadline::after(Duration::from_secs(3600));
+        let working = call.clone();
+        let running = std::thread::spawn(move || deadline::enter(Some(working), || shell(&script, "", LONG).0));
+        let until = Instant::now() + Duration::from_secs(120);
+        while !begun.exists() {
+            assert!(Instant::now() < until, "it begins");
+            std::thread::sleep(PAUSE);
+        }
+        call.cancel();
+        assert_eq!(running.join().unwrap(), ProcessEnd::TimedOut);
     }
 
     #[test]

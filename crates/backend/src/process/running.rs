@@ -29,18 +29,18 @@ pub enum Group {
 
 /// A started process. Dropping it kills the process unless it has ended.
 #[derive(Debug)]
-pub struct ChildProcess {
+pub(crate) struct ChildProcess {
     /// `None` once it was reaped or abandoned.
     child: Option<Child>,
     group: Group,
 }
 
 impl ChildProcess {
-    /// Starts the process.
+    /// Starts the process. The caller ends it in time; outside this crate, [`super::run`] and [`super::output`] do.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(command: &mut Command, group: Group) -> io::Result<Self> {
+    pub(crate) fn start(command: &mut Command, group: Group) -> io::Result<Self> {
         reap_abandoned();
         if group == Group::Own {
             command.process_group(0);
@@ -48,15 +48,15 @@ impl ChildProcess {
         Ok(Self { child: Some(command.spawn()?), group })
     }
 
-    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+    pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.child.as_mut()?.stdin.take()
     }
 
-    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+    pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.as_mut()?.stdout.take()
     }
 
-    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+    pub(crate) fn take_stderr(&mut self) -> Option<ChildStderr> {
         self.child.as_mut()?.stderr.take()
     }
 
@@ -64,14 +64,14 @@ impl ChildProcess {
     ///
     /// # Errors
     /// If the kernel cannot report its state.
-    pub fn has_ended(&self) -> io::Result<bool> {
+    pub(crate) fn has_ended(&self) -> io::Result<bool> {
         let Some(pid) = self.pid() else { return Ok(true) };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(pid), options)?.is_some())
     }
 
     /// Waits for the end of the process. Returns `false` if it has not ended within the limit or its state is unknown.
-    pub fn wait_up_to(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_up_to(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         loop {
             match self.has_ended() {
@@ -83,7 +83,7 @@ impl ChildProcess {
     }
 
     /// Sends SIGTERM, and SIGKILL after `grace`. A zero grace sends SIGKILL only.
-    pub fn terminate(&mut self, grace: Duration) {
+    pub(crate) fn terminate(&mut self, grace: Duration) {
         let Some(pid) = self.pid() else { return };
         if !grace.is_zero() {
             // Only to the process itself, which ends its children in its own way. It may have just ended.

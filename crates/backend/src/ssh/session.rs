@@ -1,6 +1,7 @@
 //! One connection to a host: a remote command of the system's `ssh`, with lines of text in both directions and a deadline.
 //!
-//! Connections are kept open and shared (ControlMaster), so that only the first request to a host needs a handshake. The exit
+//! Connections are kept open and shared (ControlMaster), so that only the first request to a host needs a handshake. One to a host
+//! that no longer answers ends by itself after 15 seconds; a new one that hangs is killed at the session's deadline. The exit
 //! code of `ssh` is ignored: 255 may mean that it could not connect, be the remote command's own code, or be a shell's code for a
 //! signal. Only the received lines count.
 
@@ -16,12 +17,17 @@ use std::{
 use doctor_host::protocol::MAX_RESPONSE_BYTES;
 
 use super::{config::SshConfig, hosts::Host};
-use crate::process::{ChildProcess, Group};
+use crate::{
+    deadline::{self, Deadline, TIME_IS_UP},
+    process::{ChildProcess, Group},
+};
 
 /// How much of the error output of `ssh` is kept, in bytes.
 const MAX_STDERR: u64 = 16 * 1024;
 /// The environment variables that `ssh` needs.
 const PASSED_ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
+/// How often a session checks whether the call that it works for was cancelled.
+const CANCEL_CHECK: Duration = Duration::from_millis(100);
 /// How long to wait for the end of `ssh` after the last line.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
@@ -72,19 +78,17 @@ impl SshConnector {
         Self { options, connect_timeout: config.connect.to_std() }
     }
 
-    /// Runs a script in a POSIX shell on a host. It must not contain a single quote.
+    /// Runs a script in a POSIX shell on a host. It must not contain a single quote. The session ends after the connect timeout
+    /// and `limit`, or with the call that it works for.
     pub fn open_session(&self, host: &Host, script: &str, limit: Duration) -> Result<SshSession, String> {
         let mut ssh = self.ssh(host, &[]);
         ssh.arg(format!("exec sh -c '{script}'"));
-        let ssh = spawn_ssh(&mut ssh)?;
-        Ok(SshSession::new(ssh, Instant::now() + self.connect_timeout + limit))
+        start_session(&mut ssh, self.connect_timeout + limit)
     }
 
     /// Returns the address that OpenSSH's configuration gives for a host. Makes no connection.
     pub fn address(&self, host: &Host) -> Result<String, String> {
-        let mut ssh = self.ssh(host, &["-G"]);
-        let ssh = spawn_ssh(&mut ssh)?;
-        let session = SshSession::new(ssh, Instant::now() + self.connect_timeout);
+        let session = start_session(&mut self.ssh(host, &["-G"]), self.connect_timeout)?;
         loop {
             let output = session.read_line().map_err(|why| format!("`ssh -G` printed no address: {why}"))?;
             if let Some(address) = String::from_utf8_lossy(&output).strip_prefix("hostname ") {
@@ -121,8 +125,12 @@ impl SshConnector {
     }
 }
 
-fn spawn_ssh(ssh: &mut Command) -> Result<ChildProcess, String> {
-    ChildProcess::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))
+fn start_session(ssh: &mut Command, limit: Duration) -> Result<SshSession, String> {
+    if deadline::is_over() {
+        return Err(TIME_IS_UP.to_owned());
+    }
+    let ssh = ChildProcess::start(ssh, Group::Own).map_err(|error| format!("ssh cannot be started: {error}"))?;
+    Ok(SshSession::new(ssh, deadline::time_left(limit)))
 }
 
 /// Returns the options of a host file's line.
@@ -145,7 +153,10 @@ pub struct SshSession {
     ssh: ChildProcess,
     lines: Receiver<Vec<u8>>,
     stderr: Receiver<Vec<u8>>,
+    limit: Duration,
     deadline: Instant,
+    /// The call that it works for, which may be cancelled.
+    call: Option<Deadline>,
 }
 
 /// Why no line was received.
@@ -153,21 +164,21 @@ pub struct SshSession {
 pub enum SshSessionError {
     /// The connection has ended.
     Closed(String),
-    /// The deadline passed.
-    TimedOut,
+    /// The deadline passed, this long after the session was started.
+    TimedOut(Duration),
 }
 
 impl std::fmt::Display for SshSessionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Closed(text) => write!(f, "{text}"),
-            Self::TimedOut => write!(f, "it does not answer"),
+            Self::TimedOut(limit) => write!(f, "it did not answer within {} s", limit.as_secs().max(1)),
         }
     }
 }
 
 impl SshSession {
-    fn new(mut ssh: ChildProcess, deadline: Instant) -> Self {
+    fn new(mut ssh: ChildProcess, limit: Duration) -> Self {
         let (sender, lines) = mpsc::channel();
         if let Some(output) = ssh.take_stdout() {
             std::thread::spawn(move || {
@@ -191,16 +202,26 @@ impl SshSession {
                 let _late = stderr_sender.send(text);
             });
         }
-        Self { ssh, lines, stderr, deadline }
+        Self { ssh, lines, stderr, limit, deadline: Instant::now() + limit, call: Deadline::current() }
+    }
+
+    /// Returns the time until the deadline; zero also if the call was cancelled.
+    fn left(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        self.call.as_ref().map_or(left, |call| left.min(call.left()))
     }
 
     /// Returns the next line.
     pub fn read_line(&self) -> Result<Vec<u8>, SshSessionError> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        self.lines.recv_timeout(left).map_err(|why| match why {
-            RecvTimeoutError::Timeout => SshSessionError::TimedOut,
-            RecvTimeoutError::Disconnected => SshSessionError::Closed(self.error_summary()),
-        })
+        loop {
+            let left = self.left();
+            match self.lines.recv_timeout(left.min(CANCEL_CHECK)) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(SshSessionError::TimedOut(self.limit)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(SshSessionError::Closed(self.error_summary())),
+            }
+        }
     }
 
     /// Sends these bytes and closes the standard input.
@@ -237,7 +258,7 @@ fn summarize_stderr(text: &str) -> String {
 impl Drop for SshSession {
     fn drop(&mut self) {
         drop(self.ssh.take_stdin());
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.left();
         // If it has not ended by then, dropping it kills it.
         self.ssh.wait_up_to(left.min(EXIT_WAIT));
     }

@@ -81,13 +81,20 @@ fn absent(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
     let not_started = |why, text: &str| Some(RunDecision::Conclude(Conclusion::NotStarted(why), text.to_owned()));
     let absent_for = at.since(active.absent_since.unwrap_or(at));
     let in_grace = absent_for < builder.snapshot.policy.limits.result_grace;
+    // The job of a node that left the cluster is lost with it: there is no place left to look for it.
+    let vanished = active.run.nodes.iter().find(|node| builder.record(node).is_none());
     if active.started.is_some() {
         // Its result may still be in transit.
         if in_grace {
             return None;
         }
-        let why = active.cancelling.map_or(IncompleteReason::JobLost, |cancelling| cancelling.why.incomplete());
-        return Some(RunDecision::Conclude(Conclusion::Incomplete(why), "the backend no longer knows the job".into()));
+        let lost = if vanished.is_some() { IncompleteReason::NodeVanished } else { IncompleteReason::JobLost };
+        let why = active.cancelling.map_or(lost, |cancelling| cancelling.why.incomplete());
+        let text = vanished.map_or_else(
+            || "the backend no longer knows the job".to_owned(),
+            |name| format!("{name} is no longer in the cluster, and its job is lost"),
+        );
+        return Some(RunDecision::Conclude(Conclusion::Incomplete(why), text));
     }
     if let Some(cancelling) = active.cancelling {
         return not_started(cancelling.why.not_started(), "cancelled before it started");
@@ -97,7 +104,13 @@ fn absent(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
         if in_grace {
             return None;
         }
-        return not_started(NotStartedReason::Rejected, "the backend lost the job before it started");
+        return match vanished {
+            Some(name) => not_started(
+                CancelReason::NodeVanished.not_started(),
+                &format!("{name} left the cluster before the job started"),
+            ),
+            None => not_started(NotStartedReason::Rejected, "the backend lost the job before it started"),
+        };
     }
     if at.since(active.run.planned) > builder.snapshot.policy.limits.pending {
         return not_started(NotStartedReason::PendingTooLong, "the job could not be submitted in time");

@@ -38,6 +38,7 @@ mod slurm_hooks;
 mod slurm_several;
 mod ssh_flows;
 mod ssh_several;
+mod ssh_silent;
 mod status_table;
 mod this_machine;
 mod traces;

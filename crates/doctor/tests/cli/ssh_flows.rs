@@ -76,7 +76,7 @@ impl SshFixture {
     }
 
     /// Returns the active run of a host, from the files there.
-    fn run_on(&self, host: usize) -> Option<String> {
+    pub(crate) fn run_on(&self, host: usize) -> Option<String> {
         let runs = fs::read_dir(host_dir(&self.fleet.hosts()[host])?.join("runs")).ok()?;
         let claimed = |run: &fs::DirEntry| {
             let claim = fs::read_to_string(run.path().join("job.json")).unwrap_or_default();

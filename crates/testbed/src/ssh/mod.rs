@@ -5,6 +5,7 @@
 
 mod error;
 mod host;
+mod hung_hosts;
 mod slow_proxy;
 
 use std::{
@@ -19,6 +20,7 @@ use tempfile::TempDir;
 
 pub use error::SshTestbedError;
 pub use host::Host;
+pub use hung_hosts::HungHosts;
 pub use slow_proxy::SlowProxy;
 
 use error::file_error;

@@ -107,6 +107,22 @@ fn a_run_on_a_node_removed_from_the_cluster_is_cancelled() {
     assert_eq!(cluster.lines(), ["cancel: node-vanished"]);
 }
 
+/// A host that is removed from the host file takes its job with it: no backend can find that any more.
+#[test]
+fn a_run_whose_node_left_the_cluster_with_its_job_is_concluded() {
+    let removed = |state: RunState, started: Option<Timestamp>, since: Span| {
+        let mut active = run("a", &["dl"], ObservedJobState::Absent);
+        (active.run.state, active.started, active.absent_since) = (state, started, Some(NOW.minus(since)));
+        cluster().node(free("b").fresh()).run(active)
+    };
+    let started = Some(NOW.minus(9.minutes()));
+    assert!(ends(&removed(submitted(), started, 1.minutes())).is_empty(), "its result may be in transit");
+    let lost = removed(submitted(), started, 2.minutes());
+    assert_eq!(ends(&lost), [Conclusion::Incomplete(IncompleteReason::NodeVanished)]);
+    let unstarted = removed(submitted(), None, 2.minutes());
+    assert_eq!(ends(&unstarted), [Conclusion::NotStarted(NotStartedReason::Withdrawn)]);
+}
+
 #[test]
 fn a_run_on_a_node_that_an_operator_holds_is_cancelled() {
     let node = |until| free("a").held("bob", until).run_fixture();
