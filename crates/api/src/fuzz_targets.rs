@@ -20,7 +20,8 @@ use tokio::{
 };
 
 use super::{
-    MAX_BODIES_KIB, agent_queue::AgentQueue, agent_reports::IngestState, http_builder, router, serve_connection,
+    CONNECTIONS_PER_ADDRESS, MAX_BODIES_KIB, agent_limits, agent_queue::AgentQueue, agent_reports::IngestState,
+    connections::serve_half_closed, router,
 };
 
 /// An agent endpoint with one enrolled node, of a controller that leads.
@@ -59,7 +60,7 @@ impl FuzzAgentEndpoint {
         self.runtime.block_on(async {
             let far = tokio::net::UnixStream::from_std(far)?;
             // Half-closed connections are served: otherwise every request would be dropped before its response.
-            serve_connection(http_builder().half_close(true), far, self.service.clone()).await;
+            serve_half_closed(far, self.service.clone(), &agent_limits(CONNECTIONS_PER_ADDRESS)).await;
             io::Result::Ok(())
         })?;
         let mut response = Vec::new();

@@ -17,23 +17,23 @@ use axum::{
 };
 use tokio::time::timeout;
 
-use super::agent_reports::IngestState;
+use super::probes_listener::ProbesState;
 
 /// Deadline for the store's reply.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub(super) async fn health(State(state): State<Arc<IngestState>>) -> Response {
-    match state.queue.watchdog.stuck_for(Instant::now()) {
+pub(super) async fn health(State(state): State<Arc<ProbesState>>) -> Response {
+    match state.watchdog.stuck_for(Instant::now()) {
         Some(stuck_for) => {
             let minutes = stuck_for.as_secs() / 60;
             let text = format!("no cycle has started or ended for {minutes} minutes: the control loop is stuck\n");
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
-        None => (if state.queue.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
+        None => (if state.is_leading() { "leading\n" } else { "waiting\n" }).into_response(),
     }
 }
 
-pub(super) async fn ready(State(state): State<Arc<IngestState>>) -> Response {
+pub(super) async fn ready(State(state): State<Arc<ProbesState>>) -> Response {
     let shared = Arc::clone(&state);
     let result = timeout(STORE_TIMEOUT, tokio::task::spawn_blocking(move || shared.store.leader())).await;
     let reason = match result {
@@ -55,16 +55,15 @@ mod tests {
     };
 
     use super::*;
-    use crate::{AgentInbox, AgentListener};
-    use doctor_backend::clock::SystemClock;
+    use crate::ProbesListener;
     use doctor_store::{Store, StoreUrl};
 
-    fn open(store: &Store) -> (AgentListener, AgentInbox) {
-        AgentListener::open("127.0.0.1:0".parse().unwrap(), store, Arc::new(SystemClock), Arc::default()).unwrap()
+    fn open(store: &Store) -> ProbesListener {
+        ProbesListener::open("127.0.0.1:0".parse().unwrap(), store.clone()).unwrap()
     }
 
     /// Returns the status and the last line of the response.
-    fn get(listener: &AgentListener, path: &str) -> (String, String) {
+    fn get(listener: &ProbesListener, path: &str) -> (String, String) {
         let mut stream = TcpStream::connect(listener.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
@@ -80,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_controller_is_alive_and_ready_whether_it_leads_or_waits() {
-        let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
+        let listener = open(&Store::open_in_memory().unwrap());
         for (leading, expected) in [(false, "waiting"), (true, "leading"), (false, "waiting")] {
             listener.record_progress(Duration::from_secs(30));
             listener.cycle_ended(leading);
@@ -91,8 +90,8 @@ mod tests {
 
     #[test]
     fn a_stuck_loop_is_unhealthy_but_ready() {
-        let (listener, _inbox) = open(&Store::open_in_memory().unwrap());
-        listener.queue.watchdog.set_stuck();
+        let listener = open(&Store::open_in_memory().unwrap());
+        listener.state.watchdog.set_stuck();
         let expected = "no cycle has started or ended for 0 minutes: the control loop is stuck";
         assert_eq!(get(&listener, "/healthz"), status_and_text("503", expected));
         assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
@@ -104,7 +103,7 @@ mod tests {
     fn a_controller_whose_store_fails_is_not_ready_but_healthy() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("doctor.db");
-        let (listener, _inbox) = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
+        let listener = open(&Store::open(&StoreUrl::Sqlite(file.clone())).unwrap());
         assert_eq!(get(&listener, "/readyz"), status_and_text("200", "ready"));
         let rename = |from: &str, to: &str| {
             let database = rusqlite::Connection::open(&file).unwrap();

@@ -14,6 +14,7 @@ use std::{
 use doctor_backend::{
     BackendError, Effect, JobRequest,
     clock::{Clock, SystemClock},
+    trusted_file,
 };
 use doctor_checks::job_file::JobFile;
 use doctor_core::{
@@ -168,7 +169,7 @@ impl SlurmBackend {
     /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
     fn publish_policy(&self) -> io::Result<Option<PathBuf>> {
         let Some(policy) = &self.policy else { return Ok(None) };
-        let text = fs::read(policy)?;
+        let text = trusted_file::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
         let path = self.data.join(FOLDER).join(&name);
         // Touch a policy that is in use; one that is not used for long is removed.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
-    AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
+    AgentListener, CONNECTIONS_PER_ADDRESS, MetricsListener, ProbesListener, ProcessMetrics, TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
 use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
@@ -62,6 +62,7 @@ pub(crate) struct Controller {
     pub agent_listener: Option<AgentListener>,
     pub api: Option<ApiServer>,
     pub metrics_listener: Option<MetricsListener>,
+    pub probes_listener: Option<ProbesListener>,
     /// Delivers alerts. `None` in a process that runs one command and exits.
     alerter: Option<Alerter>,
     mode: ProcessMode,
@@ -100,11 +101,16 @@ impl Controller {
         }
         let mut agent_listener = None;
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
-            let (opened, inbox) =
-                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
+            let per_address = config.agents.per_address.unwrap_or(CONNECTIONS_PER_ADDRESS);
+            let (clock, trigger) = (world.clock.clone(), Arc::clone(&cycle_trigger));
+            let (opened, inbox) = AgentListener::open_with(at, per_address, &store, clock, trigger, world.tokens)?;
             opened.set_site_profiles(loaded.site_profiles.clone());
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);
+        }
+        let mut probes_listener = None;
+        if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.probes.listen) {
+            probes_listener = Some(ProbesListener::open(at, store.clone())?);
         }
         let mut scraped = None;
         if let (ProcessMode::Service { traces }, Some(at)) = (&serving, config.metrics.listen) {
@@ -158,6 +164,7 @@ impl Controller {
             agent_listener,
             api: web,
             metrics_listener: scraped,
+            probes_listener,
             alerter: None,
             mode: serving,
             sim: world.sim,
@@ -191,18 +198,22 @@ impl Controller {
     /// Runs one cycle. `every` is the interval between the starts of two cycles.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
         let record_progress =
-            |listener: &Option<AgentListener>| listener.iter().for_each(|listener| listener.record_progress(every));
-        record_progress(&self.agent_listener);
+            |listener: &Option<ProbesListener>| listener.iter().for_each(|listener| listener.record_progress(every));
+        record_progress(&self.probes_listener);
         self.store_simulated_requests()?;
         let report = self.engine.cycle();
-        record_progress(&self.agent_listener);
+        record_progress(&self.probes_listener);
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
             self.alerter.iter().for_each(Alerter::wake);
         }
+        // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive controller redirects
+        // them.
+        let leading = !matches!(report, Err(CycleError::NotLeader { .. }));
+        if let Some(listener) = &self.probes_listener {
+            listener.cycle_ended(leading);
+        }
         if let Some(listener) = &self.agent_listener {
-            // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive
-            // controller redirects them.
-            listener.cycle_ended(!matches!(report, Err(CycleError::NotLeader { .. })));
+            listener.cycle_ended(leading);
             listener.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
         }
         report

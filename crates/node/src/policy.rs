@@ -1,7 +1,8 @@
-//! Loads the site's policy and hardware profile from files on the node.
+//! Loads the site's policy and hardware profile from files on the node. A policy names commands that run as root, and a profile decides
+//! what is healthy: a file that another user could change is refused.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -10,6 +11,7 @@ use doctor_core::{
     profile::{Profile, ProfileFile, UnknownBaseProfile},
     toml_text::TomlError,
 };
+use doctor_host::trusted_file;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -40,11 +42,13 @@ pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
 }
 
 fn read(path: &Path) -> Result<String, FileError> {
-    fs::read_to_string(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
+    trusted_file::read_to_string(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
     use super::*;
 
     #[test]
@@ -59,5 +63,22 @@ mod tests {
         let error = load_policy(Some(&path)).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("job") && source.contains("line 2"), "{source}");
+    }
+
+    #[test]
+    fn a_policy_or_a_profile_that_another_user_could_change_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let refused = |error: FileError| {
+            let FileError::Read { source, .. } = error else { panic!("{error}") };
+            trusted_file::refusal(&source).unwrap().remedy()
+        };
+        let remedy = format!("chmod go-w {}", path.canonicalize().unwrap().display());
+        assert_eq!(refused(load_policy(Some(&path)).unwrap_err()), remedy);
+        assert_eq!(refused(load_profile(Some(&path)).unwrap_err()), remedy);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        load_policy(Some(&path)).unwrap();
     }
 }
