@@ -198,7 +198,7 @@ fn check_kubeconfig(path: &Path) -> Result<(), String> {
 fn default_kubeconfigs() -> Vec<PathBuf> {
     let paths = match env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty()) {
         Some(paths) => env::split_paths(&paths).collect(),
-        None => env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect::<Vec<_>>(),
+        None => env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config")).into_iter().collect::<Vec<_>>(),
     };
     paths.into_iter().filter(|path| path.exists()).collect()
 }

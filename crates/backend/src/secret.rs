@@ -39,7 +39,7 @@ pub enum SecretError {
 /// The maximum length of a secret, which is one line.
 const MAX_SECRET_BYTES: u64 = 8192;
 /// What a setting that refers to a secret accepts.
-const EXPECTED: &str = "expected { file = \"…\" } or { env = \"…\" }: the secret itself does not belong into this file";
+const EXPECTED: &str = "{ file = \"…\" } or { env = \"…\" }: the secret itself does not belong into this file";
 
 impl SecretSource {
     /// Resolves a path relative to the directory of the file that contains it.
@@ -84,6 +84,10 @@ impl<'de> Deserialize<'de> for SecretSource {
     }
 }
 
+fn refused<E: Error>() -> E {
+    E::custom(format_args!("expected {EXPECTED}"))
+}
+
 /// Accepts a table with one key. Each other value is refused without being repeated, which serde's own errors do.
 struct ReferenceVisitor;
 
@@ -95,27 +99,26 @@ impl<'de> Visitor<'de> for ReferenceVisitor {
     }
 
     fn visit_str<E: Error>(self, _: &str) -> Result<SecretSource, E> {
-        Err(E::custom(EXPECTED))
+        Err(refused())
     }
 
     fn visit_bool<E: Error>(self, _: bool) -> Result<SecretSource, E> {
-        Err(E::custom(EXPECTED))
+        Err(refused())
     }
 
     fn visit_i64<E: Error>(self, _: i64) -> Result<SecretSource, E> {
-        Err(E::custom(EXPECTED))
+        Err(refused())
     }
 
     fn visit_u64<E: Error>(self, _: u64) -> Result<SecretSource, E> {
-        Err(E::custom(EXPECTED))
+        Err(refused())
     }
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<SecretSource, E> {
-        Err(E::custom(EXPECTED))
+        Err(refused())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SecretSource, A::Error> {
-        let refused = || A::Error::custom(EXPECTED);
         let key: String = map.next_key().map_err(|_| refused())?.ok_or_else(refused)?;
         let value: String = map.next_value().map_err(|_| refused())?;
         let source = match key.as_str() {

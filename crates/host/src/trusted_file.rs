@@ -41,6 +41,8 @@ use rustix::{
 pub const MAX_TEXT_BYTES: u64 = 16 << 20;
 /// The links that a path may contain, as in the kernel.
 const MAX_LINKS: usize = 40;
+/// Where a program is looked up without `PATH`, as the C library does.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
 /// Permits users other than the owner to write.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -192,8 +194,10 @@ pub fn program(name: &Path) -> io::Result<PathBuf> {
     let path = match name.as_os_str().as_bytes().contains(&b'/') {
         true => name.to_owned(),
         false => {
-            let path = env::var_os("PATH").unwrap_or_default();
-            let mut candidates = env::split_paths(&path).map(|directory| directory.join(name));
+            let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+            // An empty entry is the current directory, whose programs are run only by their path.
+            let directories = env::split_paths(&path).filter(|directory| directory.is_absolute());
+            let mut candidates = directories.map(|directory| directory.join(name));
             let not_found = || io::Error::new(io::ErrorKind::NotFound, "not in PATH");
             candidates.find(|candidate| is_executable(candidate)).ok_or_else(not_found)?
         }

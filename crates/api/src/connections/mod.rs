@@ -12,7 +12,7 @@ mod slow_client;
 use std::{convert::Infallible, future::Future, io, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, response::Response};
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 use hyper::{Request, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -95,9 +95,8 @@ pub(crate) async fn serve(
         tokio::spawn(async move {
             let serving = Box::pin(serve_stream(StallTimeout::new(stream), tls, service, &limits));
             let displaced = Box::pin(admitted.connection.displaced());
-            match select(serving, displaced).await {
-                Either::Left(_) | Either::Right(_) => drop(admitted),
-            }
+            drop(select(serving, displaced).await);
+            drop(admitted);
         });
     }
 }

@@ -9,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::HeaderMap;
 use doctor_backend::secret::SecretSource;
 use sha2::{Digest, Sha256};
 
 use super::auth::Proxy;
 
 /// The header with the secret.
-pub(super) const HEADER: HeaderName = HeaderName::from_static("x-doctor-proxy-secret");
+pub(super) const HEADER: &str = "x-doctor-proxy-secret";
 /// Minimum interval between reads, which happen when a request comes.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
 /// Shorter ones could be guessed over the network.
