@@ -18,6 +18,7 @@ use doctor_core::{
     ids::{CheckId, NodeName, RunId, TestId},
     time::Span,
 };
+use doctor_host::trusted_file;
 use doctor_node::{
     agent, builtin, check, heap,
     hook::{self, HOOK_ARGUMENT},
@@ -543,9 +544,8 @@ const NODE_VARIABLES: [&str; 2] = ["DOCTOR_NODE_NAME", "SLURMD_NODENAME"];
 
 fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
     let text = match file {
-        Some(path) => {
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the key file {}", path.display()))?
-        }
+        Some(path) => trusted_file::read_to_string(path)
+            .with_context(|| format!("cannot read the key file {}", path.display()))?,
         None => match std::env::var(KEY_VARIABLE) {
             Ok(text) => text,
             Err(_) if by_hand => return node_paths::throwaway_key(),
