@@ -260,7 +260,7 @@ mod tests {
             header: usual_header(),
             operators: vec!["ann".to_owned()],
         };
-        let secret = ProxySecret::open(&proxy).unwrap();
+        let secret = ProxySecret::open(proxy.secret.as_ref()).unwrap();
         let send = |peer: &str, names: &[&str], secrets: &[&str]| {
             let mut headers = HeaderMap::new();
             for name in names {
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(with_one("10.0.0.5", "ann, bob"), Err(ApiError::AmbiguousUser));
         assert_eq!(proxy.invalid_setting(), None);
         std::fs::write(&file, "short\n").unwrap();
-        assert!(ProxySecret::open(&proxy).unwrap_err().contains("fewer than 16"));
+        assert!(ProxySecret::open(proxy.secret.as_ref()).unwrap_err().contains("fewer than 16"));
         proxy.secret = None;
         assert!(proxy.invalid_setting().unwrap().contains("secret = { file = \"proxy.secret\" }"));
     }

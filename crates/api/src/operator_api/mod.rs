@@ -86,6 +86,7 @@ use self::{
     fleet_view::FleetView,
     limits::REQUEST_TIMEOUT,
     params::RequestParams,
+    proxy_secret::ProxySecret,
     routes::ROUTES,
     state::ApiState,
 };
@@ -163,7 +164,7 @@ impl ApiServer {
     /// Those of [`Self::open`].
     pub fn verify(config: &WebConfig, has_tokens: bool) -> Result<TcpListener, ApiServerError> {
         check_access(config, || Ok(has_tokens))?;
-        config.proxy.as_ref().map(proxy_secret::ProxySecret::open).transpose().map_err(ApiServerError::ProxySecret)?;
+        read_proxy_secret(config)?;
         config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
         TcpListener::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })
     }
@@ -244,12 +245,21 @@ fn listener_limits(config: &WebConfig) -> ListenerLimits {
     }
 }
 
+fn read_proxy_secret(config: &WebConfig) -> Result<Option<ProxySecret>, ApiServerError> {
+    let secret = config.proxy.as_ref().map(|proxy| ProxySecret::open(proxy.secret.as_ref()));
+    secret.transpose().map_err(ApiServerError::ProxySecret)
+}
+
 fn api_state(config: &WebConfig, deps: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
-    let proxy_secret = config.proxy.as_ref().map(proxy_secret::ProxySecret::open).transpose();
-    let proxy_secret = proxy_secret.map_err(ApiServerError::ProxySecret)?;
-    Ok(ApiState::new(config, proxy_secret, deps, key, ROUTES.iter().map(|route| route.name).chain([cli::NAME]))?)
+    Ok(ApiState::new(
+        config,
+        read_proxy_secret(config)?,
+        deps,
+        key,
+        ROUTES.iter().map(|route| route.name).chain([cli::NAME]),
+    )?)
 }
 
 fn peer(request: &Request) -> IpAddr {

@@ -13,8 +13,6 @@ use axum::http::HeaderMap;
 use doctor_backend::secret::SecretSource;
 use sha2::{Digest, Sha256};
 
-use super::auth::Proxy;
-
 /// The header with the secret.
 pub(super) const HEADER: &str = "x-doctor-proxy-secret";
 /// Minimum interval between reads, which happen when a request comes.
@@ -40,12 +38,12 @@ impl std::fmt::Debug for CurrentSecret {
 }
 
 impl ProxySecret {
-    /// Reads the secret of this proxy.
+    /// Reads the secret. `None`: the configuration has none.
     ///
     /// # Errors
     /// If it cannot be read or is too short.
-    pub(super) fn open(proxy: &Proxy) -> Result<Self, String> {
-        let source = proxy.secret.clone().ok_or_else(|| "it is not set".to_owned())?;
+    pub(super) fn open(source: Option<&SecretSource>) -> Result<Self, String> {
+        let source = source.cloned().ok_or_else(|| "it is not set".to_owned())?;
         let current = Mutex::new(CurrentSecret { digest: read_digest(&source)?, read: Instant::now() });
         Ok(Self { source, current })
     }
