@@ -6,7 +6,10 @@
 //! otherwise a rolling update of two would wait for the second for ever.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -15,12 +18,35 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use doctor_store::Store;
 use tokio::time::timeout;
 
-use super::probes_listener::ProbesState;
+use super::liveness::LoopWatchdog;
 
 /// Deadline for the store's reply.
 const STORE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What the probes report.
+#[derive(Debug)]
+pub(super) struct ProbesState {
+    store: Store,
+    pub(super) watchdog: LoopWatchdog,
+    leading: AtomicBool,
+}
+
+impl ProbesState {
+    pub(super) fn new(store: Store) -> Self {
+        Self { store, watchdog: LoopWatchdog::new(Instant::now()), leading: AtomicBool::new(false) }
+    }
+
+    pub(super) fn set_leading(&self, leading: bool) {
+        self.leading.store(leading, Ordering::Relaxed);
+    }
+
+    fn is_leading(&self) -> bool {
+        self.leading.load(Ordering::Relaxed)
+    }
+}
 
 pub(super) async fn health(State(state): State<Arc<ProbesState>>) -> Response {
     match state.watchdog.stuck_for(Instant::now()) {
@@ -56,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::ProbesListener;
-    use doctor_store::{Store, StoreUrl};
+    use doctor_store::StoreUrl;
 
     fn open(store: &Store) -> ProbesListener {
         ProbesListener::open("127.0.0.1:0".parse().unwrap(), store.clone()).unwrap()

@@ -5,37 +5,24 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use axum::{Router, routing::get};
 use doctor_store::Store;
 
-use super::{HttpServer, ListenError, few_clients_limits, health, liveness::LoopWatchdog, try_probes_address};
-
-/// What the probes report.
-#[derive(Debug)]
-pub(super) struct ProbesState {
-    pub(super) store: Store,
-    pub(super) watchdog: LoopWatchdog,
-    leading: AtomicBool,
-}
+use super::{
+    HttpServer, ListenError, few_clients_limits,
+    health::{self, ProbesState},
+    try_probes_address,
+};
 
 /// The probes' listener. Dropping it closes it.
 #[derive(Debug)]
 pub struct ProbesListener {
     server: HttpServer,
     pub(super) state: Arc<ProbesState>,
-}
-
-impl ProbesState {
-    pub(super) fn is_leading(&self) -> bool {
-        self.leading.load(Ordering::Relaxed)
-    }
 }
 
 impl ProbesListener {
@@ -45,8 +32,7 @@ impl ProbesListener {
     /// If the address cannot be bound.
     pub fn open(at: SocketAddr, store: Store) -> Result<Self, ListenError> {
         let listener = try_probes_address(at)?;
-        let watchdog = LoopWatchdog::new(Instant::now());
-        let state = Arc::new(ProbesState { store, watchdog, leading: AtomicBool::new(false) });
+        let state = Arc::new(ProbesState::new(store));
         let router = Router::new()
             .route("/healthz", get(health::health))
             .route("/readyz", get(health::ready))
@@ -68,6 +54,6 @@ impl ProbesListener {
 
     /// Call this after each cycle.
     pub fn cycle_ended(&self, leading: bool) {
-        self.state.leading.store(leading, Ordering::Relaxed);
+        self.state.set_leading(leading);
     }
 }
