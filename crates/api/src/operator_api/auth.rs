@@ -1,10 +1,10 @@
 //! Authentication and authorisation.
 //!
 //! A client presents a token in the Authorization header, or a user name set by a proxy whose address the configuration
-//! lists and which shares a secret with us. While no token was ever created and no proxy is configured, local clients may read, if the Host header names
-//! this machine: a page of another site whose name was made to resolve here sends its own host. There are no cookies,
-//! so a browser lends no authority to another site; the identity that a proxy adds is protected by checking which
-//! origin sends the request.
+//! lists and which shares a secret with us. While no token was ever created and no proxy is configured, local clients
+//! may read, if the Host header names this machine: a page of another site whose name was made to resolve here sends its
+//! own host. There are no cookies, so a browser lends no authority to another site; the identity that a proxy adds is
+//! protected by checking which origin sends the request.
 
 use std::{
     net::IpAddr,
