@@ -16,7 +16,7 @@ use doctor_backend::{
     clock::{Clock, SystemClock},
     trusted_file,
 };
-use doctor_checks::job_file::JobFile;
+use doctor_checks::job_file::{JobFile, policy_digest};
 use doctor_core::{
     fnv::fnv1a,
     ids::{JobId, RunId},
@@ -88,7 +88,8 @@ impl SlurmBackend {
         let comment = format!("Cluster Doctor run {}", request.run);
         let args = job::arguments(&name, &comment, &placement, request.limit, &output, &self.config);
         let share = self.share_path();
-        let paths = Paths { share, run: &folder, policy: policy.as_deref() };
+        let policy = policy.as_ref().map(|(path, digest)| (path.as_path(), digest.as_str()));
+        let paths = Paths { share, run: &folder, policy };
         self.programs.run(OPERATION, "sbatch", &args, &job::script(request, paths, &self.config), Access::Write)?;
         Ok(job::id(request.run))
     }
@@ -166,8 +167,9 @@ impl SlurmBackend {
         Ok(claims)
     }
 
-    /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
-    fn publish_policy(&self) -> io::Result<Option<PathBuf>> {
+    /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with. Returns
+    /// its path on the nodes and the digest by which jobs verify it.
+    fn publish_policy(&self) -> io::Result<Option<(PathBuf, String)>> {
         let Some(policy) = &self.policy else { return Ok(None) };
         let text = trusted_file::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
@@ -180,7 +182,7 @@ impl SlurmBackend {
             fs::write(&fresh, &text)?;
             fs::rename(&fresh, &path)?;
         }
-        Ok(Some(self.share_path().join(FOLDER).join(name)))
+        Ok(Some((self.share_path().join(FOLDER).join(name), policy_digest(&text))))
     }
 }
 

@@ -2,10 +2,13 @@
 //! what is healthy: a file that another user could change is refused.
 
 use std::{
-    io,
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
+use doctor_checks::job_file::policy_digest;
 use doctor_core::{
     policy::Policy,
     profile::{Profile, ProfileFile, UnknownBaseProfile},
@@ -19,6 +22,8 @@ pub enum FileError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a valid {what}", .path.display())]
     Parse { path: PathBuf, what: &'static str, source: TomlError },
+    #[error("{} is not the policy that this run was submitted with: it was changed since", .path.display())]
+    OtherPolicy { path: PathBuf },
     #[error("cannot resolve the base or the chip of {}", .path.display())]
     UnknownBase { path: PathBuf, source: UnknownBaseProfile },
 }
@@ -28,6 +33,22 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::built_in()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
     Policy::with_site_settings(&read(path)?).map_err(bad)
+}
+
+/// Loads the policy that a run was submitted with. The caller's digest vouches for the file, whoever else could change it.
+pub fn load_submitted_policy(path: &Path, digest: &str) -> Result<Policy, FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source };
+    let mut text = Vec::new();
+    // Opening a FIFO would wait for a writer.
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    opened.and_then(|file| file.take(trusted_file::MAX_TEXT_BYTES).read_to_end(&mut text)).map_err(failed)?;
+    let other = || FileError::OtherPolicy { path: path.to_owned() };
+    if policy_digest(&text) != digest {
+        return Err(other());
+    }
+    let text = String::from_utf8(text).map_err(|_| other())?;
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
+    Policy::with_site_settings(&text).map_err(bad)
 }
 
 /// Loads a profile file and resolves the built-in profile that it extends and its chip. Returns `None` without a file.
@@ -63,6 +84,18 @@ mod tests {
         let error = load_policy(Some(&path)).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("job") && source.contains("line 2"), "{source}");
+    }
+
+    #[test]
+    fn a_submitted_policy_is_accepted_by_its_digest_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        fs::write(&path, "[limits]\njobs = 9\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let digest = policy_digest(b"[limits]\njobs = 9\n");
+        assert_eq!(load_submitted_policy(&path, &digest).unwrap().limits.jobs, 9.into());
+        fs::write(&path, "[limits]\njobs = 8\n").unwrap();
+        assert!(matches!(load_submitted_policy(&path, &digest), Err(FileError::OtherPolicy { .. })));
     }
 
     #[test]
