@@ -2,7 +2,7 @@
 //! the other listeners. And slow clients: each is disconnected at its deadline.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     sync::Arc,
     time::{Duration, Instant},
@@ -199,16 +199,21 @@ fn silent_connections_give_way_to_requests_of_the_same_address() {
 #[test]
 fn a_client_that_stops_before_the_end_of_its_request_is_disconnected() {
     let controller = Controller::start();
+    let mut clients = Vec::new();
     for (name, to, ..) in controller.listeners() {
         for kind in Flood::ALL {
             let mut stream = connect(OTHERS[0], to).unwrap();
             stream.write_all(kind.bytes()).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            let mut rest = Vec::new();
-            // A reset ends the connection as well; a server that keeps it lets the read time out.
-            let end = stream.read_to_end(&mut rest).map_err(|error| error.kind());
-            let is_open = matches!(end, Err(std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut));
-            assert!(!is_open, "{kind:?} to {name}: {}", String::from_utf8_lossy(&rest));
+            clients.push((name, kind, stream));
         }
+    }
+    // All of their deadlines run at the same time.
+    for (name, kind, mut stream) in clients {
+        let mut rest = Vec::new();
+        // A reset ends the connection as well; a server that keeps it lets the read time out.
+        let end = stream.read_to_end(&mut rest).map_err(|error| error.kind());
+        let is_open = matches!(end, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        assert!(!is_open, "{kind:?} to {name}: {}", String::from_utf8_lossy(&rest));
     }
 }
