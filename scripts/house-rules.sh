@@ -88,8 +88,7 @@ rule "files on the shared directory that are opened by path" \
     sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path|$path_methods" | sed "s|^|$file:|"
   done
   for file in crates/backend-slurm/src/{submit,report_job,remaining_output,share_files}.rs crates/notify/src/report/schedule.rs; do
-    # The site's policy is not on the share.
-    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path" | grep -v 'fs::read(policy)' | sed "s|^|$file:|"
+    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path" | sed "s|^|$file:|"
   done)"
 rule "processes that are started without a limit; use doctor_backend::process (or doctor_host::jobs for a job)" \
   "$(for file in crates/{api,backend,backend-*,doctor,engine,fleet,notify,sim,store}/src; do find "$file" -name '*.rs'; done | while read -r file; do

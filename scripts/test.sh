@@ -5,6 +5,8 @@
 #   FULL=true             with the repetitions of `make test-full`: more kills, more inputs (CONTRIBUTING.md lists them)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
+# Configuration that the group may write to is refused, and tests write configuration.
+umask 022
 
 cargo=${CARGO:-cargo}
 log=$(mktemp)

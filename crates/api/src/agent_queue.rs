@@ -22,8 +22,6 @@ use doctor_store::{
 };
 use tokio::sync::oneshot;
 
-use super::liveness::LoopWatchdog;
-
 /// How often contacts are stored, all together, and the list of agents is read again.
 const STORE_INTERVAL: Span = Span::minutes(1);
 /// Rounds of checks of one agent that are kept until they are stored; an agent has three or four a minute at most.
@@ -41,7 +39,6 @@ const PERMIT_GRACE: Duration = Duration::from_secs(60);
 pub(super) struct AgentQueue {
     state: Mutex<QueueState>,
     cycle_trigger: Arc<Trigger>,
-    pub(super) watchdog: LoopWatchdog,
 }
 
 #[derive(Debug, Default)]
@@ -103,7 +100,7 @@ struct QueuedMessage {
 
 impl AgentQueue {
     pub(super) fn new(cycle_trigger: Arc<Trigger>) -> Self {
-        Self { state: Mutex::default(), cycle_trigger, watchdog: LoopWatchdog::default() }
+        Self { state: Mutex::default(), cycle_trigger }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {

@@ -25,7 +25,6 @@ use tokio::{sync::Semaphore, time::timeout};
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
     token_review_cache::{BadAuthorization, TokenReviewCache, bearer_token},
-    write_probe::WriteProbe,
 };
 
 /// Deadline for memory to become available and the body to arrive.
@@ -43,7 +42,6 @@ pub(super) struct IngestState {
     pub(super) body_memory: Arc<Semaphore>,
     /// Set where the cluster vouches for agents.
     pub(super) token_reviews: Option<TokenReviewCache>,
-    pub(super) write_probe: Arc<WriteProbe>,
 }
 
 /// Why a report was rejected.

@@ -20,7 +20,8 @@ use tokio::{
 };
 
 use super::{
-    MAX_BODIES_KIB, agent_queue::AgentQueue, agent_reports::IngestState, http_builder, router, serve_connection,
+    CONNECTIONS_PER_ADDRESS, MAX_BODIES_KIB, agent_limits, agent_queue::AgentQueue, agent_reports::IngestState,
+    connections::serve_half_closed, router,
 };
 
 /// An agent endpoint with one enrolled node, of a controller that leads.
@@ -41,14 +42,8 @@ impl FuzzAgentEndpoint {
         queue.set_leading(true);
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
-        let service = TowerToHyperService::new(router(IngestState {
-            store,
-            clock,
-            queue,
-            body_memory,
-            token_reviews: None,
-            write_probe: Arc::default(),
-        }));
+        let service =
+            TowerToHyperService::new(router(IngestState { store, clock, queue, body_memory, token_reviews: None }));
         Ok(Self { runtime, service })
     }
 
@@ -65,7 +60,7 @@ impl FuzzAgentEndpoint {
         self.runtime.block_on(async {
             let far = tokio::net::UnixStream::from_std(far)?;
             // Half-closed connections are served: otherwise every request would be dropped before its response.
-            serve_connection(http_builder().half_close(true), far, self.service.clone()).await;
+            serve_half_closed(far, self.service.clone(), &agent_limits(CONNECTIONS_PER_ADDRESS)).await;
             io::Result::Ok(())
         })?;
         let mut response = Vec::new();

@@ -1,5 +1,7 @@
 //! The agent endpoint: a small HTTP server on its own thread, beside an engine that knows nothing of HTTP.
 //!
+//! The API, the metrics and the health probes have listeners of their own, with the same limits of connections ([`connections`]).
+//!
 //! Messages are checked before they cost anything. A sender that is neither enrolled nor authenticated by the cluster is
 //! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
 //! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
@@ -7,6 +9,7 @@
 
 mod agent_queue;
 mod agent_reports;
+mod connections;
 mod dashboard;
 #[doc(hidden)]
 pub mod fuzz_targets;
@@ -15,6 +18,7 @@ mod liveness;
 pub mod metrics;
 mod metrics_listener;
 pub mod operator_api;
+mod probes_listener;
 mod response;
 mod token_review_cache;
 mod write_probe;
@@ -27,39 +31,27 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    Router,
-    extract::DefaultBodyLimit,
-    routing::{get, post},
-};
-use doctor_backend::{clock::Clock, progress::Progress};
+use axum::{Router, extract::DefaultBodyLimit, routing::post};
+use doctor_backend::clock::Clock;
 use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::plan::TakeOutPermit;
 use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::{Semaphore, oneshot},
-    time::timeout,
-};
+use tokio::sync::{Semaphore, oneshot};
 
 use agent_queue::AgentQueue;
 use agent_reports::IngestState;
+use connections::{AcceptorSource, BodyDeadlines, ConnectionLimits, ListenerLimits};
 
 pub use agent_queue::AgentInbox;
 pub use metrics_listener::{MetricsListener, ProcessMetrics};
+pub use probes_listener::ProbesListener;
 pub use token_review_cache::TokenReviewCache;
 
 /// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
 const MAX_CONNECTIONS: usize = 512;
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum age of a connection.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// Connections of one address, unless the configuration names another number: many agents may share that of a NAT gateway.
+pub const CONNECTIONS_PER_ADDRESS: usize = 128;
 /// Bodies of unverified messages held in memory at a time, in KiB.
 const MAX_BODIES_KIB: usize = 128 << 10;
 
@@ -69,6 +61,8 @@ pub enum ListenError {
     Agents { at: SocketAddr, source: io::Error },
     #[error("cannot listen on {at} for Prometheus")]
     Metrics { at: SocketAddr, source: io::Error },
+    #[error("cannot listen on {at} for health probes")]
+    Probes { at: SocketAddr, source: io::Error },
     #[error("cannot read the enrolled agents")]
     Store(#[from] doctor_store::StoreError),
 }
@@ -87,6 +81,33 @@ pub fn try_agent_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
 /// If the address cannot be bound.
 pub fn try_metrics_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
     TcpListener::bind(at).map_err(|source| ListenError::Metrics { at, source })
+}
+
+/// Binds the address for health probes as [`ProbesListener::open`] does. It is free again when the result is dropped.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn try_probes_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
+    TcpListener::bind(at).map_err(|source| ListenError::Probes { at, source })
+}
+
+/// Returns the limits of the agents' listener.
+fn agent_limits(per_address: usize) -> ListenerLimits {
+    ListenerLimits {
+        connections: ConnectionLimits { total: MAX_CONNECTIONS, per_address, shared_addresses: Vec::new() },
+        head: Duration::from_secs(5),
+        body: BodyDeadlines { piece: Duration::from_secs(5), whole: Duration::from_secs(20) },
+        age: Duration::from_secs(60),
+    }
+}
+
+/// Returns the limits of a listener with few clients: Prometheus and the kubelet.
+fn few_clients_limits() -> ListenerLimits {
+    ListenerLimits {
+        connections: ConnectionLimits { total: 64, per_address: 16, shared_addresses: Vec::new() },
+        age: Duration::from_secs(30),
+        ..agent_limits(CONNECTIONS_PER_ADDRESS)
+    }
 }
 
 /// The agent endpoint. Dropping it closes the listener.
@@ -109,7 +130,13 @@ struct HttpServer {
 }
 
 impl HttpServer {
-    fn start(name: &'static str, listener: TcpListener, router: Router) -> io::Result<Self> {
+    fn start(
+        name: &'static str,
+        listener: TcpListener,
+        router: Router,
+        tls: Option<AcceptorSource>,
+        limits: ListenerLimits,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let at = listener.local_addr()?;
         let (close, closed) = oneshot::channel();
@@ -121,7 +148,7 @@ impl HttpServer {
             .build()?;
         let body = move || {
             runtime.block_on(async {
-                let serving = tokio::spawn(serve(listener, router));
+                let serving = tokio::spawn(connections::serve(name, listener, router, tls, limits));
                 // An error means that the sender was dropped, which also closes the server.
                 let _closed = closed.await;
                 serving.abort();
@@ -159,15 +186,17 @@ impl AgentListener {
         clock: Arc<dyn Clock>,
         cycle_trigger: Arc<Trigger>,
     ) -> Result<(Self, AgentInbox), ListenError> {
-        Self::open_with(at, store, clock, cycle_trigger, None)
+        Self::open_with(at, CONNECTIONS_PER_ADDRESS, store, clock, cycle_trigger, None)
     }
 
-    /// As [`AgentListener::open`], and also accepts agents that their cluster vouches for.
+    /// As [`AgentListener::open`], with another limit of connections of one address, and also accepts agents that their cluster
+    /// vouches for.
     ///
     /// # Errors
     /// If the address cannot be bound, or the store fails.
     pub fn open_with(
         at: SocketAddr,
+        per_address: usize,
         store: &Store,
         clock: Arc<dyn Clock>,
         cycle_trigger: Arc<Trigger>,
@@ -178,15 +207,9 @@ impl AgentListener {
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
-        let state = IngestState {
-            store: store.clone(),
-            clock,
-            queue: Arc::clone(&queue),
-            body_memory,
-            token_reviews,
-            write_probe: Arc::default(),
-        };
-        let server = HttpServer::start("doctor-agents", listener, router(state)).map_err(failed)?;
+        let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
+        let limits = agent_limits(per_address);
+        let server = HttpServer::start("doctor-agents", listener, router(state), None, limits).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }
 
@@ -197,11 +220,6 @@ impl AgentListener {
     /// Returns a handle to the number of waiting messages, on nodes and here, for metrics.
     pub fn spool(&self) -> Spool {
         Spool(Arc::clone(&self.queue))
-    }
-
-    /// Sets the progress of the loop, without which `/healthz` reports that the controller is stuck.
-    pub fn set_progress(&self, progress: &Progress) {
-        self.queue.watchdog.set(progress);
     }
 
     /// Call this after each cycle. Only the leader can store reports; the others answer agents with 503.
@@ -229,53 +247,7 @@ impl AgentListener {
 fn router(state: IngestState) -> Router {
     Router::new()
         .route("/api/v1/ingest", post(agent_reports::ingest))
-        .route("/healthz", get(health::health))
-        .route("/readyz", get(health::ready))
         // `ingest` applies its own limit when it reads the body.
         .layer(DefaultBodyLimit::disable())
         .with_state(Arc::new(state))
-}
-
-async fn serve(listener: TcpListener, router: Router) {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::error!(%error, "listener failed to start");
-            return;
-        }
-    };
-    let service = TowerToHyperService::new(router);
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Usually out of file descriptors: active connections will free some.
-                tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let service = service.clone();
-        tokio::spawn(async move {
-            serve_connection(&http_builder(), stream, service).await;
-            drop(permit);
-        });
-    }
-}
-
-fn http_builder() -> http1::Builder {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(64 << 10);
-    http
-}
-
-async fn serve_connection(
-    http: &http1::Builder,
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    service: TowerToHyperService<Router>,
-) {
-    // Ignored: an agent resends what was not acknowledged.
-    let _result = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
 }

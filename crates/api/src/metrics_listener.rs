@@ -27,7 +27,7 @@ use axum::{
     routing::get,
 };
 
-use super::{HttpServer, ListenError, Spool, try_metrics_address};
+use super::{HttpServer, ListenError, Spool, few_clients_limits, try_metrics_address};
 use crate::metrics::{self, MetricsSettings};
 
 /// A scrape is reused for this long.
@@ -77,7 +77,8 @@ impl MetricsListener {
         let state =
             Arc::new(MetricsState { store, clock, settings, process, initial_settings, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(state);
-        let server = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
+        let server =
+            HttpServer::start("doctor-metrics", listener, router, None, few_clients_limits()).map_err(failed)?;
         Ok(Self { server })
     }
 

@@ -68,6 +68,7 @@ impl Fixture {
         let (at, tokens) = ("127.0.0.1:0".parse().unwrap(), TokenReviewCache::new(Arc::new(Cluster), Span::minutes(1)));
         let opened = AgentListener::open_with(
             at,
+            doctor_api::CONNECTIONS_PER_ADDRESS,
             &fixture.store,
             Arc::new(SystemClock),
             Arc::clone(&fixture.trigger),
@@ -357,10 +358,10 @@ fn an_agent_that_the_cluster_vouches_for_can_be_revoked() {
 }
 
 #[test]
-fn health_shows_whether_the_controller_leads() {
+fn agents_get_no_health_probes() {
     let fixture = Fixture::leading();
     let request = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    assert!(exchange(fixture.listener.address(), request, b"").ends_with("leading\n"));
+    assert!(exchange(fixture.listener.address(), request, b"").starts_with("HTTP/1.1 404 "));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     time::{Duration, Instant},
 };
 
@@ -10,7 +9,7 @@ use doctor_backend::{
     Backend, BackendError, Change, Effect, JobRequest, NodeOp, ObservedJobFailure, ObservedNode, PolledJob,
     ReportProgress,
     clock::{Clock, SystemClock},
-    deadline,
+    deadline, trusted_file,
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
@@ -139,7 +138,7 @@ impl DstackBackend {
             return Err(permanent_error(SUBMIT, "a run on dstack uses one instance, not several".to_owned()));
         };
         let (fleet, instance) = self.instance(SUBMIT, node)?;
-        let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
+        let policy = self.policy.as_deref().map(trusted_file::read_to_string).transpose();
         let policy = policy.map_err(|error| retryable_error(SUBMIT, format!("the policy file: {error}")))?;
         if let Some(length) = policy.as_ref().map(String::len).filter(|length| *length > task::MAX_POLICY_BYTES) {
             let most = task::MAX_POLICY_BYTES;

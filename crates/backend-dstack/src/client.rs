@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use doctor_backend::{
     BackendError, Effect,
     http::{self, HttpError, HttpErrorKind, Proxy, Request, TrustedRoots},
+    trusted_file,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -104,7 +105,7 @@ impl Client {
 
     fn token(&self) -> Result<String, DstackApiError> {
         let token = match &self.token_file {
-            Some(path) => std::fs::read_to_string(path)
+            Some(path) => trusted_file::read_to_string(path)
                 .map_err(|error| DstackApiError::NoToken(format!("`token_file` {}: {error}", path.display())))?,
             None => std::env::var(&self.token_variable).map_err(|_| {
                 DstackApiError::NoToken(format!(

@@ -1,8 +1,13 @@
 //! Access to one Kubernetes cluster: the client, the watches, and calls that block until the API server responds.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use doctor_backend::{BackendError, Effect, deadline, token_review::TokenReviewer};
+use doctor_backend::{BackendError, Effect, deadline, token_review::TokenReviewer, trusted_file};
 use hyper::http::Request;
 use kube::{
     Api, Client,
@@ -167,13 +172,18 @@ pub(super) async fn connect(config: &KubernetesConfig) -> Result<Client, String>
     let options = KubeConfigOptions { context: config.context.clone(), ..KubeConfigOptions::default() };
     let settings = match &config.kubeconfig {
         Some(path) => {
+            check_kubeconfig(path)?;
             let file = Kubeconfig::read_from(path).map_err(|error| format!("{}: {error}", path.display()))?;
             kube::Config::from_custom_kubeconfig(file, &options).await.map_err(|error| error.to_string())
         }
         None if config.context.is_some() => {
+            default_kubeconfigs().iter().try_for_each(|path| check_kubeconfig(path))?;
             kube::Config::from_kubeconfig(&options).await.map_err(|error| error.to_string())
         }
-        None => kube::Config::infer().await.map_err(|error| error.to_string()),
+        None => {
+            default_kubeconfigs().iter().try_for_each(|path| check_kubeconfig(path))?;
+            kube::Config::infer().await.map_err(|error| error.to_string())
+        }
     };
     let mut settings = settings?;
     // A silent or overloaded server must fail soon, because an error makes the state unknown. A client that waits or retries by
@@ -182,6 +192,21 @@ pub(super) async fn connect(config: &KubernetesConfig) -> Result<Client, String>
     settings.reset_reader_on_write = true;
     settings.default_retry = false;
     Client::try_from(settings).map_err(|error| error.to_string())
+}
+
+/// Refuses a kubeconfig that another user could change: it names the server that gets our credentials, and programs to run. The
+/// client reads the file again by its path, whose directories others cannot change either.
+fn check_kubeconfig(path: &Path) -> Result<(), String> {
+    trusted_file::open(path).map(drop).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Returns the kubeconfigs that the client would read by itself, as far as they exist.
+fn default_kubeconfigs() -> Vec<PathBuf> {
+    let paths = match env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty()) {
+        Some(paths) => env::split_paths(&paths).collect(),
+        None => env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config")).into_iter().collect::<Vec<_>>(),
+    };
+    paths.into_iter().filter(|path| path.exists()).collect()
 }
 
 /// An object whose kind is given at run time.

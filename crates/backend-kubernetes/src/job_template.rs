@@ -10,11 +10,12 @@
 mod located;
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
+use doctor_backend::trusted_file;
 use doctor_core::toml_text::TomlError;
 use k8s_openapi::api::batch::v1::Job;
 use serde_json::Value;
@@ -349,9 +350,8 @@ impl TemplateFile {
     pub(super) fn open(config: &KubernetesConfig) -> Result<Self, TemplateError> {
         let path = config.template.clone();
         let text = match &path {
-            Some(path) => {
-                fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.clone(), source })?
-            }
+            Some(path) => trusted_file::read_to_string(path)
+                .map_err(|source| TemplateError::Read { path: path.clone(), source })?,
             None => STANDARD_TEMPLATE.to_owned(),
         };
         let bad = |error| TemplateError::Invalid {
@@ -364,7 +364,7 @@ impl TemplateFile {
 
     pub(super) fn current(&self, config: &KubernetesConfig) -> Template {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(text) = self.path.as_deref().and_then(|path: &Path| fs::read_to_string(path).ok())
+        if let Some(text) = self.path.as_deref().and_then(|path: &Path| trusted_file::read_to_string(path).ok())
             && text != last.0
             && let Ok(template) = Template::read(&text, config)
         {
@@ -376,6 +376,8 @@ impl TemplateFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use serde_json::json;
 
     use super::*;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use doctor_backend::{JobOutput, JobRequest};
-use doctor_checks::job_file::JobFile;
+use doctor_checks::job_file::{JobFile, POLICY_DIGEST_VARIABLE};
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     run::{JobEnd, ObservedJobState},
@@ -101,13 +101,15 @@ pub(super) struct Paths<'a> {
     pub(super) share: &'a Path,
     /// The run's folder: claims and output.
     pub(super) run: &'a Path,
-    pub(super) policy: Option<&'a Path>,
+    /// And the digest of its text: users may be able to write to the share.
+    pub(super) policy: Option<(&'a Path, &'a str)>,
 }
 
 /// Builds the script of a run. On several nodes, each runs its own part.
 pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -> String {
     let mut lines = vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), UNSET_TOKEN.to_owned()];
     lines.push(format!("export DOCTOR_RUN_KEY={}", job.key.to_hex()));
+    lines.extend(paths.policy.map(|(_, digest)| format!("export {POLICY_DIGEST_VARIABLE}={digest}")));
     let parts = || job.outputs.iter().map(|output| (&output.node, quoted(&command(job, output, paths, config))));
     match &*job.outputs {
         [_] => lines.extend(parts().map(|(_, command_line)| format!("exec {command_line}"))),
@@ -142,7 +144,7 @@ fn command(job: &JobRequest, output: &JobOutput, paths: Paths<'_>, config: &Slur
     option("limit", job.limit.to_string());
     option("state", written(&config.node_state));
     option("job-file", written(&paths.run.join(claim_file(&output.node))));
-    if let Some(policy) = paths.policy {
+    if let Some((policy, _)) = paths.policy {
         option("policy", written(policy));
     }
     for log in &output.logs {
@@ -258,7 +260,7 @@ mod tests {
         Paths {
             share: Path::new("/data/it's here"),
             run: Path::new("/data/run"),
-            policy: Some(Path::new("/data/policy.toml")),
+            policy: Some((Path::new("/data/policy.toml"), "d1ge57")),
         }
     }
 
@@ -268,6 +270,7 @@ mod tests {
         let script = script(&job, paths(), &config);
         assert!(script.starts_with("#!/bin/sh\n") && script.contains(&job.key.to_hex()), "{script}");
         assert!(script.contains("'--document' '/data/it'\\''s here/storage/n1/a.json'"), "{script}");
+        assert!(script.contains("export DOCTOR_POLICY_DIGEST=d1ge57\n"), "{script}");
         let nodes = [node("n1")];
         let placement = Placement { nodes: &nodes, partition: Some("gpu"), gpus: 8, reservation: None };
         let args = arguments("doctor-x", "c", &placement, job.limit, Path::new("/data/o"), &config).join(" ");

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use doctor_backend::http::{Client, HttpError, HttpErrorKind, Proxy, Request};
+use doctor_backend::{
+    http::{Client, HttpError, HttpErrorKind, Proxy, Request},
+    trusted_file,
+};
 
 use super::{
     config::Rest,
@@ -52,7 +55,7 @@ pub(super) fn nodes(rest: &Rest, limit: Duration) -> Result<Vec<SlurmNode>, Stri
 fn request_nodes(rest: &Rest, limit: Duration) -> Result<Vec<SlurmNode>, RestError> {
     let token = match &rest.token_file {
         Some(path) => {
-            let token = std::fs::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
+            let token = trusted_file::read_to_string(path).map_err(|error| RestError::NoToken(path.clone(), error))?;
             // A token is one word; a line break would begin another header.
             Some(token.trim().chars().filter(char::is_ascii_graphic).collect::<String>())
         }

@@ -5,7 +5,7 @@
 //! submissions create two jobs, of which the second finds the claim and exits.
 
 use std::{
-    fs, io,
+    io,
     path::{Component, Path, PathBuf},
     sync::PoisonError,
     time::{Duration, Instant},
@@ -15,8 +15,9 @@ use doctor_backend::{
     BackendError, Effect, JobRequest,
     clock::{Clock, SystemClock},
     shared_directory::{Entry, EntryKind, SharedDirectory, SharedDirectoryError},
+    trusted_file,
 };
-use doctor_checks::job_file::JobFile;
+use doctor_checks::job_file::{JobFile, policy_digest};
 use doctor_core::{
     fnv::fnv1a,
     ids::{JobId, RunId},
@@ -90,7 +91,8 @@ impl SlurmBackend {
         let comment = format!("Cluster Doctor run {}", request.run);
         let args = job::arguments(&name, &comment, &placement, request.limit, &output, &self.config);
         let share = self.share_path();
-        let paths = Paths { share, run: &folder, policy: policy.as_deref() };
+        let policy = policy.as_ref().map(|(path, digest)| (path.as_path(), digest.as_str()));
+        let paths = Paths { share, run: &folder, policy };
         self.programs.run(OPERATION, "sbatch", &args, &job::script(request, paths, &self.config), Access::Write)?;
         Ok(job::id(request.run))
     }
@@ -150,14 +152,15 @@ impl SlurmBackend {
         Ok(claims.into_iter().filter(|claim| claim.run == run).collect())
     }
 
-    /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with.
-    fn publish_policy(&self) -> io::Result<Option<PathBuf>> {
+    /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with. Returns
+    /// its path on the nodes and the digest by which jobs verify it.
+    fn publish_policy(&self) -> io::Result<Option<(PathBuf, String)>> {
         let Some(policy) = &self.policy else { return Ok(None) };
-        let text = fs::read(policy)?;
+        let text = trusted_file::read(policy)?;
         let name = format!("policy-{:016x}.toml", fnv1a(&text));
-        let on_nodes = self.share_path().join(FOLDER).join(&name);
+        let (on_nodes, digest) = (self.share_path().join(FOLDER).join(&name), policy_digest(&text));
         self.share_files.call("writing the policy for jobs", move |root| write_policy(root, &name, &text))?;
-        Ok(Some(on_nodes))
+        Ok(Some((on_nodes, digest)))
     }
 }
 
@@ -236,6 +239,8 @@ fn check(request: &JobRequest) -> Result<(), BackendError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use doctor_core::ids::IdSource;
 
@@ -269,6 +274,7 @@ mod tests {
         prune(&root, now.plus(RETENTION + Span::hours(1))).unwrap();
         assert_eq!(left(), ["notes.txt"]);
     }
+
     #[test]
     fn planted_links_and_pipes_are_neither_followed_nor_waited_for() {
         let share = tempfile::tempdir().unwrap();

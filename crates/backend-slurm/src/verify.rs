@@ -1,6 +1,6 @@
 //! Checks what can be known of a Slurm configuration without asking Slurm: settings, programs and files.
 
-use doctor_backend::{BackendError, Effect, program};
+use doctor_backend::{BackendError, Effect, program, trusted_file};
 
 use super::config::SlurmConfig;
 
@@ -20,7 +20,7 @@ pub(super) fn verify(config: &SlurmConfig) -> Result<(), BackendError> {
     let token = config.rest.as_ref().and_then(|rest| rest.token_file.as_deref());
     for (key, path) in [("slurm_conf", config.slurm_conf.as_deref()), ("rest.token_file", token)] {
         let Some(path) = path else { continue };
-        std::fs::File::open(path).map_err(|error| refuse(format!("`{key}` {}: {error}", path.display())))?;
+        trusted_file::open(path).map_err(|error| refuse(format!("`{key}` {}: {error}", path.display())))?;
     }
     Ok(())
 }

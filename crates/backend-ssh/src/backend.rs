@@ -22,7 +22,7 @@ use doctor_backend::{
         Host, SshConfig,
         remote_program::{HostRequester, RequestError},
     },
-    state_directory,
+    state_directory, trusted_file,
 };
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
@@ -97,7 +97,7 @@ impl SshBackend {
     pub fn verify_programs(config: &SshConfig) -> Result<(), BackendError> {
         let permanent = |text: String| permanent_error(OPEN, text);
         if let Some(path) = &config.ssh_config {
-            fs::File::open(path).map_err(|error| permanent(format!("`ssh_config` {}: {error}", path.display())))?;
+            trusted_file::open(path).map_err(|error| permanent(format!("`ssh_config` {}: {error}", path.display())))?;
         }
         state_directory::check_usable(&config.state).map_err(|error| permanent(format!("`state`: {error}")))?;
         program::check_installed("ssh", None).map_err(permanent)?;

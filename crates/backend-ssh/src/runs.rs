@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Component,
     time::Duration,
 };
@@ -13,6 +12,7 @@ use std::{
 use doctor_backend::{
     BackendError, JobOutput, JobRequest, PolledJob,
     ssh::{Host, remote_program::RequestError},
+    trusted_file,
 };
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
@@ -99,7 +99,7 @@ impl SshBackend {
         if job.outputs.len() != job.nodes.len() {
             return Err(permanent_error(SUBMIT, "each host of a run needs one output".to_owned()));
         }
-        let policy = self.policy.as_ref().map(fs::read_to_string).transpose();
+        let policy = self.policy.as_deref().map(trusted_file::read_to_string).transpose();
         let policy = policy.map_err(|error| retryable_error(SUBMIT, format!("the policy file: {error}")))?;
         let hosts = job.nodes.iter().map(|node| self.host(SUBMIT, node)).collect::<Result<Vec<_>, _>>()?;
         let rendezvous = match &*hosts {

@@ -21,11 +21,14 @@ pub mod process;
 pub mod program;
 pub mod progress;
 pub mod registration;
+pub mod secret;
 pub mod share_worker;
 pub mod site_command;
 pub mod ssh;
 pub mod state_directory;
 pub mod token_review;
+
+pub use doctor_host::{open_files, trusted_file};
 
 use std::{
     path::PathBuf,

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use doctor_host::trusted_file;
 use rustix::fs::{Access, access};
 
 /// The environment variable that names the program.
@@ -18,6 +19,8 @@ const PROGRAM: &str = "doctor-node";
 /// # Errors
 /// With instructions for the operator.
 pub fn find(configured: Option<&Path>) -> Result<PathBuf, String> {
+    // Another user who can change what the configuration names would have our rights. What is beside this program is as safe as it.
+    configured.map_or(Ok(()), check_trusted)?;
     let named = configured.map(Path::to_owned).or_else(|| env::var_os(PROGRAM_VARIABLE).map(PathBuf::from));
     if let Some(program) = named {
         return if program.is_file() { Ok(program) } else { Err(format!("{} is not a program", program.display())) };
@@ -52,13 +55,21 @@ pub fn find_executable(configured: Option<&Path>) -> Result<PathBuf, String> {
 /// With the program and where it was looked for.
 pub fn check_installed(name: &str, folder: Option<&Path>) -> Result<(), String> {
     match folder {
-        Some(folder) if is_executable(&folder.join(name)) => Ok(()),
+        Some(folder) if is_executable(&folder.join(name)) => check_trusted(&folder.join(name)),
         Some(folder) => Err(format!("there is no program {name} in {}", folder.display())),
         None => {
             let path = env::var_os("PATH").unwrap_or_default();
             let is_there = env::split_paths(&path).any(|folder| is_executable(&folder.join(name)));
             is_there.then_some(()).ok_or_else(|| format!("the program {name} is not in PATH"))
         }
+    }
+}
+
+/// Refuses a program that another user could change. One that does not exist is reported by the caller.
+fn check_trusted(program: &Path) -> Result<(), String> {
+    match trusted_file::program(program) {
+        Err(error) if trusted_file::refusal(&error).is_some() => Err(error.to_string()),
+        _ => Ok(()),
     }
 }
 
@@ -85,6 +96,10 @@ mod tests {
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&path, executable).unwrap();
         assert_eq!(check_installed("scontrol", Some(folder.path())), Ok(()));
-        assert_eq!(find_executable(Some(&path)), Ok(path));
+        assert_eq!(find_executable(Some(&path)), Ok(path.clone()));
+        let writable = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&path, writable).unwrap();
+        assert!(find_executable(Some(&path)).unwrap_err().contains("chmod go-w"));
+        assert!(check_installed("scontrol", Some(folder.path())).unwrap_err().contains("chmod go-w"));
     }
 }

@@ -1,15 +1,18 @@
 //! Runs a site's own command for operations that only the site can perform: replacing a machine, closing a host to users.
 //!
-//! The command runs without a shell. Placeholders in braces are filled in, and environment variables name the node. Its run time
+//! The command runs without a shell, and only if no other user could change its program ([`trusted_file`]). Placeholders in braces are filled in, and environment variables name the node. Its run time
 //! and its output are limited. The exit code decides what follows: 0 is success; 75 (`EX_TEMPFAIL`), or a throttling message of a
 //! cloud in the output, is a temporary failure; any other code is permanent.
 
 use std::{
     io,
+    path::Path,
     process::Command,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
+
+use doctor_host::trusted_file;
 
 use crate::{
     BackendError, Effect, deadline,
@@ -56,7 +59,9 @@ pub fn run(
     let refuse = |text: String| BackendError { operation, text, effect: Effect::NotAppliedPermanent };
     let args = command.iter().map(|arg| filled(arg, params)).collect::<Result<Vec<_>, _>>().map_err(refuse)?;
     let Some((program, arguments)) = args.split_first() else { return Err(refuse("the hook is empty".to_owned())) };
-    let mut started = Command::new(program);
+    let path = trusted_file::program(Path::new(program));
+    let path = path.map_err(|error| refuse(format!("{program} cannot be started: {error}")))?;
+    let mut started = Command::new(path);
     started.args(arguments);
     for (name, value) in &params.values {
         started.env(format!("DOCTOR_{}", name.to_uppercase()), value);
@@ -162,6 +167,20 @@ mod tests {
             assert_eq!(error.effect, effect, "{script}: {error}");
         }
         assert!(hook(&["/no/such/program"], LONG).unwrap_err().text.contains("cannot be started"));
+    }
+
+    #[test]
+    fn a_program_that_another_user_could_change_is_not_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("replace");
+        std::fs::write(&path, "#!/bin/sh\nexit 0\n").unwrap();
+        let mode = |mode| std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        mode(0o755);
+        hook(&[path.to_str().unwrap()], LONG).unwrap();
+        mode(0o777);
+        let error = hook(&[path.to_str().unwrap()], LONG).unwrap_err();
+        assert_eq!(error.effect, Effect::NotAppliedPermanent);
+        assert!(error.text.contains("chmod go-w"), "{error}");
     }
 
     #[test]

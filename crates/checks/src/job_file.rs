@@ -8,8 +8,10 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use doctor_core::{
+    hex,
     ids::{NodeName, RunId, TestId},
     time::Timestamp,
 };
@@ -56,6 +58,15 @@ pub mod exit {
     pub const OVER_LIMIT: u8 = 124;
     /// The job was terminated; finished tests were written. The shell's code for SIGTERM, 128 + 15.
     pub const STOPPED: u8 = 143;
+}
+
+/// The environment variable with the [`policy_digest`] of the policy that a job was submitted with.
+pub const POLICY_DIGEST_VARIABLE: &str = "DOCTOR_POLICY_DIGEST";
+
+/// Returns the digest by which a job recognises the policy that it was submitted with. The file is often on a share or in the home
+/// directory of a login user, where others could change it.
+pub fn policy_digest(text: &[u8]) -> String {
+    hex::encode(&Sha256::digest(text))
 }
 
 /// Returns the path of the log of one test of a run on one node, relative to the shared directory. The run's result

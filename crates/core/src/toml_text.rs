@@ -3,6 +3,9 @@
 //! An error names line, column, the line itself and what is accepted. To keep this after merging a site's file over the
 //! defaults, the two are merged as parsed documents in which every value keeps its span. The defaults are known to be
 //! valid, so every error has its place in the site's text.
+//!
+//! A line that may hold a secret is not shown: errors are logged, and pasted into tickets. That also holds for the value that the parser
+//! repeats in its message. The names of keys decide, since a text that does not parse has no structure yet.
 
 use std::{fmt, ops::Range};
 
@@ -23,9 +26,14 @@ pub struct TomlError {
 struct SourceLocation {
     line: usize,
     column: usize,
-    source: String,
+    /// `None`: the line may hold a secret.
+    source: Option<String>,
     width: usize,
 }
+
+/// Parts of the keys whose values may be secret, or may contain one, as the URL of a database and that of a chat do.
+const SECRET_KEYS: [&str; 9] =
+    ["secret", "password", "token", "url", "store", "traces", "webhook", "slack", "alertmanager"];
 
 impl TomlError {
     /// Creates an error at this place of the text.
@@ -44,7 +52,11 @@ impl TomlError {
     }
 
     fn from_toml(text: &str, error: &toml::de::Error) -> Self {
-        Self::at(text, error.span(), plain_message(error.message()))
+        let mut made = Self::at(text, error.span(), plain_message(error.message()));
+        if made.location.as_ref().is_none_or(|location| location.source.is_none()) {
+            made.message = without_value(&made.message);
+        }
+        made
     }
 }
 
@@ -57,7 +69,7 @@ impl SourceLocation {
         Self {
             line: text[..begin].matches('\n').count() + 1,
             column: text[begin..start].chars().count() + 1,
-            source: source.chars().take(200).collect(),
+            source: (!may_hold_secret(&text[..begin], source)).then(|| source.chars().take(200).collect()),
             width: text[start..end].chars().count().max(1),
         }
     }
@@ -68,6 +80,7 @@ impl fmt::Display for TomlError {
         let Some(location) = &self.location else { return f.write_str(&self.message) };
         let SourceLocation { line, column, source, width } = location;
         let gutter = line.to_string().len();
+        let Some(source) = source else { return write!(f, "line {line}, column {column}: {}", self.message) };
         writeln!(f, "line {line}, column {column}: {}", self.message)?;
         writeln!(f, "{:gutter$} |", "")?;
         writeln!(f, "{line} | {source}")?;
@@ -76,6 +89,30 @@ impl fmt::Display for TomlError {
 }
 
 impl std::error::Error for TomlError {}
+
+/// Whether a line may hold a secret: one of its keys is named so, or it continues a text of several lines or a table of such a key.
+fn may_hold_secret(before: &str, line: &str) -> bool {
+    let names_secret = |line: &str| {
+        let line = line.to_ascii_lowercase();
+        SECRET_KEYS.iter().any(|key| line.contains(key))
+    };
+    let continues_text = |quotes: &str| before.matches(quotes).count() % 2 == 1;
+    let table = before.lines().rev().find(|line| line.trim_start().starts_with('[')).unwrap_or_default();
+    names_secret(line) || names_secret(table) || continues_text("\"\"\"") || continues_text("'''")
+}
+
+/// Returns a message of the parser without the value that it found: `invalid type: string "x", expected y`.
+fn without_value(message: &str) -> String {
+    let found =
+        ["invalid type: ", "invalid value: "].iter().find_map(|begin| Some((*begin, message.strip_prefix(begin)?)));
+    let Some((begin, rest)) = found else { return message.to_owned() };
+    match (rest.find(['"', '`']), rest.rfind(", expected ")) {
+        (Some(value), Some(expected)) if value < expected => {
+            format!("{begin}{}{}", rest[..value].trim_end(), &rest[expected..])
+        }
+        _ => message.to_owned(),
+    }
+}
 
 /// Replaces the names of Rust's number types, which mean nothing to an operator.
 fn plain_message(message: &str) -> String {
@@ -236,6 +273,31 @@ mod tests {
         let error = over("name = \"ä\"\n[open]\ndoors = -3 # none\n").unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();
         assert_eq!(lines[2..], ["3 | doors = -3 # none", "  |         ^^"], "{error}");
+    }
+
+    #[test]
+    fn a_line_that_may_hold_a_secret_is_not_shown_and_its_value_is_not_repeated() {
+        for site in [
+            "password = \"hunter2\"\n",
+            "name = { token = \"hunter2\" }\n",
+            "name = \"corner\" # password hunter2\nsecret = \"hunter2\n",
+            "[open.webhook]\nkey = \"hunter2\"\n",
+            "name = 'corner'\n[open]\ndoors = \"https://hunter2\" # url\n",
+            "name = \"\"\"\nhunter2 \\x\n\"\"\"\n",
+        ] {
+            let error = over(site).unwrap_err();
+            assert!(error.line().is_some(), "{site}: {error}");
+            assert!(!error.to_string().contains("hunter2"), "{site}: {error}");
+        }
+        assert_eq!(
+            without_value("invalid type: string \"a, expected b\", expected a table"),
+            "invalid type: string, expected a table"
+        );
+        assert_eq!(
+            without_value("invalid type: integer `4711`, expected a table"),
+            "invalid type: integer, expected a table"
+        );
+        assert_eq!(without_value("unknown field `x`, expected `y`"), "unknown field `x`, expected `y`");
     }
 
     #[test]

@@ -15,8 +15,8 @@ use crate::{commands, connection::ConnectionArgs};
 #[derive(Debug, Parser)]
 #[command(name = "doctor", version, max_term_width = 100, propagate_version = true)]
 pub(crate) struct Cli {
-    /// Configuration file. Default: ./doctor.toml, then /etc/cluster-doctor/doctor.toml, then the built-in
-    /// configuration.
+    /// Configuration file. Default: /etc/cluster-doctor/doctor.toml, then ./doctor.toml, then the built-in
+    /// configuration. A file that another user could change is refused.
     #[arg(long, global = true, value_name = "FILE", env = "DOCTOR_CONFIG", help_heading = "Global options")]
     pub config: Option<PathBuf>,
     /// Database to use instead of the configured one: a file, or postgres://USER@HOST/DATABASE.

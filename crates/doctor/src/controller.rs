@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
-    AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
+    AgentListener, CONNECTIONS_PER_ADDRESS, MetricsListener, ProbesListener, ProcessMetrics, TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
 use doctor_backend::{
@@ -70,6 +70,7 @@ pub(crate) struct Controller {
     pub agent_listener: Option<AgentListener>,
     pub api: Option<ApiServer>,
     pub metrics_listener: Option<MetricsListener>,
+    pub probes_listener: Option<ProbesListener>,
     /// Delivers alerts. `None` in a process that runs one command and exits.
     alerter: Option<Alerter>,
     mode: ProcessMode,
@@ -109,12 +110,18 @@ impl Controller {
         }
         let mut agent_listener = None;
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
-            let (opened, inbox) =
-                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
+            let per_address = config.agents.per_address.unwrap_or(CONNECTIONS_PER_ADDRESS);
+            let (clock, trigger) = (world.clock.clone(), Arc::clone(&cycle_trigger));
+            let (opened, inbox) = AgentListener::open_with(at, per_address, &store, clock, trigger, world.tokens)?;
             opened.set_site_profiles(loaded.site_profiles.clone());
-            opened.set_progress(&progress);
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);
+        }
+        let mut probes_listener = None;
+        if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.probes.listen) {
+            let opened = ProbesListener::open(at, store.clone())?;
+            opened.set_progress(&progress);
+            probes_listener = Some(opened);
         }
         let mut scraped = None;
         if let (ProcessMode::Service { traces }, Some(at)) = (&serving, config.metrics.listen) {
@@ -173,6 +180,7 @@ impl Controller {
             agent_listener,
             api: web,
             metrics_listener: scraped,
+            probes_listener,
             alerter: None,
             mode: serving,
             sim: world.sim,
@@ -213,10 +221,14 @@ impl Controller {
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
             self.alerter.iter().for_each(Alerter::wake);
         }
+        // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive controller redirects
+        // them.
+        let leading = !matches!(report, Err(CycleError::NotLeader { .. }));
+        if let Some(listener) = &self.probes_listener {
+            listener.cycle_ended(leading);
+        }
         if let Some(listener) = &self.agent_listener {
-            // After a store error agents keep waiting here, because the next cycle may succeed. Only a passive
-            // controller redirects them.
-            listener.cycle_ended(!matches!(report, Err(CycleError::NotLeader { .. })));
+            listener.cycle_ended(leading);
             listener.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
         }
         report

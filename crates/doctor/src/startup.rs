@@ -96,7 +96,11 @@ impl StartupReport {
 
 fn address_in_use(failure: &Failure) -> Option<SocketAddr> {
     let (at, source) = match failure {
-        Failure::AgentListener(ListenError::Agents { at, source } | ListenError::Metrics { at, source })
+        Failure::AgentListener(
+            ListenError::Agents { at, source }
+            | ListenError::Metrics { at, source }
+            | ListenError::Probes { at, source },
+        )
         | Failure::Web(ApiServerError::Listen { at, source }) => (at, source),
         _ => return None,
     };
@@ -142,9 +146,10 @@ fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>>
 /// is unknown whether there are tokens, and the API is not judged.
 fn judge_addresses(config: &Config, has_tokens: bool, store_is_known: bool) -> Vec<Failure> {
     let agents = config.agents.listen.map(|at| doctor_api::try_agent_address(at).map_err(Failure::from));
+    let probes = config.probes.listen.map(|at| doctor_api::try_probes_address(at).map_err(Failure::from));
     let metrics = config.metrics.listen.map(|at| doctor_api::try_metrics_address(at).map_err(Failure::from));
     let web = config.web.as_ref().filter(|_| store_is_known);
     let web = web.map(|web| ApiServer::verify(web, has_tokens).map_err(Failure::from));
-    let results: Vec<Result<TcpListener>> = [agents, metrics, web].into_iter().flatten().collect();
+    let results: Vec<Result<TcpListener>> = [agents, probes, metrics, web].into_iter().flatten().collect();
     results.into_iter().filter_map(std::result::Result::err).collect()
 }

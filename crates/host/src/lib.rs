@@ -1,4 +1,5 @@
-//! Jobs and marks of one machine, stored in files on it so that they survive a restart of the controller.
+//! Jobs and marks of one machine, stored in files on it so that they survive a restart of the controller. And what both programs
+//! need of a machine: files that no other user can change ([`trusted_file`]), open files ([`open_files`]).
 //!
 //! The local backend calls this crate on its own machine. On an SSH host, `doctor-node host` calls it, and the
 //! controller talks to that program through [`protocol`].
@@ -9,10 +10,12 @@ pub mod host_directory;
 pub mod jobs;
 pub mod marks;
 pub mod occupancy;
+pub mod open_files;
 pub mod output_file;
 pub mod process;
 pub mod protocol;
 pub mod shared_directory;
+pub mod trusted_file;
 pub mod vendor_reports;
 
 /// Parses the one-minute load average from the text of `/proc/loadavg`.

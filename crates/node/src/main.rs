@@ -18,12 +18,13 @@ use doctor_core::{
     ids::{CheckId, NodeName, RunId, TestId},
     time::Span,
 };
+use doctor_host::trusted_file;
 use doctor_node::{
     agent, builtin, check, heap,
     hook::{self, HOOK_ARGUMENT},
     host,
     job::{self, JobParams, ResultTarget, node_paths},
-    policy::load_policy,
+    policy::{load_policy, load_submitted_policy},
     profile::{self, MachineArgs},
     profile_command, repair, report,
     runner::{self, BUILTIN_ARGUMENT, DRIVER_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
@@ -197,6 +198,10 @@ struct JobArgs {
     /// needs more is not read, and is inconclusive (`denied`). [default: all, as outside of a container]
     #[arg(long, value_name = "LIST", value_delimiter = ',', env = "DOCTOR_ACCESS")]
     access: Option<Vec<Access>>,
+    /// SHA-256 of the policy file, from the program that wrote it for this run. The content is then verified, and not who
+    /// could change the file.
+    #[arg(long, value_name = "HEX", env = job_file::POLICY_DIGEST_VARIABLE)]
+    policy_digest: Option<String>,
     #[command(flatten)]
     paths: PathArgs,
 }
@@ -492,7 +497,10 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
     if let Some(limit) = args.limit {
         stop = stop.after(limit.to_std());
     }
-    let policy = load_policy(args.paths.policy.as_deref())?;
+    let policy = match (&args.paths.policy, &args.policy_digest) {
+        (Some(path), Some(digest)) => load_submitted_policy(path, digest)?,
+        (path, _) => load_policy(path.as_deref())?,
+    };
     let tests = test::expand_suites(&args.tests, &policy);
     let by_hand = args.data.is_some();
     let run = args.run.unwrap_or_else(node_paths::new_run);
@@ -543,9 +551,8 @@ const NODE_VARIABLES: [&str; 2] = ["DOCTOR_NODE_NAME", "SLURMD_NODENAME"];
 
 fn key(file: Option<&Path>, by_hand: bool) -> anyhow::Result<RunKey> {
     let text = match file {
-        Some(path) => {
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the key file {}", path.display()))?
-        }
+        Some(path) => trusted_file::read_to_string(path)
+            .with_context(|| format!("cannot read the key file {}", path.display()))?,
         None => match std::env::var(KEY_VARIABLE) {
             Ok(text) => text,
             Err(_) if by_hand => return node_paths::throwaway_key(),

@@ -1,15 +1,20 @@
-//! Loads the site's policy and hardware profile from files on the node.
+//! Loads the site's policy and hardware profile from files on the node. A policy names commands that run as root, and a profile decides
+//! what is healthy: a file that another user could change is refused.
 
 use std::{
-    fs, io,
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
+use doctor_checks::job_file::policy_digest;
 use doctor_core::{
     policy::Policy,
     profile::{Profile, ProfileFile, UnknownBaseProfile},
     toml_text::TomlError,
 };
+use doctor_host::trusted_file;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -17,6 +22,8 @@ pub enum FileError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a valid {what}", .path.display())]
     Parse { path: PathBuf, what: &'static str, source: TomlError },
+    #[error("{} is not the policy that this run was submitted with: it was changed since", .path.display())]
+    OtherPolicy { path: PathBuf },
     #[error("cannot resolve the base or the chip of {}", .path.display())]
     UnknownBase { path: PathBuf, source: UnknownBaseProfile },
 }
@@ -26,6 +33,22 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     let Some(path) = path else { return Ok(Policy::built_in()) };
     let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
     Policy::with_site_settings(&read(path)?).map_err(bad)
+}
+
+/// Loads the policy that a run was submitted with. The caller's digest vouches for the file, whoever else could change it.
+pub fn load_submitted_policy(path: &Path, digest: &str) -> Result<Policy, FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source };
+    let mut text = Vec::new();
+    // Opening a FIFO would wait for a writer.
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    opened.and_then(|file| file.take(trusted_file::MAX_TEXT_BYTES).read_to_end(&mut text)).map_err(failed)?;
+    let other = || FileError::OtherPolicy { path: path.to_owned() };
+    if policy_digest(&text) != digest {
+        return Err(other());
+    }
+    let text = String::from_utf8(text).map_err(|_| other())?;
+    let bad = |source| FileError::Parse { path: path.to_owned(), what: "policy", source };
+    Policy::with_site_settings(&text).map_err(bad)
 }
 
 /// Loads a profile file and resolves the built-in profile that it extends and its chip. Returns `None` without a file.
@@ -40,11 +63,13 @@ pub fn load_profile(path: Option<&Path>) -> Result<Option<Profile>, FileError> {
 }
 
 fn read(path: &Path) -> Result<String, FileError> {
-    fs::read_to_string(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
+    trusted_file::read_to_string(path).map_err(|source| FileError::Read { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
     use super::*;
 
     #[test]
@@ -59,5 +84,34 @@ mod tests {
         let error = load_policy(Some(&path)).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("job") && source.contains("line 2"), "{source}");
+    }
+
+    #[test]
+    fn a_submitted_policy_is_accepted_by_its_digest_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        fs::write(&path, "[limits]\njobs = 9\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let digest = policy_digest(b"[limits]\njobs = 9\n");
+        assert_eq!(load_submitted_policy(&path, &digest).unwrap().limits.jobs, 9.into());
+        fs::write(&path, "[limits]\njobs = 8\n").unwrap();
+        assert!(matches!(load_submitted_policy(&path, &digest), Err(FileError::OtherPolicy { .. })));
+    }
+
+    #[test]
+    fn a_policy_or_a_profile_that_another_user_could_change_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let refused = |error: FileError| {
+            let FileError::Read { source, .. } = error else { panic!("{error}") };
+            trusted_file::refusal(&source).unwrap().remedy()
+        };
+        let remedy = format!("chmod go-w {}", path.canonicalize().unwrap().display());
+        assert_eq!(refused(load_policy(Some(&path)).unwrap_err()), remedy);
+        assert_eq!(refused(load_profile(Some(&path)).unwrap_err()), remedy);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        load_policy(Some(&path)).unwrap();
     }
 }

@@ -9,7 +9,7 @@ mod learn;
 pub mod metadata;
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -19,6 +19,7 @@ use doctor_core::{
     sku_detection::{Detection, DetectionSource, MachineFacts, detect, find},
     toml_text::TomlError,
 };
+use doctor_host::trusted_file;
 use serde::Serialize;
 
 use crate::runner::ProbeRunner;
@@ -166,14 +167,8 @@ pub fn named(types: &MachineTypes, name: &Sku) -> Result<Profile, ProfileError> 
 pub fn known_types(directory: Option<&Path>) -> Result<MachineTypes, ProfileError> {
     let Some(directory) = directory else { return Ok(doctor_checks::profiles::built_in()) };
     let unreadable = |source| ProfileError::Read { path: directory.to_owned(), source };
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            paths.push(path);
-        }
-    }
-    paths.sort_unstable();
+    let mut paths = trusted_file::list(directory).map_err(unreadable)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     let files: Result<Vec<_>, _> = paths.iter().map(|path| read(path)).collect();
     Ok(with_site_files(files?)?)
 }
@@ -193,6 +188,7 @@ pub fn with_site_files(files: Vec<ProfileFile>) -> Result<MachineTypes, UnknownB
 /// # Errors
 /// If it cannot be read or is not a profile.
 pub fn read(path: &Path) -> Result<ProfileFile, ProfileError> {
-    let text = fs::read_to_string(path).map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
+    let text =
+        trusted_file::read_to_string(path).map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
     ProfileFile::read(&text).map_err(|source| ProfileError::Parse { path: path.to_owned(), source })
 }

@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use doctor_core::{finding::Verdict, ids::CheckId, policy::Policy};
+use doctor_host::trusted_file;
 
 use crate::{
     check::{self, Suite},
@@ -66,7 +67,8 @@ pub fn repair(
 /// signals all processes, and the shutdown is the purpose. `limit` bounds the command.
 fn run(command: &[String], limit: Duration) -> anyhow::Result<ExitStatus> {
     let (program, arguments) = command.split_first().context("the command is empty")?;
-    let mut child = Command::new(program)
+    let path = trusted_file::program(Path::new(program)).with_context(|| format!("cannot start {program}"))?;
+    let mut child = Command::new(path)
         .args(arguments)
         .stdin(Stdio::null())
         .process_group(0)

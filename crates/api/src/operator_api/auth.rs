@@ -1,17 +1,20 @@
 //! Authentication and authorisation.
 //!
 //! A client presents a token in the Authorization header, or a user name set by a proxy whose address the configuration
-//! lists. While no token was ever created and no proxy is configured, local clients may read, if the Host header names
-//! this machine: a page of another site whose name was made to resolve here sends its own host. There are no cookies,
-//! so a browser lends no authority to another site; the identity that a proxy adds is protected by checking which
-//! origin sends the request.
+//! lists and which shares a secret with us. While no token was ever created and no proxy is configured, local clients
+//! may read, if the Host header names this machine: a page of another site whose name was made to resolve here sends its
+//! own host. There are no cookies, so a browser lends no authority to another site; the identity that a proxy adds is
+//! protected by checking which origin sends the request.
 
 use std::{
     net::IpAddr,
     time::{Duration, Instant},
 };
 
-use doctor_backend::clock::{Clock, SystemClock};
+use doctor_backend::{
+    clock::{Clock, SystemClock},
+    secret::SecretSource,
+};
 use doctor_store::{
     Store,
     access::{Role, TokenRow, find_token},
@@ -24,7 +27,7 @@ use tokio::{
     time::{Instant as Moment, timeout_at},
 };
 
-use super::{error::ApiError, worker_pool::WorkerPool};
+use super::{error::ApiError, proxy_secret::ProxySecret, worker_pool::WorkerPool};
 
 /// Maximum time for which a revoked token is still accepted.
 const TOKEN_CACHE_TTL: Duration = Duration::from_secs(1);
@@ -39,6 +42,10 @@ const MAX_USER_NAME: usize = 128;
 pub struct Proxy {
     /// Addresses from which the user name is trusted.
     pub from: Vec<IpAddr>,
+    /// What the proxy sends in `x-doctor-proxy-secret`: an address alone proves nothing. Required; `None` is refused with an
+    /// explanation.
+    #[serde(default)]
+    pub secret: Option<SecretSource>,
     /// Header with the user name.
     #[serde(default = "usual_header")]
     pub header: String,
@@ -46,6 +53,11 @@ pub struct Proxy {
     #[serde(default)]
     pub operators: Vec<String>,
 }
+
+/// Why a proxy without a secret is refused, and how to add one.
+const NO_PROXY_SECRET: &str = "`proxy.secret` is missing: other processes have the proxy's address too. \
+    Create a secret (`openssl rand -hex 32 > proxy.secret`), add `secret = { file = \"proxy.secret\" }` to `proxy`, and have the \
+    proxy send it in the header X-Doctor-Proxy-Secret";
 
 fn usual_header() -> String {
     "x-forwarded-user".to_owned()
@@ -56,6 +68,10 @@ impl Proxy {
     pub(super) fn invalid_setting(&self) -> Option<&'static str> {
         match self.header.parse::<HeaderName>() {
             Ok(name) if name == header::AUTHORIZATION => Some("`proxy.header` cannot be Authorization"),
+            Ok(name) if name == super::proxy_secret::HEADER => {
+                Some("`proxy.header` cannot be the header of the secret")
+            }
+            Ok(_) if self.secret.is_none() => Some(NO_PROXY_SECRET),
             Ok(_) if self.from.is_empty() => Some("`proxy.from` lists no address: no user name would be accepted"),
             Ok(_) => None,
             Err(_) => Some("`proxy.header` is not a header name such as x-forwarded-user"),
@@ -76,7 +92,7 @@ pub(super) struct Caller {
 #[derive(Debug)]
 pub(super) struct Authenticator {
     store: Store,
-    proxy: Option<Proxy>,
+    proxy: Option<(Proxy, ProxySecret)>,
     /// The API listens on loopback only.
     loopback: bool,
     tokens: Mutex<Option<(Instant, Vec<TokenRow>)>>,
@@ -85,7 +101,7 @@ pub(super) struct Authenticator {
 }
 
 impl Authenticator {
-    pub(super) fn new(store: Store, proxy: Option<Proxy>, loopback: bool) -> Self {
+    pub(super) fn new(store: Store, proxy: Option<(Proxy, ProxySecret)>, loopback: bool) -> Self {
         Self { store, proxy, loopback, tokens: Mutex::default(), token_reader: WorkerPool::new(1) }
     }
 
@@ -94,10 +110,10 @@ impl Authenticator {
         if let Some(value) = headers.get(header::AUTHORIZATION) {
             return self.authenticate_token(value).await;
         }
-        if let Some(proxy) = &self.proxy
+        if let Some((proxy, secret)) = &self.proxy
             && headers.contains_key(proxy.header.as_str())
         {
-            return authenticate_proxy(proxy, peer, headers);
+            return authenticate_proxy(proxy, secret, peer, headers);
         }
         let unauthenticated = self.loopback && self.proxy.is_none() && self.with_tokens(<[TokenRow]>::is_empty).await?;
         if !unauthenticated || !peer.is_loopback() {
@@ -142,9 +158,17 @@ impl Authenticator {
     }
 }
 
-fn authenticate_proxy(proxy: &Proxy, peer: IpAddr, headers: &HeaderMap) -> Result<Caller, ApiError> {
+fn authenticate_proxy(
+    proxy: &Proxy,
+    secret: &ProxySecret,
+    peer: IpAddr,
+    headers: &HeaderMap,
+) -> Result<Caller, ApiError> {
     if !proxy.from.contains(&peer.to_canonical()) {
         return Err(ApiError::UntrustedProxy(peer.to_string()));
+    }
+    if !secret.is_sent_with(headers) {
+        return Err(ApiError::BadProxySecret);
     }
     // A proxy that appends its header to one the client sent leaves both, and they cannot be distinguished.
     let mut values = headers.get_all(proxy.header.as_str()).iter();
@@ -225,20 +249,33 @@ mod tests {
     }
 
     #[test]
-    fn a_user_name_is_accepted_only_from_a_listed_proxy() {
-        let proxy = Proxy {
+    fn a_user_name_is_accepted_only_from_a_listed_proxy_that_knows_the_secret() {
+        const SECRET: &str = "0123456789abcdef";
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("proxy.secret");
+        std::fs::write(&file, format!("{SECRET}\n")).unwrap();
+        let mut proxy = Proxy {
             from: vec!["10.0.0.5".parse().unwrap()],
+            secret: Some(SecretSource::File(file.clone())),
             header: usual_header(),
             operators: vec!["ann".to_owned()],
         };
-        let with = |peer: &str, names: &[&str]| {
+        let secret = ProxySecret::open(proxy.secret.as_ref()).unwrap();
+        let send = |peer: &str, names: &[&str], secrets: &[&str]| {
             let mut headers = HeaderMap::new();
             for name in names {
                 headers.append("x-forwarded-user", name.parse().unwrap());
             }
-            authenticate_proxy(&proxy, peer.parse().unwrap(), &headers)
+            for sent in secrets {
+                headers.append(super::super::proxy_secret::HEADER, sent.parse().unwrap());
+            }
+            authenticate_proxy(&proxy, &secret, peer.parse().unwrap(), &headers)
         };
+        let with = |peer: &str, names: &[&str]| send(peer, names, &[SECRET]);
         let with_one = |peer: &str, name: &str| with(peer, &[name]);
+        for secrets in [&[][..], &["0123456789abcdeF"], &[""], &[SECRET, SECRET]] {
+            assert_eq!(send("10.0.0.5", &["ann"], secrets), Err(ApiError::BadProxySecret), "{secrets:?}");
+        }
         assert_eq!(with_one("10.0.0.5", "ann").unwrap().role, Role::Operator);
         assert_eq!(with_one("::ffff:10.0.0.5", "bob").unwrap().role, Role::Viewer);
         assert!(matches!(with_one("10.0.0.6", "ann"), Err(ApiError::UntrustedProxy(_))));
@@ -249,5 +286,10 @@ mod tests {
             "the client's header and the proxy's"
         );
         assert_eq!(with_one("10.0.0.5", "ann, bob"), Err(ApiError::AmbiguousUser));
+        assert_eq!(proxy.invalid_setting(), None);
+        std::fs::write(&file, "short\n").unwrap();
+        assert!(ProxySecret::open(proxy.secret.as_ref()).unwrap_err().contains("fewer than 16"));
+        proxy.secret = None;
+        assert!(proxy.invalid_setting().unwrap().contains("secret = { file = \"proxy.secret\" }"));
     }
 }

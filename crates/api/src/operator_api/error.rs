@@ -40,6 +40,8 @@ pub(super) enum ApiError {
     BadToken,
     #[error("{0} is not in `proxy.from`: its user name is not accepted")]
     UntrustedProxy(String),
+    #[error("the header x-doctor-proxy-secret is missing or wrong: the user name is not accepted")]
+    BadProxySecret,
     #[error("more than one user name: the proxy must replace its header, not append to it")]
     AmbiguousUser,
     #[error("host {0} is not accepted while no token exists: use localhost, or create a token")]
@@ -108,6 +110,7 @@ impl ApiError {
             Self::SignInRequired => "no-token",
             Self::BadToken => "bad-token",
             Self::UntrustedProxy(_) => "not-a-proxy",
+            Self::BadProxySecret => "proxy-secret",
             Self::AmbiguousUser => "two-names",
             Self::HostNotAllowed(_) => "wrong-host",
             Self::RoleRequired { .. } => "role",
@@ -135,6 +138,7 @@ impl ApiError {
             Self::SignInRequired
                 | Self::BadToken
                 | Self::UntrustedProxy(_)
+                | Self::BadProxySecret
                 | Self::AmbiguousUser
                 | Self::HostNotAllowed(_)
                 | Self::ReadOnly
@@ -152,6 +156,7 @@ impl ApiError {
             | Self::CommandLine { .. } => StatusCode::BAD_REQUEST,
             Self::SignInRequired | Self::BadToken => StatusCode::UNAUTHORIZED,
             Self::UntrustedProxy(_)
+            | Self::BadProxySecret
             | Self::AmbiguousUser
             | Self::HostNotAllowed(_)
             | Self::RoleRequired { .. }

@@ -27,8 +27,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    ApiDeps, WebConfig, action_request::ActionKind, action_request::ActionRequest, api_state, router, routes::ROUTES,
-    server::Peer, worker_pool,
+    ApiDeps, Peer, WebConfig, action_request::ActionKind, action_request::ActionRequest, api_state, router,
+    routes::ROUTES, worker_pool,
 };
 
 /// The API of a cluster of three nodes, for a local client.

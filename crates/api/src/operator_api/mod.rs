@@ -38,11 +38,11 @@ mod nodes;
 mod openapi;
 mod params;
 mod plan;
+mod proxy_secret;
 mod response_cache;
 mod routes;
 mod runs;
 mod schema;
-mod server;
 mod state;
 mod status;
 mod test_catalog;
@@ -86,11 +86,12 @@ use self::{
     fleet_view::FleetView,
     limits::REQUEST_TIMEOUT,
     params::RequestParams,
+    proxy_secret::ProxySecret,
     routes::ROUTES,
-    server::Peer,
     state::ApiState,
 };
 use super::{
+    connections::{self, AcceptorSource, BodyDeadlines, ConnectionLimits, ListenerLimits, Peer},
     dashboard,
     response::{RawBody, SharedResponse},
 };
@@ -125,7 +126,11 @@ pub enum ApiServerError {
     Unencrypted(SocketAddr),
     #[error("cannot use the certificate and key of [web.tls]: {0}")]
     Tls(String),
+    #[error("cannot use `proxy.secret` of [web]: {0}")]
+    ProxySecret(String),
 }
+
+const MAX_CONNECTIONS: usize = 512;
 
 /// The API server. Dropping it closes the listener.
 #[derive(Debug)]
@@ -159,6 +164,7 @@ impl ApiServer {
     /// Those of [`Self::open`].
     pub fn verify(config: &WebConfig, has_tokens: bool) -> Result<TcpListener, ApiServerError> {
         check_access(config, || Ok(has_tokens))?;
+        read_proxy_secret(config)?;
         config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
         TcpListener::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })
     }
@@ -176,8 +182,11 @@ impl ApiServer {
             tracing::warn!(listen = %config.listen, "tokens cross the network unencrypted (`plain = true` in [web])");
         }
         let tls = config.tls.as_ref().map(tls::Tls::open).transpose().map_err(ApiServerError::Tls)?;
-        let (listener, at) =
-            server::bind(config.listen).map_err(|source| ApiServerError::Listen { at: config.listen, source })?;
+        let tls = tls.map(|tls| -> AcceptorSource { Arc::new(move || tls.acceptor()) });
+        let refused = |source| ApiServerError::Listen { at: config.listen, source };
+        let listener = connections::bind(config.listen).map_err(refused)?;
+        let at = listener.local_addr().map_err(refused)?;
+        let limits = listener_limits(config);
         let (feed, settings) = (Arc::clone(&deps.snapshot_feed), deps.settings.clone());
         let state = Arc::new(api_state(config, deps)?);
         let (close, closed) = oneshot::channel();
@@ -191,7 +200,7 @@ impl ApiServer {
         let router = router(&state);
         let serving = move || {
             runtime.block_on(async {
-                let serving = tokio::spawn(server::serve(listener, router, tls));
+                let serving = tokio::spawn(connections::serve("doctor-web", listener, router, tls, limits));
                 // An error means that the sender was dropped, which also closes the server.
                 let _closed = closed.await;
                 serving.abort();
@@ -225,10 +234,37 @@ impl Drop for ApiServer {
     }
 }
 
+/// Returns the limits of the API's listener. An event stream is a connection for as long as a page is open.
+fn listener_limits(config: &WebConfig) -> ListenerLimits {
+    let shared_addresses = config.proxy.as_ref().map(|proxy| proxy.from.clone()).unwrap_or_default();
+    ListenerLimits {
+        connections: ConnectionLimits {
+            total: MAX_CONNECTIONS,
+            per_address: super::CONNECTIONS_PER_ADDRESS,
+            shared_addresses,
+        },
+        head: Duration::from_secs(10),
+        body: BodyDeadlines { piece: Duration::from_secs(5), whole: REQUEST_TIMEOUT },
+        // Event clients reconnect by themselves.
+        age: Duration::from_secs(15 * 60),
+    }
+}
+
+fn read_proxy_secret(config: &WebConfig) -> Result<Option<ProxySecret>, ApiServerError> {
+    let secret = config.proxy.as_ref().map(|proxy| ProxySecret::open(proxy.secret.as_ref()));
+    secret.transpose().map_err(ApiServerError::ProxySecret)
+}
+
 fn api_state(config: &WebConfig, deps: ApiDeps) -> Result<ApiState, ApiServerError> {
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| ApiServerError::Start(io::Error::other(error)))?;
-    Ok(ApiState::new(config, deps, key, ROUTES.iter().map(|route| route.name).chain([cli::NAME]))?)
+    Ok(ApiState::new(
+        config,
+        read_proxy_secret(config)?,
+        deps,
+        key,
+        ROUTES.iter().map(|route| route.name).chain([cli::NAME]),
+    )?)
 }
 
 fn peer(request: &Request) -> IpAddr {

@@ -17,7 +17,7 @@ use doctor_store::{Store, StoreError};
 use super::{
     audit_throttle::AuditThrottle, auth::Authenticator, cli_handler::CliHandler, config::WebConfig,
     confirmations::Confirmations, events::EventBroker, fleet_view::FleetView, measurement_cache::MeasurementCache,
-    response_cache::ResponseCache, worker_pool::WorkerPools,
+    proxy_secret::ProxySecret, response_cache::ResponseCache, worker_pool::WorkerPools,
 };
 
 /// Dependencies of the API.
@@ -69,6 +69,7 @@ impl ApiState {
     /// `key` signs confirmations. `endpoints` are the names of the readable endpoints; each gets its own workers.
     pub(super) fn new(
         config: &WebConfig,
+        proxy_secret: Option<ProxySecret>,
         deps: ApiDeps,
         key: [u8; 32],
         endpoints: impl Iterator<Item = &'static str>,
@@ -78,7 +79,11 @@ impl ApiState {
         let facts = cluster_state::facts(&store, None, unobserved, clock.now())?;
         let view = FleetView::new(0, facts, settings, BTreeMap::new(), config.rack_before.as_deref());
         Ok(Self {
-            auth: Authenticator::new(store.clone(), config.proxy.clone(), config.listen.ip().is_loopback()),
+            auth: Authenticator::new(
+                store.clone(),
+                config.proxy.clone().zip(proxy_secret),
+                config.listen.ip().is_loopback(),
+            ),
             store,
             clock,
             cycle_trigger,

@@ -1,12 +1,12 @@
 //! TLS of the API: the current certificate, reloaded when its files change.
 
 use std::{
-    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use doctor_backend::trusted_file;
 use serde::{Deserialize, Serialize};
 use tokio_rustls::{
     TlsAcceptor,
@@ -27,8 +27,6 @@ pub struct TlsFiles {
 
 /// Minimum interval between checks of the files, which happen when a client connects.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum size of a chain or key.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The current certificate, and the content it was loaded from.
 pub(super) struct Tls {
@@ -82,11 +80,7 @@ fn read_files(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let fail = |error: io::Error| format!("cannot read {}: {error}", path.display());
-    if fs::metadata(path).map_err(fail)?.len() > MAX_FILE_BYTES {
-        return Err(format!("{} is longer than {MAX_FILE_BYTES} bytes", path.display()));
-    }
-    fs::read(path).map_err(fail)
+    trusted_file::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 fn acceptor((chain, key): &(Vec<u8>, Vec<u8>)) -> Result<TlsAcceptor, String> {

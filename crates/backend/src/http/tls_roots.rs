@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use doctor_host::trusted_file;
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, pem::PemObject as _},
@@ -41,8 +42,10 @@ pub fn roots(trust: TrustedRoots<'_>) -> Result<Vec<CertificateDer<'static>>, Ba
 
 fn of_file(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
     let bad = |text: String| BadRoots { path: path.to_owned(), text };
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let certificates = read.map_err(|error| bad(error.to_string()))?;
+    // Who can change the file can name an authority that vouches for any server.
+    let text = trusted_file::read(path).map_err(|error| bad(error.to_string()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let certificates = certificates.map_err(|error| bad(error.to_string()))?;
     let mut store = RootCertStore::empty();
     for certificate in &certificates {
         store.add(certificate.clone()).map_err(|error| bad(error.to_string()))?;

@@ -1,11 +1,12 @@
 //! Settings of the SSH backend: the hosts, how to connect to them, and what makes them busy.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use doctor_core::{
     ids::{PoolName, Sku},
     time::Span,
 };
+use doctor_host::trusted_file;
 use serde::{Deserialize, Serialize};
 
 use super::hosts::{self, Host, HostFileError};
@@ -203,8 +204,8 @@ impl SshConfig {
         match (&self.hosts, &self.hostfile) {
             (Some(text), None) => hosts::parse(text).map_err(SshConfigError::Hosts),
             (None, Some(path)) => {
-                let text =
-                    fs::read_to_string(path).map_err(|source| SshConfigError::Read { path: path.clone(), source })?;
+                let text = trusted_file::read_to_string(path)
+                    .map_err(|source| SshConfigError::Read { path: path.clone(), source })?;
                 hosts::parse(&text).map_err(|source| SshConfigError::HostFile { path: path.clone(), source })
             }
             _ => Err(SshConfigError::NoHosts),

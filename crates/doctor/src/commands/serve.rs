@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::progress::Progress;
+use doctor_backend::{open_files, progress::Progress};
 use doctor_engine::{cycle::CycleError, cycle_report::CycleReport, share::Share, spans::TARGET, trigger::Trigger};
 use doctor_notify::report::Reporter;
 use doctor_notify::telemetry::{TelemetrySettings, Traces};
@@ -60,6 +60,8 @@ const IDLE_BEFORE_TRIM: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     doctor_engine::heap::limit_heap();
+    // Without it, a flood of connections would leave none for the store.
+    let _limit = open_files::raise_limit();
     let mut startup = startup::judge(context)?;
     startup.refuse()?;
     let traces = log_to_stderr(&context.config()?.telemetry)?;
@@ -84,6 +86,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     }
     if let Some(listener) = &controller.agent_listener {
         tracing::info!(at = %listener.address(), "agent endpoint listening");
+    }
+    if let Some(probes) = &controller.probes_listener {
+        tracing::info!(at = %probes.address(), "health probes listening");
     }
     if let Some(scraped) = &controller.metrics_listener {
         tracing::info!(at = %scraped.address(), "metrics endpoint listening");

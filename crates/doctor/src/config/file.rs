@@ -42,6 +42,7 @@ pub(crate) struct Config {
     pub workers: usize,
     pub retention: RetentionPolicy,
     pub agents: AgentEndpointConfig,
+    pub probes: ProbesConfig,
     pub alerts: AlertSettings,
     pub metrics: MetricsSettings,
     pub reports: ReportSettings,
@@ -59,6 +60,16 @@ pub(crate) struct AgentEndpointConfig {
     pub listen: Option<SocketAddr>,
     /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
+    /// Connections of one address at a time. `None`: [`doctor_api::CONNECTIONS_PER_ADDRESS`].
+    pub per_address: Option<usize>,
+}
+
+/// The listener of the health probes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProbesConfig {
+    /// `None`: there is no such listener.
+    pub listen: Option<SocketAddr>,
 }
 
 fn serialize_display<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
@@ -91,6 +102,8 @@ struct RawConfig {
     lease: Spanned<Span>,
     workers: usize,
     retention: RetentionPolicy,
+    #[serde(default)]
+    probes: ProbesConfig,
     agents: Option<Spanned<AgentEndpointConfig>>,
     web: Option<Spanned<WebConfig>>,
     #[serde(default)]
@@ -105,13 +118,14 @@ struct RawConfig {
 }
 
 const WORKERS: Limit = Limit { key: &["workers"], min: 1.0, max: 256.0, accepted: "1 to 256" };
+const PER_ADDRESS: Limit = Limit { key: &["agents", "per_address"], min: 1.0, max: 512.0, accepted: "1 to 512" };
 
 const MIN_INTERVAL: Span = Span::from_secs(1);
 
 impl Config {
     /// Parses and validates the file's text. `config_dir` is the directory of the file.
     pub(crate) fn parse(text: &str, config_dir: &Path) -> Result<Self, TomlError> {
-        let limits: Vec<Limit> = backends::limits().chain([WORKERS]).collect();
+        let limits: Vec<Limit> = backends::limits().chain([WORKERS, PER_ADDRESS]).collect();
         let written: RawConfig = toml_text::read_merged(default_text(), text, &limits)?;
         written.check(text)?;
         let bad_store =
@@ -145,6 +159,7 @@ impl Config {
             workers: written.workers,
             retention: written.retention,
             agents: written.agents.map(Spanned::into_inner).unwrap_or_default(),
+            probes: written.probes,
             alerts,
             metrics: written.metrics,
             reports: written.reports,
@@ -154,6 +169,9 @@ impl Config {
                 if let Some(tls) = &mut web.tls {
                     tls.certificate = config_dir.join(&tls.certificate);
                     tls.key = config_dir.join(&tls.key);
+                }
+                if let Some(secret) = web.proxy.as_mut().and_then(|proxy| proxy.secret.as_mut()) {
+                    secret.resolve(config_dir);
                 }
                 web
             }),

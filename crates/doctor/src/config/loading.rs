@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use doctor_backend::trusted_file;
 use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::{
     policy::Policy,
@@ -89,6 +90,7 @@ impl LoadedConfig {
             ("workers", a.workers != b.workers),
             ("publish", a.publish != b.publish),
             ("agents", a.agents != b.agents),
+            ("probes", a.probes != b.probes),
             ("metrics", a.metrics != b.metrics),
             ("telemetry", a.telemetry != b.telemetry),
             ("web", a.web != b.web),
@@ -137,7 +139,7 @@ fn current_content(path: &Path) -> io::Result<String> {
         let files = profile_files(path)?;
         return Ok(files.iter().map(|file| format!("{}\n", file.display())).collect());
     }
-    fs::read_to_string(path)
+    trusted_file::read_to_string(path)
 }
 
 fn invalid(path: &Path, error: toml_text::TomlError) -> ConfigError {
@@ -145,13 +147,10 @@ fn invalid(path: &Path, error: toml_text::TomlError) -> ConfigError {
 }
 
 fn read_and_record(path: &Path, texts: &mut Vec<FileContent>) -> Result<String, ConfigError> {
-    let content = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let content =
+        trusted_file::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     texts.push(FileContent { path: path.to_owned(), content: content.clone() });
     Ok(content)
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    String::from_utf8(fs::read(path)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
 fn load_settings(
@@ -211,14 +210,8 @@ fn merge_profiles(
 
 /// Returns the `.toml` files in a directory, sorted by path.
 pub(crate) fn profile_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            files.push(path);
-        }
-    }
-    files.sort_unstable();
+    let mut files = trusted_file::list(directory)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     Ok(files)
 }
 

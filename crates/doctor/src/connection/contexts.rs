@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use doctor_backend::trusted_file;
 use doctor_core::toml_text::{self, TomlError};
 use serde::Deserialize;
 
@@ -114,7 +115,7 @@ impl ContextsFile {
 
 fn read(path: &Path) -> Result<Option<String>, ContextsError> {
     let failed = |source| ContextsError::File { operation: "reading", path: path.to_owned(), source };
-    let file = match fs::File::open(path) {
+    let file = match trusted_file::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),

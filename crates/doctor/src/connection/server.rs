@@ -1,14 +1,16 @@
 //! Requests to a controller's API, with a time limit and a size limit. A token appears in no message.
 
 use std::{
-    fs,
     io::Read as _,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use doctor_backend::http::{self, BadRoots, Client, HttpError, HttpErrorKind, Proxy, Request, TrustedRoots};
+use doctor_backend::{
+    http::{self, BadRoots, Client, HttpError, HttpErrorKind, Proxy, Request, TrustedRoots},
+    trusted_file,
+};
 use doctor_core::time::Timestamp;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -273,7 +275,7 @@ fn is_loopback(host: &str) -> bool {
 fn read_token(path: &Path) -> Result<String, ServerError> {
     let failed = |source| ServerError::TokenFile { path: path.to_owned(), source };
     let mut text = String::new();
-    fs::File::open(path).and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut text)).map_err(failed)?;
+    trusted_file::open(path).and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut text)).map_err(failed)?;
     // A token is one word; a line break would begin another header.
     let token = text.trim();
     match !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic()) {
@@ -284,6 +286,8 @@ fn read_token(path: &Path) -> Result<String, ServerError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn settings(url: &str, token_file: Option<PathBuf>) -> ServerSettings {

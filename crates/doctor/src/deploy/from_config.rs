@@ -1,8 +1,9 @@
 //! The deployment that the site's `doctor.toml` describes. The controller in the cluster gets the same configuration as
 //! the operator's, except for paths, which are those of the pod.
 
-use std::{ffi::OsStr, fs, path::Path};
+use std::{ffi::OsStr, path::Path};
 
+use doctor_backend::trusted_file;
 use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share};
 use doctor_store::StoreUrl;
 
@@ -74,6 +75,9 @@ pub(crate) fn deployment_from_config(config: &Config) -> Result<Deployment> {
     if let Some(listen) = config.agents.listen {
         set("port", json!(listen.port()))?;
     }
+    if let Some(listen) = config.probes.listen {
+        set("probePort", json!(listen.port()))?;
+    }
     set("settings.service", json!(service_lines(config)?))?;
     set("settings.kubernetes", json!(backend_lines(backend)?))?;
     if let Some(policy) = &config.policy {
@@ -130,7 +134,11 @@ fn backend_lines(backend: &KubernetesConfig) -> Result<String> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|source| DeployError::File { operation: "reading", path: path.to_owned(), source })
+    trusted_file::read_to_string(path).map_err(|source| DeployError::File {
+        operation: "reading",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
@@ -162,6 +170,8 @@ fn profiles(paths: &[std::path::PathBuf]) -> Result<Map<String, Value>> {
 #[cfg(test)]
 mod tests {
     use doctor_backend_kubernetes::STANDARD_TEMPLATE;
+
+    use std::fs;
 
     use super::{super::DeployPart, *};
 

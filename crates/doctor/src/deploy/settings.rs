@@ -50,7 +50,26 @@ pub(super) const ALL: &[Setting] = &[
         "Create the namespace, with the pod security labels that the agent needs. Not together with `helm --create-namespace`.",
     ),
     setting("prefix", Prefix, r#""cluster-doctor.io""#, "Prefix of our labels, annotations and taints on nodes."),
-    setting("port", Port, "7443", "Port of the agent endpoint and of the health probes."),
+    setting("port", Port, "7443", "Port of the agent endpoint."),
+    setting("probePort", Port, "7444", "Port of the health probes, which only the kubelet needs."),
+    setting(
+        "networkPolicy.enabled",
+        Flag,
+        "true",
+        "Let only agents reach the controller, by a NetworkPolicy; the kubelet of its node always may. Without effect where the network plugin enforces none.",
+    ),
+    setting(
+        "networkPolicy.agentsFrom",
+        Objects,
+        "[]",
+        "networkPolicy: further sources of agents' reports, such as {ipBlock: {cidr: 10.0.0.0/16}} for nodes outside of the cluster. With agent.hostNetwork, agents have the addresses of their nodes, and the port is open to all.",
+    ),
+    setting(
+        "networkPolicy.ingress",
+        Objects,
+        "[]",
+        "networkPolicy: further rules, such as {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], ports: [{port: 9464}]} for the API or Prometheus.",
+    ),
     setting(
         "store.kind",
         OneOf(&["sqlite", "postgres"]),

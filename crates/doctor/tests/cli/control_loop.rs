@@ -271,7 +271,7 @@ fn a_controller_whose_disk_is_full_is_alive_but_not_ready_and_says_why() {
     std::fs::create_dir(workdir.path("small")).unwrap();
     let config = workdir.read("doctor.toml").replace("doctor.db", "small/doctor.db");
     let config =
-        config.replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[agents]\nlisten = \"127.0.0.1:0\"\n[backend");
+        config.replace("[backend", "cycle = \"1s\"\nlease = \"5s\"\n[probes]\nlisten = \"127.0.0.1:0\"\n[backend");
     workdir.write("doctor.toml", &config);
     let serve = workdir.command(&["serve"]);
     let mut command = Command::new("unshare");
@@ -281,7 +281,7 @@ fn a_controller_whose_disk_is_full_is_alive_but_not_ready_and_says_why() {
     command.current_dir(workdir.path("")).env_clear();
     command.envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut service = Service::spawn(command);
-    let line = service.wait_for_line("agent endpoint listening");
+    let line = service.wait_for_line("health probes listening");
     let address = line.rsplit_once("at=").unwrap().1.trim().to_owned();
     wait_until("readiness", || get(&address, "/readyz") == ("200".to_owned(), "ready".to_owned()));
     let small = PathBuf::from(format!("/proc/{}/root{}", service.pid(), workdir.path("small").display()));

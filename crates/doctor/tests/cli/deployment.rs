@@ -255,8 +255,9 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     };
     let plane = ControlPlane::start(&programs).unwrap();
     let workdir = Workdir::new();
-    let port = doctor_testbed::ports::reserve_one().unwrap();
-    let all = printed(&workdir, &["--set", &format!("port={port}"), "--set", "settings.service=cycle = \"1s\""]);
+    let [agents, port] = [(); 2].map(|()| doctor_testbed::ports::reserve_one().unwrap());
+    let (agents, probes) = (format!("port={agents}"), format!("probePort={port}"));
+    let all = printed(&workdir, &["--set", &agents, "--set", &probes, "--set", "settings.service=cycle = \"1s\""]);
     for object in &all {
         plane.create(object);
     }
@@ -279,7 +280,7 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     let mut command = workdir.command(&["serve", "--config", "mounted/doctor.toml"]);
     command.env("KUBECONFIG", account);
     let mut service = Service::spawn(command);
-    service.wait_for_log("agent endpoint listening");
+    service.wait_for_log("health probes listening");
     wait_until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
     plane.kill_apiserver().unwrap();
     service.wait_for_log("read the cluster state");

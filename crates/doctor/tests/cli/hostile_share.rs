@@ -220,7 +220,7 @@ const OFF_THE_BUS: &str = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen
 fn with_agent(workdir: &Workdir) {
     let port = ports::reserve_one().unwrap();
     let sections = format!(
-        "cycle = \"1s\"\nlease = \"1h\"\npublish = \"1s\"\n[agents]\nlisten = \"127.0.0.1:{port}\"\n[web]\nlisten = \
+        "cycle = \"1s\"\nlease = \"1h\"\npublish = \"1s\"\n[probes]\nlisten = \"127.0.0.1:0\"\n[agents]\nlisten = \"127.0.0.1:{port}\"\n[web]\nlisten = \
          \"127.0.0.1:0\"\n[backend"
     );
     let config = workdir.read("doctor.toml").replace("[backend", &sections);
@@ -266,8 +266,8 @@ fn a_file_server_that_hangs_stops_no_report_and_what_waited_is_published_when_it
     service.wait_for_log("agent endpoint listening");
     let mut agent = agent(workdir);
     agent.wait_for_log("reporting as here to http://127.0.0.1:");
-    let agents = service.wait_for_line("agent endpoint listening");
-    let agents = agents.rsplit("at=").next().unwrap().trim().to_owned();
+    let probes = service.wait_for_line("health probes listening");
+    let probes = probes.rsplit("at=").next().unwrap().trim().to_owned();
     let _api = traces::address(&mut service);
     wait_until("a cycle that knows of the agent", || workdir.json(&["status"])["silent"]["agents"] == 1);
     let list = workdir.path("disk/metadata/free_nodes.txt");
@@ -289,7 +289,7 @@ fn a_file_server_that_hangs_stops_no_report_and_what_waited_is_published_when_it
     );
     workdir.expect(0, &["quarantine", "here", "--why", "looks bad", "--yes"]);
     wait_until("the command to be carried out", || workdir.json(&["status"])["commands"] == 0);
-    assert!(health(&agents, "/healthz").contains("200"), "{}", health(&agents, "/healthz"));
+    assert!(health(&probes, "/healthz").contains("200"), "{}", health(&probes, "/healthz"));
     fs::remove_file(&list).unwrap();
 
     mount.answer();

@@ -1,12 +1,13 @@
 //! The agent's settings, from its command line and from a file that is reloaded when it changes.
 //!
-//! An invalid change keeps the previous settings. The agent runs as root on every node, so it uses a policy only if no
-//! user other than root (or the agent's own) can write the file.
+//! An invalid change keeps the previous settings. The agent runs as root on every node, so it uses settings, a policy, a profile and a
+//! credential only if no user other than root (or the agent's own) could change them.
 
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -24,6 +25,7 @@ use doctor_core::{
     time::Span,
     toml_text::{self, TomlError},
 };
+use doctor_host::trusted_file;
 use serde::Deserialize;
 
 use super::{
@@ -109,8 +111,6 @@ pub enum ConfigError {
     Address(#[from] BadAddress),
     #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
     WorldReadable(PathBuf),
-    #[error("{} is writable by users other than its owner {owner}; the agent runs commands from it", .path.display())]
-    WritableByOthers { path: PathBuf, owner: u32 },
     #[error("cannot parse the default rules of a check")]
     Rules(#[source] toml::de::Error),
 }
@@ -163,9 +163,6 @@ impl Config {
         let ReportIdentity { node, proof, controller } = load_identity(&settings, &mut files)?;
         let url = settings.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
-        if let Some(path) = &settings.policy {
-            check_file_owner(path)?;
-        }
         let policy = load_policy(settings.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
         let versions = Versions {
@@ -259,7 +256,8 @@ impl AgentSettings {
 }
 
 fn read(path: &Path) -> Result<AgentSettings, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text =
+        trusted_file::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml_text::read(&text, &[]).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
 }
 
@@ -298,22 +296,13 @@ fn load_identity(settings: &AgentSettings, files: &mut Vec<Stamp>) -> Result<Rep
 
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
     let read_error = |source| ConfigError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(read_error)?.mode() & 0o007 != 0 {
+    let file = trusted_file::open(path).map_err(read_error)?;
+    if file.metadata().map_err(read_error)?.mode() & 0o007 != 0 {
         return Err(ConfigError::WorldReadable(path.to_owned()));
     }
-    let text = fs::read_to_string(path).map_err(read_error)?;
+    let mut text = String::new();
+    file.take(trusted_file::MAX_TEXT_BYTES).read_to_string(&mut text).map_err(read_error)?;
     Credential::read(&text).map_err(|source| ConfigError::Bad { path: path.to_owned(), source })
-}
-
-/// Requires that no user other than root or our own can write the file: a policy names commands that run as root.
-pub(crate) fn check_file_owner(path: &Path) -> Result<(), ConfigError> {
-    let metadata = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if (owner == 0 || owner == me) && metadata.mode() & 0o022 == 0 {
-        Ok(())
-    } else {
-        Err(ConfigError::WritableByOthers { path: path.to_owned(), owner })
-    }
 }
 
 #[cfg(test)]
@@ -419,17 +408,29 @@ mod tests {
         let site = Site::new();
         let policy = site.write("policy.toml", "", 0o666);
         let text = format!("policy = {:?}\n", policy.display());
-        assert!(matches!(site.load(&text), Err(ConfigError::WritableByOthers { .. })));
+        let refused_owner = |error: ConfigError| {
+            let (ConfigError::Read { source, .. } | ConfigError::File(FileError::Read { source, .. })) = error else {
+                panic!("{error}")
+            };
+            trusted_file::refusal(&source).expect("a refusal").owner
+        };
+        assert_eq!(refused_owner(site.load(&text).unwrap_err()), rustix::process::geteuid().as_raw());
         site.write("policy.toml", "", 0o644);
         site.load(&text).unwrap();
         // Only root can give a file away.
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&policy, Some(12_345), None).unwrap();
-            assert!(matches!(site.load(&text), Err(ConfigError::WritableByOthers { owner: 12_345, .. })));
+            assert_eq!(refused_owner(site.load(&text).unwrap_err()), 12_345);
+            std::os::unix::fs::chown(site.0.path().join("agent.key"), Some(12_345), None).unwrap();
+            assert_eq!(refused_owner(site.load("").unwrap_err()), 12_345);
+            std::os::unix::fs::chown(site.0.path().join("agent.key"), Some(0), None).unwrap();
         }
         let open = fs::Permissions::from_mode(0o644);
         fs::set_permissions(site.0.path().join("agent.key"), open).unwrap();
         assert!(matches!(site.load(""), Err(ConfigError::WorldReadable(_))));
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(site.0.path(), open).unwrap();
+        refused_owner(site.load("").unwrap_err());
     }
 
     #[test]

@@ -3,12 +3,12 @@
 
 use std::{
     fmt,
-    fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
 use doctor_checks::document::RunKey;
+use doctor_host::trusted_file;
 
 /// A cluster's token has about 1 KiB; anything longer is not a token.
 const MAX_BYTES: u64 = 16 << 10;
@@ -38,7 +38,7 @@ impl Token {
     /// If the file cannot be read or does not hold a token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+        let read = trusted_file::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
         match read {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(TokenError::NotOne(path.to_owned()));

@@ -4,7 +4,7 @@
 //! `standalone = true`.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -13,6 +13,7 @@ use doctor_core::{
     time::Span,
     toml_text::{self, TomlError},
 };
+use doctor_host::trusted_file;
 use serde::{Deserialize, Serialize};
 
 use super::HookKind;
@@ -134,8 +135,6 @@ pub enum SettingsError {
     Bad { path: PathBuf, source: TomlError },
     #[error("{}: `{key}` is {given}; accepted: {least} to {most}", .path.display())]
     Limit { path: PathBuf, key: &'static str, given: Span, least: Span, most: Span },
-    #[error(transparent)]
-    WritableByOthers(#[from] agent::config::ConfigError),
 }
 
 /// A shorter limit ends before a driver has answered.
@@ -148,15 +147,14 @@ impl Settings {
     /// Reads the file, or returns the defaults if there is no default file.
     ///
     /// # Errors
-    /// If the file cannot be read or is invalid, or if users other than root or our own can write it.
+    /// If the file cannot be read or is invalid, or if users other than root or our own could change it.
     pub fn load(file: Option<&Path>) -> Result<Self, SettingsError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
-        let text = match fs::read_to_string(path) {
+        let text = match trusted_file::read_to_string(path) {
             Ok(text) => text,
             Err(error) if file.is_none() && error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(source) => return Err(SettingsError::Read { path: path.to_owned(), source }),
         };
-        agent::config::check_file_owner(path)?;
         let settings: Self =
             toml_text::read(&text, &[]).map_err(|source| SettingsError::Bad { path: path.to_owned(), source })?;
         settings.check(path)?;
@@ -188,7 +186,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     fn load(text: &str, mode: u32) -> Result<Settings, SettingsError> {
         let directory = tempfile::tempdir().unwrap();
@@ -213,7 +211,8 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("block"), "{error}");
         let error = load("[health]\nlimit = \"2m\"\n", 0o644).unwrap_err().to_string();
         assert!(error.contains("`health.limit` is 2m") && error.contains("55s"), "{error}");
-        assert!(matches!(load("", 0o666), Err(SettingsError::WritableByOthers(_))));
+        let Err(SettingsError::Read { source, .. }) = load("", 0o666) else { panic!("all users may write to it") };
+        assert!(trusted_file::refusal(&source).is_some(), "{source}");
         assert!(matches!(Settings::load(Some(Path::new("no/such/file"))), Err(SettingsError::Read { .. })));
     }
 }

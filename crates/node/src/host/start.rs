@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_checks::job_file;
 use doctor_core::{ids::NodeName, run::ObservedJobState};
 use doctor_host::{
     files,
@@ -81,6 +82,9 @@ fn command(state: &Path, jobs: &Jobs, request: &StartRun) -> io::Result<Command>
         option("policy", path.into());
     }
     let mut command = systemd_scope::command(&args, request.run);
+    // Our files may be in the home directory of a login user who is not root.
+    let digest = request.policy.as_ref().map(|policy| job_file::policy_digest(policy.as_bytes()));
+    command.envs(digest.map(|digest| (job_file::POLICY_DIGEST_VARIABLE, digest)));
     // In the environment, because every user can read arguments. The login's directory is left.
     command.env(KEY_VARIABLE, &request.key).current_dir("/");
     if let Some(together) = &request.multi_node {

@@ -10,7 +10,7 @@ use doctor_core::{
 };
 use serde_json::{Value, json};
 
-use super::{DeliveryError, Message, SecretSource, UrlSource, http::Client, webhook};
+use super::{DeliveryError, Message, SecretSource, UrlSource, http::Client, secret::read, webhook};
 
 /// Three times the refresh interval.
 const ALERT_LIFETIME: Span = Span::minutes(15);
@@ -23,7 +23,7 @@ pub(super) fn send(
 ) -> Result<(), DeliveryError> {
     let body = webhook::json(&alerts(message))?;
     let url = format!("{}/api/v2/alerts", url.read()?.trim_end_matches('/'));
-    let bearer = token.map(|token| Ok::<_, DeliveryError>(format!("Bearer {}", token.read()?))).transpose()?;
+    let bearer = token.map(|token| Ok::<_, DeliveryError>(format!("Bearer {}", read(token)?))).transpose()?;
     let headers: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("authorization", bearer.as_str())).collect();
     client.post(&url, &headers, &body)
 }

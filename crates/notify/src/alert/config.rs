@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use doctor_backend::secret::SecretSource;
 use doctor_core::{
     alert::{ChangeKind, Route},
     finding::Severity,
@@ -13,7 +14,7 @@ use doctor_core::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    secret::{SecretSource, UrlSource},
+    secret::{self, UrlSource},
     tls_roots::roots,
 };
 
@@ -273,7 +274,7 @@ impl AlertSettings {
     pub fn unreadable_files(&self) -> Vec<String> {
         let of = |(name, receiver): (&String, &Receiver)| -> Vec<String> {
             let secrets = receiver.channel.secrets().into_iter();
-            let failures = secrets.filter_map(|secret| secret.read().err());
+            let failures = secrets.filter_map(|source| secret::read(source).err());
             failures.map(|error| format!("alerts to {name} cannot be sent: {}", error.text)).collect()
         };
         let ca = self.ca.as_deref().and_then(|path| roots(Some(path)).err());

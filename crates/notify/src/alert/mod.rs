@@ -30,6 +30,7 @@ use std::{
 };
 
 use doctor_backend::clock::{Clock, SystemClock};
+pub use doctor_backend::secret::SecretSource;
 use doctor_core::{
     alert::{Notification, Subject},
     time::{Span, Timestamp},
@@ -37,9 +38,10 @@ use doctor_core::{
 use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
 
+pub(crate) use self::secret::read as read_secret;
 pub use self::{
     config::{AlertSettings, BadReceiver, Channel, Email, Receiver, Security},
-    secret::{SecretSource, UrlSource},
+    secret::UrlSource,
     webhook::signature,
 };
 use self::{delivery_worker::DeliveryWorker, service_alerts::ServiceAlerts};

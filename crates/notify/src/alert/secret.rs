@@ -1,27 +1,14 @@
-//! References to addresses and secrets of receivers, which are read only when needed.
+//! References to addresses of receivers, which are read only when needed.
 //!
-//! The address of a chat's webhook is itself a secret. Secrets are read when a message is sent, so that a replaced one
-//! takes effect immediately, and appear in no log, error or printed configuration.
+//! The address of a chat's webhook is itself a secret. It is read when a message is sent, so that a replaced one takes effect
+//! immediately, and appears in no log, error or printed configuration.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
+use doctor_backend::secret::SecretSource;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::DeliveryError;
-
-/// Location of a secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SecretSource {
-    /// The first line of this file.
-    File(PathBuf),
-    /// The value of this environment variable.
-    Env(String),
-}
 
 /// A URL, or the location of one.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
@@ -31,44 +18,9 @@ pub enum UrlSource {
     Secret(SecretSource),
 }
 
-/// Maximum length of a secret, which is one line.
-const MAX_SECRET_BYTES: u64 = 8192;
-
-impl SecretSource {
-    pub(crate) fn resolve(&mut self, base: &Path) {
-        if let Self::File(path) = self {
-            *path = base.join(&*path);
-        }
-    }
-
-    pub(crate) fn read(&self) -> Result<String, DeliveryError> {
-        let text = match self {
-            Self::File(path) => {
-                let failed = |error| DeliveryError::later(format!("cannot read {}: {error}", path.display()));
-                let mut text = String::new();
-                File::open(path)
-                    .and_then(|file| file.take(MAX_SECRET_BYTES).read_to_string(&mut text))
-                    .map_err(failed)?;
-                text
-            }
-            Self::Env(name) => std::env::var(name)
-                .map_err(|_| DeliveryError::later(format!("${name} is not set, or is not valid UTF-8")))?,
-        };
-        let line = text.lines().next().unwrap_or_default().trim();
-        if line.is_empty() {
-            return Err(DeliveryError::later(format!("{self} is empty")));
-        }
-        Ok(line.to_owned())
-    }
-}
-
-impl std::fmt::Display for SecretSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::File(path) => write!(f, "{}", path.display()),
-            Self::Env(name) => write!(f, "${name}"),
-        }
-    }
+/// Reads a secret for a delivery. It may be readable later.
+pub(crate) fn read(secret: &SecretSource) -> Result<String, DeliveryError> {
+    secret.read().map_err(|error| DeliveryError::later(error.to_string()))
 }
 
 impl UrlSource {
@@ -81,7 +33,7 @@ impl UrlSource {
     pub(crate) fn read(&self) -> Result<String, DeliveryError> {
         match self {
             Self::Plain(url) => Ok(url.clone()),
-            Self::Secret(secret) => secret.read(),
+            Self::Secret(secret) => read(secret),
         }
     }
 
@@ -134,17 +86,5 @@ mod tests {
             assert_eq!(format!("{address:?}"), expected);
             assert_eq!(serde_json::to_value(&address).unwrap(), expected);
         }
-    }
-
-    #[test]
-    fn a_secret_is_the_first_line_of_its_file_and_an_empty_one_is_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("secret");
-        std::fs::write(&path, "abc \nnot this\n").unwrap();
-        assert_eq!(SecretSource::File(path.clone()).read().unwrap(), "abc");
-        std::fs::write(&path, "\n").unwrap();
-        assert!(SecretSource::File(path.clone()).read().unwrap_err().text.ends_with("is empty"));
-        std::fs::remove_file(&path).unwrap();
-        assert!(SecretSource::File(path).read().unwrap_err().text.contains("cannot read"));
     }
 }

@@ -66,7 +66,7 @@ struct SmtpSession<'a> {
 
 /// Delivers a mail. The server has accepted it when it replies after the last byte.
 pub(super) fn deliver(email: &Email, mail: &str, limit: Span, ca: Option<&Path>) -> Result<(), DeliveryError> {
-    let password = email.password.as_ref().map(super::SecretSource::read).transpose()?;
+    let password = email.password.as_ref().map(super::secret::read).transpose()?;
     let mut session = SmtpSession::open(&email.server, Instant::now() + limit.to_std())?;
     if email.security == Security::Tls {
         session = session.with_tls(ca)?;

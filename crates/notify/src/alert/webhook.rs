@@ -11,7 +11,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::Serialize;
 use sha2::Sha256;
 
-use super::{DeliveryError, Message, Retry, SecretSource, UrlSource, http::Client};
+use super::{DeliveryError, Message, Retry, SecretSource, UrlSource, http::Client, secret::read};
 
 /// Version of the document format. It increases with incompatible changes.
 const VERSION: u32 = 1;
@@ -58,7 +58,7 @@ pub(super) fn send(
     let body = json(&document)?;
     let timestamp = message.now.secs().to_string();
     let mut headers = vec![("x-doctor-key", message.key), ("x-doctor-timestamp", &timestamp)];
-    let signed = secret.map(|secret| Ok::<_, DeliveryError>(signature(secret.read()?.as_bytes(), &timestamp, &body)));
+    let signed = secret.map(|secret| Ok::<_, DeliveryError>(signature(read(secret)?.as_bytes(), &timestamp, &body)));
     let signed = signed.transpose()?;
     if let Some(signed) = &signed {
         headers.push(("x-doctor-signature", signed));

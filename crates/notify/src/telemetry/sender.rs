@@ -7,7 +7,7 @@ use super::{
     otlp::{self, FinishedSpan},
     queue::Queue,
 };
-use crate::alert::{DeliveryError, Retry, UrlSource, http::Client};
+use crate::alert::{DeliveryError, Retry, UrlSource, http::Client, read_secret};
 
 /// Maximum delay of a finished span.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ impl Sender {
     /// Posts a batch. Returns how many of its spans the collector rejected.
     fn post(&self, batch: &[FinishedSpan]) -> Result<usize, DeliveryError> {
         let url = self.url.read()?;
-        let token = self.settings.token.as_ref().map(|token| token.read()).transpose()?;
+        let token = self.settings.token.as_ref().map(read_secret).transpose()?;
         let bearer = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<(&str, &str)> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
         let body = otlp::document(&self.instance, &self.settings.resource, batch).to_string();

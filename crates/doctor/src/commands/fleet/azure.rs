@@ -1,10 +1,11 @@
 //! Shared by the Azure commands: reading the cluster file, and the options for the `az` program.
 
 use std::{
-    fs,
+    io,
     path::{Path, PathBuf},
 };
 
+use doctor_backend::trusted_file;
 use doctor_fleet::azure::{Az, Cluster};
 
 use crate::failure::{Failure, Result};
@@ -29,14 +30,16 @@ impl AzArgs {
 /// Reads a text file of the site, of at most [`MAX_FILE_BYTES`] bytes.
 pub(super) fn read(path: &Path) -> Result<String> {
     let failed = |source| Failure::File { operation: "reading", path: path.to_owned(), source };
-    let length = fs::metadata(path).map_err(failed)?.len();
+    // It names what is installed on the machines, with the operator's rights in the cloud.
+    let file = trusted_file::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
     if length > MAX_FILE_BYTES {
         return Err(Failure::Usage(format!(
             "{} has {length} bytes, expected a text of at most {MAX_FILE_BYTES}",
             path.display()
         )));
     }
-    fs::read_to_string(path).map_err(failed)
+    io::read_to_string(file).map_err(failed)
 }
 
 pub(super) fn cluster(path: &Path) -> Result<Cluster> {

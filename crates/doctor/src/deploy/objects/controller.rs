@@ -45,7 +45,27 @@ pub(super) fn objects() -> Vec<Template> {
             name(),
             vec![("spec", map([("maxUnavailable", 1.into()), ("selector", selector())]))],
         ),
+        network_policy(),
     ]
+}
+
+/// Who may connect to the controller. The node of a pod always may, which is how the kubelet reaches the probes.
+fn network_policy() -> Template {
+    let port = || list([map([("port", Template::Setting("port"))])]);
+    let agents = map([("podSelector", map([("matchLabels", labels("agent"))]))]);
+    let rules = list([
+        map([("from", list([agents, Template::ItemsOf("networkPolicy.agentsFrom")])), ("ports", port())]),
+        // Agents with the network of their node have its addresses, which no selector names.
+        map([("ports", port())]).only_if(TemplateCondition::IsSet("agent.hostNetwork")),
+        Template::ItemsOf("networkPolicy.ingress"),
+    ]);
+    let spec = map([
+        ("podSelector", map([("matchLabels", labels("controller"))])),
+        ("policyTypes", string_list(["Ingress"])),
+        ("ingress", rules),
+    ]);
+    object("networking.k8s.io/v1", "NetworkPolicy", metadata(CONTROLLER, "controller"), vec![("spec", spec)])
+        .only_if(TemplateCondition::IsSet("networkPolicy.enabled"))
 }
 
 fn controller_pod() -> Template {
@@ -102,7 +122,7 @@ fn controller_pod() -> Template {
 fn controller_container() -> Template {
     let probe = |path: &str, period: i64, failures: i64| {
         map([
-            ("httpGet", map([("path", path.into()), ("port", "agents".into())])),
+            ("httpGet", map([("path", path.into()), ("port", "probes".into())])),
             ("periodSeconds", period.into()),
             ("timeoutSeconds", 5.into()),
             ("failureThreshold", failures.into()),
@@ -122,8 +142,14 @@ fn controller_container() -> Template {
         ("imagePullPolicy", Template::Setting("images.pullPolicy")),
         ("command", string_list(["doctor", "serve"])),
         ("env", list([configured, from_secret.only_if(POSTGRES), Template::ItemsOf("controller.env")])),
-        ("ports", list([map([("name", "agents".into()), ("containerPort", Template::Setting("port"))])])),
-        // Schema migrations run before the agent endpoint opens.
+        (
+            "ports",
+            list([
+                map([("name", "agents".into()), ("containerPort", Template::Setting("port"))]),
+                map([("name", "probes".into()), ("containerPort", Template::Setting("probePort"))]),
+            ]),
+        ),
+        // Schema migrations run before the probes are answered.
         ("startupProbe", probe("/healthz", 5, 120)),
         ("livenessProbe", probe("/healthz", 30, 3)),
         ("readinessProbe", probe("/readyz", 10, 3)),
