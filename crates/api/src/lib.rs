@@ -2,7 +2,7 @@
 //!
 //! Messages are checked before they cost anything. A sender that is neither enrolled nor authenticated by the cluster is
 //! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
-//! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
+//! everything has a limit and a deadline, the TLS handshake included. A report is answered with 200 only when the engine has stored it; a heartbeat
 //! is answered immediately and stored with others.
 
 mod agent_queue;
@@ -16,6 +16,8 @@ pub mod metrics;
 mod metrics_listener;
 pub mod operator_api;
 mod response;
+pub mod self_made_certificate;
+mod tls;
 mod token_review_cache;
 
 use std::{
@@ -49,9 +51,11 @@ use tokio::{
 
 use agent_queue::AgentQueue;
 use agent_reports::IngestState;
+use tls::Tls;
 
 pub use agent_queue::AgentInbox;
 pub use metrics_listener::{MetricsListener, ProcessMetrics};
+pub use tls::TlsFiles;
 pub use token_review_cache::TokenReviewCache;
 
 /// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
@@ -66,6 +70,8 @@ const MAX_BODIES_KIB: usize = 128 << 10;
 pub enum ListenError {
     #[error("cannot listen on {at} for agents")]
     Agents { at: SocketAddr, source: io::Error },
+    #[error("cannot use {} and {} for the TLS of agents: {text}", .files.certificate.display(), .files.key.display())]
+    AgentTls { files: TlsFiles, text: String },
     #[error("cannot listen on {at} for Prometheus")]
     Metrics { at: SocketAddr, source: io::Error },
     #[error("cannot read the enrolled agents")]
@@ -78,6 +84,18 @@ pub enum ListenError {
 /// If the address cannot be bound.
 pub fn try_agent_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
     TcpListener::bind(at).map_err(|source| ListenError::Agents { at, source })
+}
+
+/// Loads the certificate and key of the agent endpoint as [`AgentListener::open_with_tls`] does.
+///
+/// # Errors
+/// If they cannot be read, or do not belong together.
+pub fn try_agent_tls(files: &TlsFiles) -> Result<(), ListenError> {
+    open_agent_tls(files).map(drop)
+}
+
+fn open_agent_tls(files: &TlsFiles) -> Result<Tls, ListenError> {
+    Tls::open(files).map_err(|text| ListenError::AgentTls { files: files.clone(), text })
 }
 
 /// Binds the address for Prometheus as [`MetricsListener::open`] does. It is free again when the result is dropped.
@@ -108,7 +126,7 @@ struct HttpServer {
 }
 
 impl HttpServer {
-    fn start(name: &'static str, listener: TcpListener, router: Router) -> io::Result<Self> {
+    fn start(name: &'static str, listener: TcpListener, router: Router, tls: Option<Tls>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let at = listener.local_addr()?;
         let (close, closed) = oneshot::channel();
@@ -120,7 +138,7 @@ impl HttpServer {
             .build()?;
         let body = move || {
             runtime.block_on(async {
-                let serving = tokio::spawn(serve(listener, router));
+                let serving = tokio::spawn(serve(listener, router, tls));
                 // An error means that the sender was dropped, which also closes the server.
                 let _closed = closed.await;
                 serving.abort();
@@ -172,13 +190,29 @@ impl AgentListener {
         cycle_trigger: Arc<Trigger>,
         token_reviews: Option<TokenReviewCache>,
     ) -> Result<(Self, AgentInbox), ListenError> {
+        Self::open_with_tls(at, None, store, clock, cycle_trigger, token_reviews)
+    }
+
+    /// As [`AgentListener::open_with`], over TLS with this certificate and key. They are loaded again when they change.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, the certificate cannot be used, or the store fails.
+    pub fn open_with_tls(
+        at: SocketAddr,
+        tls: Option<&TlsFiles>,
+        store: &Store,
+        clock: Arc<dyn Clock>,
+        cycle_trigger: Arc<Trigger>,
+        token_reviews: Option<TokenReviewCache>,
+    ) -> Result<(Self, AgentInbox), ListenError> {
         let failed = |source| ListenError::Agents { at, source };
+        let tls = tls.map(open_agent_tls).transpose()?;
         let listener = try_agent_address(at)?;
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
-        let server = HttpServer::start("doctor-agents", listener, router(state)).map_err(failed)?;
+        let server = HttpServer::start("doctor-agents", listener, router(state), tls).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }
 
@@ -229,7 +263,7 @@ fn router(state: IngestState) -> Router {
         .with_state(Arc::new(state))
 }
 
-async fn serve(listener: TcpListener, router: Router) {
+async fn serve(listener: TcpListener, router: Router, tls: Option<Tls>) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -238,7 +272,7 @@ async fn serve(listener: TcpListener, router: Router) {
         }
     };
     let service = TowerToHyperService::new(router);
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (permits, tls) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), tls.map(Arc::new));
     loop {
         let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let stream = match listener.accept().await {
@@ -250,9 +284,18 @@ async fn serve(listener: TcpListener, router: Router) {
                 continue;
             }
         };
-        let service = service.clone();
+        let (service, tls) = (service.clone(), tls.clone());
         tokio::spawn(async move {
-            serve_connection(&http_builder(), stream, service).await;
+            match tls {
+                None => serve_connection(&http_builder(), stream, service).await,
+                // A client that does not finish the handshake gets no response.
+                Some(tls) => match timeout(HEADER_TIMEOUT, tls.acceptor().accept(stream)).await {
+                    Ok(Ok(stream)) => serve_connection(&http_builder(), stream, service).await,
+                    // Debug only: any client can connect, and a line for each would let it fill the disk.
+                    Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                    Err(_) => tracing::debug!("TLS handshake timed out"),
+                },
+            }
             drop(permit);
         });
     }

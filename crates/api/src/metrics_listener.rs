@@ -77,7 +77,7 @@ impl MetricsListener {
         let state =
             Arc::new(MetricsState { store, clock, settings, process, initial_settings, last: Mutex::default() });
         let router = Router::new().route("/metrics", get(scrape)).with_state(state);
-        let server = HttpServer::start("doctor-metrics", listener, router).map_err(failed)?;
+        let server = HttpServer::start("doctor-metrics", listener, router, None).map_err(failed)?;
         Ok(Self { server })
     }
 

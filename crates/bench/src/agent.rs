@@ -61,7 +61,7 @@ pub(crate) fn run() -> Result<Measured> {
     let key = RunKey::new([7; 32]);
     let sink = ReportSink::open()?;
     let credential =
-        Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+        Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()), fingerprints: Vec::new() };
     let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
     let memory = agent.watch_memory("RssAnon");
     eprintln!("  checking: the first report");
@@ -146,7 +146,7 @@ impl FrequentAgent {
         let machine = often().install(program, library);
         let sink = ReportSink::open()?;
         let credential =
-            Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+            Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()), fingerprints: Vec::new() };
         let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
         next_full_report(&sink, key)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;

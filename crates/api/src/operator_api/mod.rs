@@ -46,7 +46,6 @@ mod server;
 mod state;
 mod status;
 mod test_catalog;
-mod tls;
 mod view_refresh;
 mod worker_pool;
 
@@ -93,7 +92,10 @@ use self::{
 use super::{
     dashboard,
     response::{RawBody, SharedResponse},
+    tls,
 };
+
+pub use super::tls::TlsFiles;
 
 pub use self::{
     action_request::ActionKind,
@@ -102,7 +104,6 @@ pub use self::{
     config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
     state::ApiDeps,
-    tls::TlsFiles,
 };
 
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! TLS of the API: the current certificate, reloaded when its files change.
+//! TLS of the listeners: the current certificate, reloaded when its files change.
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The current certificate, and the content it was loaded from.
-pub(super) struct Tls {
+pub(crate) struct Tls {
     files: TlsFiles,
     loaded: Mutex<LoadedCertificate>,
 }
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    pub(super) fn open(files: &TlsFiles) -> Result<Self, String> {
+    pub(crate) fn open(files: &TlsFiles) -> Result<Self, String> {
         let contents = read_files(files)?;
         let acceptor = acceptor(&contents)?;
         let loaded = Mutex::new(LoadedCertificate { acceptor, contents, checked: Instant::now() });
@@ -57,7 +57,7 @@ impl Tls {
     }
 
     /// Returns the current acceptor. Changed files that are invalid leave the last valid one in use.
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if loaded.checked.elapsed() >= CHECK_INTERVAL {
             loaded.checked = Instant::now();
