@@ -8,7 +8,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -151,16 +151,21 @@ pub fn fingerprint(certificate: &Path) -> Result<KeyFingerprint, CertificateErro
     Ok(KeyFingerprint::of(&parsed.subject_public_key_info()))
 }
 
-/// Replaces a file. A link at either name is not followed.
+/// Replaces a file. A link at either name is not followed. The file belongs to the owner of its directory, so that a service of
+/// another user can read what root has made.
 fn write_file(path: &Path, text: &str, mode: u32) -> Result<(), CertificateError> {
     let temporary = path.with_extension("new");
-    let done = || {
+    let done = || -> io::Result<()> {
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(text.as_bytes())?;
+        let folder = path.parent().map(fs::metadata).transpose()?;
+        if let Some(folder) = folder.filter(|folder| folder.uid() != file.metadata().map_or(0, |file| file.uid())) {
+            fchown(&file, Some(folder.uid()), Some(folder.gid()))?;
+        }
         file.sync_all()?;
         fs::rename(&temporary, path)
     };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
-    AgentListener, MetricsListener, ProcessMetrics, TokenReviewCache,
+    AgentListener, MetricsListener, ProcessMetrics, TlsFiles, TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
 use doctor_backend::{Backend, clock::Clock, registration::OpenedCluster};
@@ -24,8 +24,9 @@ use doctor_sim::RemoteSim;
 use doctor_store::{Store, StoreError};
 
 use crate::{
+    agent_certificate::EndpointCertificate,
     backends::BackendChoice,
-    config::LoadedConfig,
+    config::{Config, LoadedConfig},
     failure::{Failure, Result},
 };
 
@@ -78,6 +79,21 @@ pub(crate) enum ProcessMode {
     OneShot,
 }
 
+/// Returns the certificate of the agent endpoint, which is made if there is none. `None`: the endpoint is plain.
+fn agent_tls(config: &Config) -> Result<Option<TlsFiles>> {
+    let Some(endpoint) = EndpointCertificate::of(config) else {
+        if config.agents.is_unencrypted() {
+            tracing::warn!("agents' reports cross the network unencrypted (`plain = true` in [agents])");
+        }
+        return Ok(None);
+    };
+    let (files, made) = endpoint.ensure(config)?;
+    if made {
+        tracing::info!(certificate = %files.certificate.display(), "made a certificate for the agent endpoint");
+    }
+    Ok(Some(files))
+}
+
 impl Controller {
     /// Builds the controller. The caller opens the shared directory before the [`ClusterConnection`], because some backends would
     /// create it. A missing directory is an error at start; in a later cycle it is only reported. `cli` runs reading commands
@@ -100,8 +116,15 @@ impl Controller {
         }
         let mut agent_listener = None;
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
-            let (opened, inbox) =
-                AgentListener::open_with(at, &store, world.clock.clone(), Arc::clone(&cycle_trigger), world.tokens)?;
+            let tls = agent_tls(config)?;
+            let (opened, inbox) = AgentListener::open_with_tls(
+                at,
+                tls.as_ref(),
+                &store,
+                world.clock.clone(),
+                Arc::clone(&cycle_trigger),
+                world.tokens,
+            )?;
             opened.set_site_profiles(loaded.site_profiles.clone());
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);

@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use doctor_api::{ListenError, operator_api::ApiServerError};
+use doctor_api::{ListenError, operator_api::ApiServerError, self_made_certificate::CertificateError};
 use doctor_backend::{BackendError, Effect};
 use doctor_core::{near, toml_text::TomlError};
 use doctor_engine::{
@@ -259,6 +259,19 @@ impl From<ReportError> for Failure {
             ReportError::Store(error) => Self::Store(error),
             ReportError::File { operation, path, source } => Self::File { operation, path, source },
             ReportError::Json(error) => Self::Other(format!("writing the report as JSON: {error}")),
+        }
+    }
+}
+
+impl From<CertificateError> for Failure {
+    fn from(error: CertificateError) -> Self {
+        match error {
+            CertificateError::File { operation, path, source } => Self::File { operation, path, source },
+            CertificateError::NotPrepared(_) | CertificateError::AlreadyPrepared(_) => Self::Usage(error.to_string()),
+            CertificateError::Make(_) | CertificateError::Unreadable { .. } => {
+                let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+                Self::Other(format!("{error}{cause}"))
+            }
         }
     }
 }
