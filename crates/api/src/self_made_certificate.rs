@@ -13,7 +13,9 @@ use std::{
 };
 
 use doctor_checks::key_fingerprint::KeyFingerprint;
-use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, date_time_ymd};
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, date_time_ymd,
+};
 use rustls::{
     pki_types::{CertificateDer, pem::PemObject},
     server::ParsedCertificate,
@@ -162,9 +164,9 @@ fn write_file(path: &Path, text: &str, mode: u32) -> Result<(), CertificateError
         }
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(text.as_bytes())?;
-        let folder = path.parent().map(fs::metadata).transpose()?;
-        if let Some(folder) = folder.filter(|folder| folder.uid() != file.metadata().map_or(0, |file| file.uid())) {
-            fchown(&file, Some(folder.uid()), Some(folder.gid()))?;
+        if let Some(folder) = path.parent().map(fs::metadata).transpose()? {
+            // Only root can give a file away; that of another user stays its own.
+            let _own = fchown(&file, Some(folder.uid()), Some(folder.gid()));
         }
         file.sync_all()?;
         fs::rename(&temporary, path)
@@ -222,7 +224,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (files, _) = ensure(folder.path(), &names()).unwrap();
         let script = "openssl x509 -in \"$1\" -noout -pubkey | openssl pkey -pubin -outform DER | sha256sum";
-        let output = std::process::Command::new("sh").args(["-c", script, "sh"]).arg(&files.certificate).output().unwrap();
+        let output =
+            std::process::Command::new("sh").args(["-c", script, "sh"]).arg(&files.certificate).output().unwrap();
         let printed = String::from_utf8(output.stdout).unwrap();
         let digest = printed.split_whitespace().next().unwrap();
         assert_eq!(fingerprint(&files.certificate).unwrap().to_string(), format!("sha256:{digest}"));

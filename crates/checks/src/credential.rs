@@ -39,7 +39,8 @@ impl Credential {
         // The parser's error quotes its line, which may contain the key.
         toml_text::read(text, &[]).map_err(|error: TomlError| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
-            let expected = "expected `node`, `key`, `controller` and `fingerprints`, as `doctor agent enroll` writes them";
+            let expected =
+                "expected `node`, `key`, `controller` and `fingerprints`, as `doctor agent enroll` writes them";
             TomlError::at(text, None, format!("{line}{expected}"))
         })
     }
@@ -79,7 +80,11 @@ mod tests {
         };
         assert_eq!(Credential::read(&credential.text()).unwrap(), credential);
         let unpinned = Credential { fingerprints: Vec::new(), ..credential.clone() };
-        assert_eq!(Credential::read(&unpinned.text()).unwrap(), unpinned, "a credential of an older version has no pins");
+        assert_eq!(
+            Credential::read(&unpinned.text()).unwrap(),
+            unpinned,
+            "a credential of an older version has no pins"
+        );
         let bad = credential.text().replace("abab\"", "abab00\"");
         let error = Credential::read(&bad).unwrap_err().to_string();
         assert!(error.contains("line 3") && !error.contains("abab"), "{error}");

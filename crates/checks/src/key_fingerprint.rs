@@ -17,7 +17,9 @@ pub struct KeyFingerprint([u8; 32]);
 
 /// A text that is no fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a fingerprint, expected sha256: and 64 hexadecimal digits, as `doctor agent certificate` prints it")]
+#[error(
+    "`{0}` is not a fingerprint, expected sha256: and 64 hexadecimal digits, as `doctor agent certificate` prints it"
+)]
 pub struct BadFingerprint(String);
 
 impl KeyFingerprint {
@@ -64,7 +66,15 @@ mod tests {
         let fingerprint = KeyFingerprint::of(b"");
         let text = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!((fingerprint.to_string().as_str(), text.parse()), (text, Ok(fingerprint)));
-        for bad in ["", "sha256:", &text[7..], &text[..70], "sha256:E3:B0", &text.replace("sha256", "sha1"), &format!("{text}00")] {
+        for bad in [
+            "",
+            "sha256:",
+            &text[7..],
+            &text[..70],
+            "sha256:E3:B0",
+            &text.replace("sha256", "sha1"),
+            &format!("{text}00"),
+        ] {
             let error = bad.parse::<KeyFingerprint>().unwrap_err().to_string();
             assert!(error.contains("64 hexadecimal digits"), "{error}");
         }

@@ -67,7 +67,9 @@ impl EndpointCertificate {
 /// An agent that pins the key does not look at them.
 pub(crate) fn names(config: &Config) -> Vec<String> {
     let mut names = vec!["localhost".to_owned()];
-    names.extend(config.agents.listen.map(|at: SocketAddr| at.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string()));
+    names.extend(
+        config.agents.listen.map(|at: SocketAddr| at.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string()),
+    );
     names.extend(config.agents.url.as_deref().and_then(host_of).map(str::to_owned));
     names.sort();
     names.dedup();
@@ -113,7 +115,10 @@ mod tests {
     fn a_made_certificate_has_the_names_by_which_agents_call() {
         for (agents, expected) in [
             ("listen = \"0.0.0.0:1\"", &["localhost"][..]),
-            ("listen = \"10.0.0.5:1\"\nurl = \"https://ctl.example:7443/x\"", &["10.0.0.5", "ctl.example", "localhost"]),
+            (
+                "listen = \"10.0.0.5:1\"\nurl = \"https://ctl.example:7443/x\"",
+                &["10.0.0.5", "ctl.example", "localhost"],
+            ),
             ("listen = \"[::]:1\"\nurl = \"https://[fd00::1]:7443\"", &["fd00::1", "localhost"]),
         ] {
             assert_eq!(names(&config(agents)), expected, "{agents}");

@@ -120,6 +120,11 @@ impl Failure {
 
     /// Returns what the operator can do, if the message does not say it already.
     pub(crate) fn hint(&self) -> Option<String> {
+        if let Self::Store(error) | Self::StoreOpen { source: error, .. } = self
+            && let Some(hint) = tls_hint(error)
+        {
+            return Some(hint.to_owned());
+        }
         Some(match self {
             Self::NoStore(_) => {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
@@ -206,7 +211,7 @@ const fn store_exit(error: &StoreError) -> Exit {
         | StoreError::NewerSchema { .. }
         | StoreError::OldSchema { .. }
         | StoreError::NotMigrated { .. } => Exit::Damaged,
-        StoreError::NetworkFileSystem { .. } | StoreError::TlsNotSupported { .. } => Exit::Configuration,
+        StoreError::NetworkFileSystem { .. } | StoreError::Tls { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,
@@ -231,6 +236,23 @@ fn is_full(error: &StoreError) -> bool {
 
 fn is_read_only(error: &StoreError) -> bool {
     any_message_contains(error, &["readonly database", "read-only", "permission denied", "unable to open"])
+}
+
+/// Returns what helps if PostgreSQL and the store's URL do not agree on TLS.
+fn tls_hint(error: &StoreError) -> Option<&'static str> {
+    if any_message_contains(error, &["no encryption"]) {
+        Some(
+            "the server requires TLS: add `?sslmode=verify-full&sslrootcert=FILE` to the store's URL, with its authority's certificate",
+        )
+    } else if any_message_contains(error, &["server does not support tls"]) {
+        Some("a server on another machine must offer TLS, unless the store's URL has `sslmode=disable`")
+    } else if any_message_contains(error, &["tls handshake", "invalid peer certificate"]) {
+        Some(
+            "`sslmode` and `sslrootcert` in the store's URL say which certificate is trusted: docs/guide/configuration.md",
+        )
+    } else {
+        None
+    }
 }
 
 impl From<CycleError> for Failure {

@@ -513,7 +513,8 @@ mod tests {
         assert!(site.load("").unwrap().route.tls.is_some());
         let error = site.load("controller = \"http://ctl:7443\"\n").map(drop).map_err(text).unwrap_err();
         assert!(error.contains("http://ctl:7443") && error.contains("plain = true"), "{error}");
-        for allowed in ["controller = \"http://ctl:7443\"\nplain = true\n", "controller = \"http://127.0.0.1:7443\"\n"] {
+        for allowed in ["controller = \"http://ctl:7443\"\nplain = true\n", "controller = \"http://127.0.0.1:7443\"\n"]
+        {
             assert!(site.load(allowed).unwrap().route.tls.is_none(), "{allowed}");
         }
         // The settings override the credential, and name one way to authenticate it.
@@ -526,8 +527,7 @@ mod tests {
         // A token's agent was not enrolled, so nothing is pinned.
         let token = site.write("token", "a.b.c", 0o644);
         let file = site.write("agent.toml", &format!("token = {:?}\nnode = \"n1\"\n", token.display()), 0o644);
-        let cli_settings =
-            AgentSettings { controller: Some("https://ctl:1".to_owned()), ..AgentSettings::default() };
+        let cli_settings = AgentSettings { controller: Some("https://ctl:1".to_owned()), ..AgentSettings::default() };
         assert!(matches!(Config::load(&cli_settings, Some(&file)), Err(ConfigError::NoTrust(_))));
     }
 

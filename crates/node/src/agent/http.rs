@@ -144,8 +144,7 @@ pub fn post(
         body.len()
     );
     // The endpoint may reject a report before it has read all of it; its response counts then.
-    let written =
-        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).and_then(|()| stream.flush());
+    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).and_then(|()| stream.flush());
     let response = read_response(&mut stream);
     match (written, response) {
         (_, Ok(reply)) => Ok(reply),

@@ -65,11 +65,7 @@ impl TlsClient {
     }
 
     /// Wraps a connection. The handshake is part of the first write.
-    pub(super) fn wrap<S: Read + Write>(
-        &self,
-        host: &str,
-        stream: S,
-    ) -> io::Result<StreamOwned<ClientConnection, S>> {
+    pub(super) fn wrap<S: Read + Write>(&self, host: &str, stream: S) -> io::Result<StreamOwned<ClientConnection, S>> {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, format!("{host}: {error}")))?;
         let connection = ClientConnection::new(Arc::clone(&self.0), name)

@@ -8,6 +8,7 @@ mod batch;
 mod checkpoint;
 mod copy_reader;
 mod postgres;
+mod postgres_tls;
 mod postgres_transaction;
 mod row;
 mod sqlite;
@@ -18,7 +19,7 @@ use std::{
     time::Instant,
 };
 
-use tokio_postgres::{Config, error::SqlState};
+use tokio_postgres::error::SqlState;
 
 #[cfg(test)]
 pub(super) use self::tx::plans;
@@ -29,7 +30,10 @@ pub(super) use self::{
     sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
-use self::{postgres::PgSession, sqlite::SqliteFile};
+use self::{
+    postgres::{PgServer, PgSession},
+    sqlite::SqliteFile,
+};
 use super::{
     error::{Result, StoreError},
     id_cache::IdCache,
@@ -50,7 +54,7 @@ pub(super) enum Db {
     Postgres {
         writers: Mutex<Vec<PgSession>>,
         readers: Mutex<Vec<PgSession>>,
-        config: Box<Config>,
+        server: Box<PgServer>,
     },
 }
 
@@ -82,7 +86,7 @@ pub(super) enum Access {
 
 /// Checks the URL of a PostgreSQL database without connecting.
 pub(super) fn check_postgres_url(text: &str, redacted: &str) -> Result<()> {
-    postgres::config(text, redacted).map(drop)
+    postgres::server(text, redacted).map(drop)
 }
 
 impl Db {
@@ -94,9 +98,9 @@ impl Db {
                 Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
             }
             StoreUrl::Postgres(text) => {
-                let config = postgres::config(text, &url.to_string())?;
-                let writers = Mutex::new(vec![PgSession::connect(&config)?]);
-                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config) })
+                let server = postgres::server(text, &url.to_string())?;
+                let writers = Mutex::new(vec![PgSession::connect(&server)?]);
+                Ok(Self::Postgres { writers, readers: Mutex::default(), server: Box::new(server) })
             }
         }
     }
@@ -148,14 +152,14 @@ impl Db {
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writers, readers, config } => {
+            Self::Postgres { writers, readers, server } => {
                 let (idle, until) = match access {
                     Access::Read | Access::ReadStatement => (readers, until),
                     Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => {
                         (writers, None)
                     }
                 };
-                in_session(idle, config, until, |session| {
+                in_session(idle, server, until, |session| {
                     postgres_transaction::transaction(session, access, names, body)
                 })
             }
@@ -207,12 +211,12 @@ impl std::fmt::Debug for Db {
 /// Runs `body` on an idle or new session. After a server restart the next call reconnects; calls in progress fail.
 fn in_session(
     idle: &Mutex<Vec<PgSession>>,
-    config: &Config,
+    server: &PgServer,
     until: Option<Instant>,
     body: impl FnOnce(&mut PgSession) -> Result<()>,
 ) -> Result<()> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
-    let mut session = session.map_or_else(|| PgSession::connect_until(config, until), Ok)?;
+    let mut session = session.map_or_else(|| PgSession::connect_until(server, until), Ok)?;
     session.deadline = until;
     let result = body(&mut session);
     let mut idle = lock(idle);

@@ -50,12 +50,18 @@ pub(super) fn run(context: &Context, args: &CertificateArgs) -> Result<Exit> {
     let config = context.config()?;
     let endpoint = EndpointCertificate::of(config).ok_or_else(|| {
         let why = "the agent endpoint has no certificate: it is off, or not encrypted";
-        Failure::Refused { why: why.to_owned(), instead: "`listen` and `tls`, or `plain = false`, under [agents]".to_owned() }
+        Failure::Refused {
+            why: why.to_owned(),
+            instead: "`listen` and `tls`, or `plain = false`, under [agents]".to_owned(),
+        }
     })?;
     if args.prepare || args.switch {
         if endpoint != EndpointCertificate::SelfMade {
             let why = "the certificate is the site's (`agents.tls`)".to_owned();
-            return Err(Failure::Refused { why, instead: "replace its files; they are loaded within seconds".to_owned() });
+            return Err(Failure::Refused {
+                why,
+                instead: "replace its files; they are loaded within seconds".to_owned(),
+            });
         }
         change(config, args)?;
     }
