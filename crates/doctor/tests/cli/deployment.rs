@@ -54,9 +54,20 @@ fn printed(workdir: &Workdir, args: &[&str]) -> Vec<Value> {
     workdir.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
 }
 
+/// Prints a certificate for the agent endpoint, writes it and its key to tls.crt and tls.key, and returns the ConfigMap with which the
+/// agents trust it.
+pub(crate) fn endpoint_certificate(workdir: &Workdir) -> Value {
+    let [secret, authority] = printed(workdir, &["--what", "certificate"]).try_into().unwrap();
+    for file in ["tls.crt", "tls.key"] {
+        workdir.write(file, secret["stringData"][file].as_str().unwrap());
+    }
+    authority
+}
+
 /// Sets of options that cover every setting that changes which objects exist.
-const DEPLOY_ARGS: [&[&str]; 9] = [
+const DEPLOY_ARGS: [&[&str]; 10] = [
     &[],
+    &["--set", "tls.kind=none"],
     &["--postgres", "doctor-db", "--set", "store.create=false"],
     &["--set", "data.kind=host-path", "--set", "data.hostPath=/fsx/doctor"],
     &["--set", "data.kind=none"],
@@ -188,6 +199,11 @@ fn a_real_api_server_accepts_every_printed_object() {
         }
     }
 
+    for object in printed(&workdir, &["--what", "certificate"]) {
+        let response = try_to_make(&object);
+        assert!(response.is_success(), "{}: {}", object["kind"], response.text);
+    }
+
     // The controller is admitted at the restricted level; the agents' namespace admits the agents.
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
         plane.create(account);
@@ -231,19 +247,15 @@ fn install(plane: &ControlPlane, helm: &Path, workdir: &Workdir) {
     assert_eq!(claims(), 2, "the claims outlive the release");
 }
 
-/// Returns the status of a controller's answer; 0 while it does not answer.
+/// Returns the status of a controller's answer to a client that trusts what the agents trust and calls the Service by its name; 0
+/// while it does not answer.
 #[cfg(feature = "kubernetes-bed")]
-fn status(port: u16, path: &str) -> u16 {
-    use std::io::{Read, Write};
-    let request = || -> std::io::Result<String> {
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response)?;
-        Ok(response)
-    };
-    let response = request().unwrap_or_default();
-    response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+fn status(workdir: &Workdir, port: u16, path: &str) -> u16 {
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "-m", "10", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"]).arg(workdir.path("ca.crt"));
+    curl.args(["--resolve", &format!("cluster-doctor.cluster-doctor.svc:{port}:127.0.0.1")]);
+    let output = curl.arg(format!("https://cluster-doctor.cluster-doctor.svc:{port}{path}")).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().parse().unwrap_or(0)
 }
 
 #[cfg(feature = "kubernetes-bed")]
@@ -266,12 +278,20 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     };
     // Only the pod's paths are replaced with paths on this machine.
     let mut doctor = text("cluster-doctor", "doctor.toml").replace("0.0.0.0:", "127.0.0.1:");
-    for (there, here) in
-        [("sqlite:/var/lib/cluster-doctor", "store"), ("/data", "data"), ("/etc/cluster-doctor-profiles", "profiles")]
-    {
+    for (there, here) in [
+        ("sqlite:/var/lib/cluster-doctor", "store"),
+        ("/data", "data"),
+        ("/etc/cluster-doctor-profiles", "profiles"),
+        ("/etc/cluster-doctor-tls", "tls"),
+    ] {
         fs::create_dir(workdir.path(here)).unwrap();
         assert!(doctor.contains(there), "{doctor}");
         doctor = doctor.replace(there, workdir.path(here).to_str().unwrap());
+    }
+    let authority = endpoint_certificate(&workdir);
+    workdir.write("ca.crt", authority["data"]["ca.crt"].as_str().unwrap());
+    for file in ["tls.crt", "tls.key"] {
+        fs::rename(workdir.path(file), workdir.path("tls").join(file)).unwrap();
     }
     let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &text("cluster-doctor-policy", "policy.toml"))]);
@@ -280,10 +300,16 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     command.env("KUBECONFIG", account);
     let mut service = Service::spawn(command);
     service.wait_for_log("agent endpoint listening");
-    wait_until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
+    wait_until("a controller that is ready", || {
+        status(&workdir, port, "/readyz") == 200 && status(&workdir, port, "/healthz") == 200
+    });
     plane.kill_apiserver().unwrap();
     service.wait_for_log("read the cluster state");
-    assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would not help");
+    assert_eq!(
+        (status(&workdir, port, "/healthz"), status(&workdir, port, "/readyz")),
+        (200, 200),
+        "a restart would not help"
+    );
     plane.restart_apiserver().unwrap();
     service.wait_for_log("problems resolved");
     let (code, log) = service.stop();
@@ -346,6 +372,11 @@ fn a_changed_config_map_takes_effect_without_a_restart() {
     let doctor = format!("cycle = \"1s\"\nprofiles = [\"../types\"]\n{doctor}");
     let mut types = MountedMap { workdir: &workdir, folder: "types", turns: 0 };
     types.update(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
+    let authority = endpoint_certificate(&workdir);
+    workdir.write("ca.crt", authority["data"]["ca.crt"].as_str().unwrap());
+    for file in ["tls.crt", "tls.key"] {
+        fs::rename(workdir.path(file), workdir.path("tls").join(file)).unwrap();
+    }
     let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
     let mut service = Service::spawn(workdir.command(&["serve", "--config", "mounted/doctor.toml"]));

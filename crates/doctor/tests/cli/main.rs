@@ -1,5 +1,6 @@
 //! Tests of the built program: its output and exit codes, as users see them.
 
+mod agent_tls;
 mod agents;
 mod alerts;
 mod api;
