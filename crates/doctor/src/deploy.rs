@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_node_gets_the_certificate_and_never_the_key() {
         let deployment = Deployment::new(KubernetesConfig::default());
-        let [secret, authority] = deployment.certificate().unwrap().try_into().unwrap();
+        let [secret, authority]: [Value; 2] = deployment.certificate().unwrap().try_into().unwrap();
         assert_eq!((&secret["kind"], &authority["kind"]), (&json!("Secret"), &json!("ConfigMap")));
         assert!(secret["stringData"]["tls.key"].as_str().unwrap().contains("PRIVATE KEY"));
         assert!(!authority.to_string().contains("PRIVATE KEY"));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     context::Context,
-    deploy::{DeployPart, deployment_from_config},
+    deploy::{DeployPart, deployment_from_config, objects_yaml},
     exit::Exit,
     failure::Result,
 };
@@ -108,7 +108,7 @@ fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
         let items = deployment.certificate()?;
         match context.out.is_json() {
             true => context.out.json(&json!({ "apiVersion": "v1", "kind": "List", "items": items }))?,
-            false => context.out.print(&deploy::objects_yaml(items))?,
+            false => context.out.print(&objects_yaml(items))?,
         }
     } else if context.out.is_json() {
         context.out.json(&deployment.json(args.what))?;

@@ -43,6 +43,8 @@ pub(crate) enum AgentTrust {
     Authority,
     /// Not at all.
     Plain,
+    /// Not at all: nothing leaves this machine.
+    Loopback,
 }
 
 /// The properties of a site.
@@ -155,6 +157,7 @@ impl SlurmSite {
                 "# The authority of the controller's certificate; copy its certificate to each node.\n\
                  ca_file = \"/etc/cluster-doctor/ca.pem\"\n"
             }
+            AgentTrust::Loopback => "",
             AgentTrust::Plain => {
                 "# Reports are not encrypted, as `plain` in the controller's configuration says.\nplain = true\n"
             }

@@ -57,7 +57,7 @@ fn printed(workdir: &Workdir, args: &[&str]) -> Vec<Value> {
 /// Prints a certificate for the agent endpoint, writes it and its key to tls.crt and tls.key, and returns the ConfigMap with which the
 /// agents trust it.
 pub(crate) fn endpoint_certificate(workdir: &Workdir) -> Value {
-    let [secret, authority] = printed(workdir, &["--what", "certificate"]).try_into().unwrap();
+    let [secret, authority]: [Value; 2] = printed(workdir, &["--what", "certificate"]).try_into().unwrap();
     for file in ["tls.crt", "tls.key"] {
         workdir.write(file, secret["stringData"][file].as_str().unwrap());
     }

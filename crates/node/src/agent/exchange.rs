@@ -97,8 +97,11 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
             }
         }
         Err(error) => {
-            let what = if tls::is_tls_error(&error) { "is not trusted" } else { "does not answer" };
-            failed(SendOutcome::Retry(Duration::ZERO), format!("{} {what}: {error}", route.address))
+            let why = match tls::tls_failure(&error) {
+                Some(why) => format!("is not trusted: {why}"),
+                None => format!("does not answer: {error}"),
+            };
+            failed(SendOutcome::Retry(Duration::ZERO), format!("{} {why}", route.address))
         }
     }
 }

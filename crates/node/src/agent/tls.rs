@@ -79,9 +79,13 @@ fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, Error> {
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions()
 }
 
-/// Returns whether an exchange failed because of TLS, and not of the network.
-pub(super) fn is_tls_error(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Error>())
+/// Returns why an exchange failed, if it failed because of TLS and not of the network.
+pub(super) fn tls_failure(error: &io::Error) -> Option<String> {
+    Some(match error.get_ref()?.downcast_ref::<Error>()? {
+        // rustls would print this one for debugging.
+        Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => why.to_string(),
+        other => other.to_string(),
+    })
 }
 
 /// Accepts servers by their key alone.

@@ -82,6 +82,8 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
         Some(EndpointCertificate::SelfMade) => AgentTrust::Pinned,
         Some(EndpointCertificate::Site(_)) => AgentTrust::Authority,
         None if config.agents.is_unencrypted() => AgentTrust::Plain,
+        None if config.agents.listen.is_some() => AgentTrust::Loopback,
+        // The endpoint is not configured here yet: it will be as shipped.
         None => AgentTrust::Pinned,
     };
     let mut writes = vec![config.data.clone()];
