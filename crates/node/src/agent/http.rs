@@ -148,6 +148,8 @@ pub fn post(
     let response = read_response(&mut stream);
     match (written, response) {
         (_, Ok(reply)) => Ok(reply),
+        // What the server answered says more than that it stopped reading.
+        (Err(_), Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(error),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
     }
 }
@@ -249,7 +251,7 @@ fn read_response(stream: &mut Connection) -> io::Result<Reply> {
             Ok(count) => response.extend(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The endpoint may reset the connection after its response if it did not read the whole body.
-            Err(_) if is_complete(&response) => break,
+            Err(_) if is_complete(&response) || response.starts_with(&TLS_ALERT) => break,
             Err(error) => return Err(error),
         }
         if is_complete(&response) {
