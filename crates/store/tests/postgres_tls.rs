@@ -43,7 +43,8 @@ impl ManagedServer {
 
     /// Returns the URL of a new database for this account and host, with these parameters.
     fn url(&self, name: &str, account: &str, host: &str, parameters: &str) -> StoreUrl {
-        let url = self.server.create_database(name).unwrap();
+        // Some of the names are words of SQL.
+        let url = self.server.create_database(&format!("over_tls_{name}")).unwrap();
         let url = url.replace("postgres@127.0.0.1", &format!("{account}@{host}"));
         format!("{url}?{parameters}").parse().unwrap()
     }

@@ -162,7 +162,7 @@ enum Connection {
 
 impl Connection {
     fn open(to: &Address, tls: Option<&TlsClient>, connect_limit: Duration, deadline: Instant) -> io::Result<Self> {
-        let open = || {
+        let open = || -> io::Result<DeadlineStream> {
             let tcp = connect(to, connect_limit)?;
             tcp.set_nodelay(true)?;
             Ok(DeadlineStream { tcp, deadline })
