@@ -176,8 +176,6 @@ fn write_file(path: &Path, text: &str, mode: u32) -> Result<(), CertificateError
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     fn names() -> Vec<String> {

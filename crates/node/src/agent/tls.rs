@@ -27,7 +27,7 @@ use rustls::{
 pub enum TlsError {
     #[error("cannot read the certificates in {}: {text}", .path.display())]
     Authorities { path: PathBuf, text: String },
-    #[error("TLS cannot be set up: {0}")]
+    #[error("TLS cannot be set up")]
     Setup(#[from] Error),
 }
 
