@@ -189,7 +189,7 @@ fn a_certificate_is_accepted_only_from_a_trusted_authority_for_this_name_and_at_
     refused.stderr_contains("cannot be authenticated").stderr_contains("`ca_file`");
 
     let by_name = format!("https://localhost:{}", fixture.port);
-    let mut agent = fixture.agent("agent", &["--ca-file", "ca.crt", "--controller", &by_name]);
+    let agent = fixture.agent("agent", &["--ca-file", "ca.crt", "--controller", &by_name]);
     wait_until("a report", || fixture.reports());
     let mut misled = fixture.agent("misled", &["--ca-file", "other-ca.crt", "--controller", &by_name]);
     misled.wait_for_log("is not trusted: invalid peer certificate: UnknownIssuer");

@@ -398,7 +398,7 @@ fn der_value(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
         return None;
     }
     let (length, rest) = match length {
-        0..0x80 => (usize::from(length), rest),
+        0..=0x7f => (usize::from(length), rest),
         // The long form: this many bytes of length.
         0x81..=0x84 => {
             let (bytes, rest) = rest.split_at_checked(usize::from(length & 0x7f))?;
