@@ -70,6 +70,11 @@ settle() {
   if [ -d "$out/usr/share/ca-certificates" ]; then
     mkdir -p "$out/etc/ssl/certs"
     find "$out/usr/share/ca-certificates" -name '*.crt' -print0 | sort -z | xargs -0 cat >"$out/etc/ssl/certs/ca-certificates.crt"
+    # Without them `doctor` trusts no https server: a dstack server, a webhook, slurmrestd.
+    if [ "$(grep -c 'BEGIN CERTIFICATE' "$out/etc/ssl/certs/ca-certificates.crt")" -lt 50 ]; then
+      echo "the image has no certificates of authorities" >&2
+      exit 1
+    fi
   fi
 }
 

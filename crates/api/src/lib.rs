@@ -4,7 +4,7 @@
 //!
 //! Messages are checked before they cost anything. A sender that is neither enrolled nor authenticated by the cluster is
 //! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
-//! everything has a limit and a deadline. A report is answered with 200 only when the engine has stored it; a heartbeat
+//! everything has a limit and a deadline, the TLS handshake included. A report is answered with 200 only when the engine has stored it; a heartbeat
 //! is answered immediately and stored with others.
 
 mod agent_queue;
@@ -20,6 +20,8 @@ mod metrics_listener;
 pub mod operator_api;
 mod probes_listener;
 mod response;
+pub mod self_made_certificate;
+mod tls;
 mod token_review_cache;
 mod write_probe;
 
@@ -42,10 +44,12 @@ use tokio::sync::{Semaphore, oneshot};
 use agent_queue::AgentQueue;
 use agent_reports::IngestState;
 use connections::{AcceptorSource, BodyDeadlines, ConnectionLimits, ListenerLimits};
+use tls::Tls;
 
 pub use agent_queue::AgentInbox;
 pub use metrics_listener::{MetricsListener, ProcessMetrics};
 pub use probes_listener::ProbesListener;
+pub use tls::TlsFiles;
 pub use token_review_cache::TokenReviewCache;
 
 /// Concurrent connections. An agent connects for each message, and ten thousand of them report once a minute.
@@ -59,6 +63,8 @@ const MAX_BODIES_KIB: usize = 128 << 10;
 pub enum ListenError {
     #[error("cannot listen on {at} for agents")]
     Agents { at: SocketAddr, source: io::Error },
+    #[error("cannot use {} and {} for the TLS of agents: {text}", .files.certificate.display(), .files.key.display())]
+    AgentTls { files: TlsFiles, text: String },
     #[error("cannot listen on {at} for Prometheus")]
     Metrics { at: SocketAddr, source: io::Error },
     #[error("cannot listen on {at} for health probes")]
@@ -73,6 +79,18 @@ pub enum ListenError {
 /// If the address cannot be bound.
 pub fn try_agent_address(at: SocketAddr) -> Result<TcpListener, ListenError> {
     TcpListener::bind(at).map_err(|source| ListenError::Agents { at, source })
+}
+
+/// Loads the certificate and key of the agent endpoint as [`AgentListener::open_with_tls`] does.
+///
+/// # Errors
+/// If they cannot be read, or do not belong together.
+pub fn try_agent_tls(files: &TlsFiles) -> Result<(), ListenError> {
+    open_agent_tls(files).map(drop)
+}
+
+fn open_agent_tls(files: &TlsFiles) -> Result<Tls, ListenError> {
+    Tls::open(files).map_err(|text| ListenError::AgentTls { files: files.clone(), text })
 }
 
 /// Binds the address for Prometheus as [`MetricsListener::open`] does. It is free again when the result is dropped.
@@ -202,14 +220,32 @@ impl AgentListener {
         cycle_trigger: Arc<Trigger>,
         token_reviews: Option<TokenReviewCache>,
     ) -> Result<(Self, AgentInbox), ListenError> {
+        Self::open_with_tls(at, per_address, None, store, clock, cycle_trigger, token_reviews)
+    }
+
+    /// As [`AgentListener::open_with`], over TLS with this certificate and key. They are loaded again when they change.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, the certificate cannot be used, or the store fails.
+    pub fn open_with_tls(
+        at: SocketAddr,
+        per_address: usize,
+        tls: Option<&TlsFiles>,
+        store: &Store,
+        clock: Arc<dyn Clock>,
+        cycle_trigger: Arc<Trigger>,
+        token_reviews: Option<TokenReviewCache>,
+    ) -> Result<(Self, AgentInbox), ListenError> {
         let failed = |source| ListenError::Agents { at, source };
+        let tls = tls.map(open_agent_tls).transpose()?;
+        let tls = tls.map(|tls| -> AcceptorSource { Arc::new(move || tls.acceptor()) });
         let listener = try_agent_address(at)?;
         let queue = Arc::new(AgentQueue::new(cycle_trigger));
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
         let limits = agent_limits(per_address);
-        let server = HttpServer::start("doctor-agents", listener, router(state), None, limits).map_err(failed)?;
+        let server = HttpServer::start("doctor-agents", listener, router(state), tls, limits).map_err(failed)?;
         Ok((Self { server, queue }, inbox))
     }
 

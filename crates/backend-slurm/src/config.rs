@@ -57,8 +57,11 @@ pub struct SlurmConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rest {
-    /// The socket of slurmrestd, or its address: `/run/slurmrestd.sock`, `127.0.0.1:6820`.
+    /// The socket of slurmrestd, or its address: `/run/slurmrestd.sock`, `127.0.0.1:6820`, `https://slurm.example:6820`.
     pub at: String,
+    /// The certificates that an address with `https://` is verified with. Absent: the system's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
     /// The version of its API, such as `v0.0.42`.
     pub version: String,
     /// A file with a token. It is read for each request, because tokens expire. Absent: the socket authenticates the user.

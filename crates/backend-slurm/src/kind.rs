@@ -22,8 +22,8 @@ impl BackendKind for Slurm {
     type Config = SlurmConfig;
 
     fn resolve(config: &mut SlurmConfig, beside: &Path, _service: &ServiceSettings<'_>) {
-        let token = config.rest.as_mut().and_then(|rest| rest.token_file.as_mut());
-        for path in [config.slurm_conf.as_mut(), config.programs.as_mut(), token].into_iter().flatten() {
+        let rest = config.rest.iter_mut().flat_map(|rest| [rest.token_file.as_mut(), rest.ca_file.as_mut()]);
+        for path in rest.chain([config.slurm_conf.as_mut(), config.programs.as_mut()]).flatten() {
             *path = beside.join(&*path);
         }
     }

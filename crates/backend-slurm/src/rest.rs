@@ -7,7 +7,7 @@ use std::{
 };
 
 use doctor_backend::{
-    http::{Client, HttpError, HttpErrorKind, Proxy, Request},
+    http::{self, BadRoots, Client, HttpError, HttpErrorKind, Proxy, Request, TrustedRoots},
     trusted_file,
 };
 
@@ -24,6 +24,8 @@ const MAX_QUOTED_BYTES: usize = 4096;
 enum RestError {
     #[error("cannot read {} (`rest.token_file`)", .0.display())]
     NoToken(PathBuf, #[source] io::Error),
+    #[error("`rest.ca_file`")]
+    Authorities(#[from] BadRoots),
     #[error("request to {0} failed")]
     Request(String, #[source] HttpError),
     #[error("the response of {0} exceeds the size limit")]
@@ -65,11 +67,14 @@ fn request_nodes(rest: &Rest, limit: Duration) -> Result<Vec<SlurmNode>, RestErr
     let user = rest.user.iter().map(|user| ("X-SLURM-USER-NAME", user.as_str()));
     let headers: Vec<(&str, &str)> = token.chain(user).collect();
     let (client, server) = if rest.at.starts_with('/') {
-        (Client::over_socket(Path::new(&rest.at)), "127.0.0.1")
+        (Client::over_socket(Path::new(&rest.at)), "http://127.0.0.1".to_owned())
+    } else if rest.at.starts_with("https://") {
+        let trust = rest.ca_file.as_deref().map_or(TrustedRoots::System, TrustedRoots::File);
+        (Client::new(&http::roots(trust)?, Proxy::Never), rest.at.trim_end_matches('/').to_owned())
     } else {
-        (Client::new(&[], Proxy::Never), rest.at.as_str())
+        (Client::new(&[], Proxy::Never), format!("http://{}", rest.at.trim_start_matches("http://")))
     };
-    let url = format!("http://{server}/slurm/{}/nodes", rest.version);
+    let url = format!("{server}/slurm/{}/nodes", rest.version);
     let failed = |error: HttpError| match error.kind {
         HttpErrorKind::TooLong => RestError::TooLong(rest.at.clone()),
         HttpErrorKind::NotHttp => RestError::InvalidHttp(rest.at.clone()),
@@ -108,8 +113,28 @@ mod tests {
             let _ = stream.write_all(&answer);
             thread::park();
         });
-        let rest = Rest { at: at.display().to_string(), version: "v0.0.42".to_owned(), token_file: None, user: None };
-        (folder, rest)
+        (folder, rest(at.display().to_string()))
+    }
+
+    fn rest(at: String) -> Rest {
+        Rest { at, ca_file: None, version: "v0.0.42".to_owned(), token_file: None, user: None }
+    }
+
+    #[test]
+    fn a_server_that_is_not_encrypted_gets_no_request_over_https() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("https://{}", listener.local_addr().unwrap());
+        let received = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut begin = [0; 64];
+            let count = stream.read(&mut begin).unwrap();
+            let _ = stream.write_all(b"HTTP/1.1 400 No\r\n\r\n");
+            begin[..count].to_vec()
+        });
+        assert!(nodes(&rest(at), Duration::from_secs(20)).unwrap_err().starts_with("request to https://"));
+        assert_eq!(received.join().unwrap()[0], 0x16, "a TLS handshake");
+        let missing = Rest { ca_file: Some("/none/ca.pem".into()), ..rest("https://127.0.0.1:1".to_owned()) };
+        assert!(nodes(&missing, Duration::from_secs(20)).unwrap_err().contains("/none/ca.pem"));
     }
 
     #[test]

@@ -18,7 +18,10 @@ pub(super) fn verify(config: &SlurmConfig) -> Result<(), BackendError> {
         installed.map_err(|text| refuse(format!("{text}; see `programs` under [backend.slurm]")))?;
     }
     let token = config.rest.as_ref().and_then(|rest| rest.token_file.as_deref());
-    for (key, path) in [("slurm_conf", config.slurm_conf.as_deref()), ("rest.token_file", token)] {
+    let authorities = config.rest.as_ref().and_then(|rest| rest.ca_file.as_deref());
+    let files =
+        [("slurm_conf", config.slurm_conf.as_deref()), ("rest.token_file", token), ("rest.ca_file", authorities)];
+    for (key, path) in files {
         let Some(path) = path else { continue };
         trusted_file::open(path).map_err(|error| refuse(format!("`{key}` {}: {error}", path.display())))?;
     }

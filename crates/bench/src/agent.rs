@@ -60,8 +60,12 @@ pub(crate) fn run() -> Result<Measured> {
     let machine = FakeMachine::hgx_h100().install(&program, &library);
     let key = RunKey::new([7; 32]);
     let sink = ReportSink::open()?;
-    let credential =
-        Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+    let credential = Credential {
+        node: NodeName::new("bench")?,
+        key: key.clone(),
+        controller: Some(sink.address().to_owned()),
+        fingerprints: Vec::new(),
+    };
     let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
     let memory = agent.watch_memory("RssAnon");
     eprintln!("  checking: the first report");
@@ -145,8 +149,12 @@ impl FrequentAgent {
     fn start(program: &Path, library: &Path, key: &RunKey) -> Result<Self> {
         let machine = often().install(program, library);
         let sink = ReportSink::open()?;
-        let credential =
-            Credential { node: NodeName::new("bench")?, key: key.clone(), controller: Some(sink.address().to_owned()) };
+        let credential = Credential {
+            node: NodeName::new("bench")?,
+            key: key.clone(),
+            controller: Some(sink.address().to_owned()),
+            fingerprints: Vec::new(),
+        };
         let agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
         next_full_report(&sink, key)?;
         agent.wait_until_idle(REPLY_TIMEOUT)?;

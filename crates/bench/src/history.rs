@@ -53,7 +53,7 @@ pub(crate) fn run_postgres() -> Result<Measured> {
         return Ok(Measured::NotAvailable(why.to_string()));
     }
     let data = cache::input("history-postgres", fill::fingerprint()?, making)?;
-    let server = Server::start(Setup { durable: true, data: Some(&data) })?;
+    let server = Server::start(Setup { durable: true, data: Some(&data), tls: None })?;
     let url = server.socket_url(DATABASE);
     let samples = measure_queries(&Store::open(&url.parse()?)?)?;
     Ok(Measured::Figures(samples.figures("_pg", fill::postgres_bytes(&url)?, &inputs("PostgreSQL, by its socket"))))

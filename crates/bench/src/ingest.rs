@@ -47,7 +47,7 @@ pub(crate) fn run_postgres() -> Result<Measured> {
     if let Err(why) = Server::can_start() {
         return Ok(Measured::NotAvailable(why.to_string()));
     }
-    let server = Server::start(Setup { durable: true, data: None })?;
+    let server = Server::start(Setup { durable: true, ..Setup::default() })?;
     server.create_database("ingest")?;
     let url: StoreUrl = server.socket_url("ingest").parse()?;
     let rounds = measure(&Store::open(&url)?, Some(server.pid()))?;

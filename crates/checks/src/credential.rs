@@ -1,5 +1,5 @@
-//! The credential of a node's agent: its node, its key and the controller's address. `doctor agent enroll` writes it,
-//! `doctor-node agent` reads it.
+//! The credential of a node's agent: its node, its key, and the controller's address and public key. `doctor agent enroll`
+//! writes it, `doctor-node agent` reads it.
 
 use doctor_core::{
     ids::NodeName,
@@ -7,7 +7,7 @@ use doctor_core::{
 };
 use serde::{Deserialize, Deserializer, de};
 
-use crate::document::RunKey;
+use crate::{document::RunKey, key_fingerprint::KeyFingerprint};
 
 /// The credential with which one node's agent reports.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -16,8 +16,12 @@ pub struct Credential {
     pub node: NodeName,
     #[serde(deserialize_with = "key")]
     pub key: RunKey,
-    /// The controller's address, as `http://HOST:PORT`.
+    /// The controller's address, as `https://HOST:PORT`.
     pub controller: Option<String>,
+    /// The public keys that the controller's certificate may have: the current one and, during a rotation, the next. Empty
+    /// where a certificate authority vouches for the controller, or where reports are not encrypted.
+    #[serde(default)]
+    pub fingerprints: Vec<KeyFingerprint>,
 }
 
 /// Parses the key. The error does not quote the text, which is secret.
@@ -35,7 +39,8 @@ impl Credential {
         // The parser's error quotes its line, which may contain the key.
         toml_text::read(text, &[]).map_err(|error: TomlError| {
             let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
-            let expected = "expected `node`, `key` and `controller`, as `doctor agent enroll` writes them";
+            let expected =
+                "expected `node`, `key`, `controller` and `fingerprints`, as `doctor agent enroll` writes them";
             TomlError::at(text, None, format!("{line}{expected}"))
         })
     }
@@ -45,8 +50,16 @@ impl Credential {
         let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
         let controller =
             self.controller.as_ref().map_or_else(String::new, |url| format!("controller = {}\n", quoted(url)));
+        let fingerprints = match self.fingerprints.is_empty() {
+            true => String::new(),
+            false => {
+                let all: Vec<String> = self.fingerprints.iter().map(|one| quoted(&one.to_string())).collect();
+                format!("fingerprints = [{}]\n", all.join(", "))
+            }
+        };
         format!(
-            "# This file authenticates the node's agent. Keep it readable by root only.\nnode = {}\nkey = {}\n{controller}",
+            "# This file authenticates the node's agent. Keep it readable by root only.\n\
+             node = {}\nkey = {}\n{controller}{fingerprints}",
             quoted(self.node.as_str()),
             quoted(&self.key.to_hex())
         )
@@ -62,9 +75,16 @@ mod tests {
         let credential = Credential {
             node: NodeName::new("n1").unwrap(),
             key: RunKey::new([0xab; 32]),
-            controller: Some("http://ctl:7443".to_owned()),
+            controller: Some("https://ctl:7443".to_owned()),
+            fingerprints: vec![KeyFingerprint::of(b"now"), KeyFingerprint::of(b"next")],
         };
         assert_eq!(Credential::read(&credential.text()).unwrap(), credential);
+        let unpinned = Credential { fingerprints: Vec::new(), ..credential.clone() };
+        assert_eq!(
+            Credential::read(&unpinned.text()).unwrap(),
+            unpinned,
+            "a credential of an older version has no pins"
+        );
         let bad = credential.text().replace("abab\"", "abab00\"");
         let error = Credential::read(&bad).unwrap_err().to_string();
         assert!(error.contains("line 3") && !error.contains("abab"), "{error}");

@@ -33,6 +33,7 @@ pub mod gpu;
 pub mod gpu_query;
 pub mod host_processes;
 pub mod job_file;
+pub mod key_fingerprint;
 pub mod kmsg;
 pub mod load_counters;
 pub mod measurements;

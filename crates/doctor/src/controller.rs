@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use doctor_api::{
-    AgentListener, CONNECTIONS_PER_ADDRESS, MetricsListener, ProbesListener, ProcessMetrics, TokenReviewCache,
+    AgentListener, CONNECTIONS_PER_ADDRESS, MetricsListener, ProbesListener, ProcessMetrics, TlsFiles,
+    TokenReviewCache,
     operator_api::{ApiDeps, ApiServer, CliHandler},
 };
 use doctor_backend::{
@@ -31,8 +32,9 @@ use doctor_sim::RemoteSim;
 use doctor_store::{Store, StoreError};
 
 use crate::{
+    agent_certificate::EndpointCertificate,
     backends::BackendChoice,
-    config::LoadedConfig,
+    config::{Config, LoadedConfig},
     failure::{Failure, Result},
 };
 
@@ -87,6 +89,21 @@ pub(crate) enum ProcessMode {
     OneShot,
 }
 
+/// Returns the certificate of the agent endpoint, which is made if there is none. `None`: the endpoint is plain.
+fn agent_tls(config: &Config) -> Result<Option<TlsFiles>> {
+    let Some(endpoint) = EndpointCertificate::of(config) else {
+        if config.agents.is_unencrypted() {
+            tracing::warn!("agents' reports cross the network unencrypted (`plain = true` in [agents])");
+        }
+        return Ok(None);
+    };
+    let (files, made) = endpoint.ensure(config)?;
+    if made {
+        tracing::info!(certificate = %files.certificate.display(), "made a certificate for the agent endpoint");
+    }
+    Ok(Some(files))
+}
+
 impl Controller {
     /// Builds the controller. The caller opens the shared directory before the [`ClusterConnection`], because some backends would
     /// create it. A missing directory is an error at start; in a later cycle it is only reported. `cli` runs reading commands
@@ -110,9 +127,11 @@ impl Controller {
         }
         let mut agent_listener = None;
         if let (ProcessMode::Service { .. }, Some(at)) = (&serving, config.agents.listen) {
+            let tls = agent_tls(config)?;
             let per_address = config.agents.per_address.unwrap_or(CONNECTIONS_PER_ADDRESS);
             let (clock, trigger) = (world.clock.clone(), Arc::clone(&cycle_trigger));
-            let (opened, inbox) = AgentListener::open_with(at, per_address, &store, clock, trigger, world.tokens)?;
+            let (opened, inbox) =
+                AgentListener::open_with_tls(at, per_address, tls.as_ref(), &store, clock, trigger, world.tokens)?;
             opened.set_site_profiles(loaded.site_profiles.clone());
             inboxes.push(Box::new(inbox));
             agent_listener = Some(opened);

@@ -15,6 +15,7 @@ mod yaml;
 
 use serde_json::{Value, json};
 
+use doctor_api::self_made_certificate::{CertificateError, MadeCertificate};
 use doctor_backend_kubernetes::{KubernetesConfig, STANDARD_TEMPLATE};
 
 use self::{
@@ -48,6 +49,9 @@ pub(crate) enum DeployPart {
     Values,
     /// Not a manifest: the job template in force, as a starting point for your own.
     Template,
+    /// A new key and certificate of the agent endpoint, for `kubectl create`, and what the agents trust. Not part of `all`: each call
+    /// makes another key.
+    Certificate,
 }
 
 /// A deployment under construction. Later values override earlier ones: defaults, configuration, command line.
@@ -104,10 +108,19 @@ impl Deployment {
             DeployPart::Storage => *group == Group::Storage,
             DeployPart::Controller => *group == Group::Controller,
             DeployPart::Agent => *group == Group::Agent,
-            DeployPart::Values | DeployPart::Template => false,
+            DeployPart::Values | DeployPart::Template | DeployPart::Certificate => false,
         };
         let groups = Group::ALL.into_iter().filter(is_selected);
         groups.flat_map(|group| group.objects(&self.config)).filter_map(|tree| tree.render(&self.values)).collect()
+    }
+
+    /// Makes a certificate for the agent endpoint, and returns its objects.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn certificate(&self) -> Result<Vec<Value>, CertificateError> {
+        let made = MadeCertificate::for_names(&objects::service_names(&self.values.namespace))?;
+        Ok(objects::certificate(&self.values, &made))
     }
 
     fn template(&self) -> &str {
@@ -137,9 +150,51 @@ impl Deployment {
     }
 }
 
+/// Returns objects as YAML.
+pub(crate) fn objects_yaml(objects: Vec<Value>) -> String {
+    let trees: Vec<Template> = objects.into_iter().map(Template::from).collect();
+    yaml::documents(&trees)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_gets_the_certificate_and_never_the_key() {
+        let deployment = Deployment::new(KubernetesConfig::default());
+        let [secret, authority]: [Value; 2] = deployment.certificate().unwrap().try_into().unwrap();
+        assert_eq!((&secret["kind"], &authority["kind"]), (&json!("Secret"), &json!("ConfigMap")));
+        assert!(secret["stringData"]["tls.key"].as_str().unwrap().contains("PRIVATE KEY"));
+        assert!(!authority.to_string().contains("PRIVATE KEY"));
+        assert_eq!(authority["data"]["ca.crt"], secret["stringData"]["tls.crt"]);
+        let items = deployment.json(DeployPart::All);
+        let pod = |kind: &str| {
+            let all = items["items"].as_array().unwrap();
+            all.iter().find(|item| item["kind"] == kind).unwrap()["spec"]["template"]["spec"].to_string()
+        };
+        assert!(
+            pod("Deployment").contains("\"cluster-doctor-tls\"") && pod("DaemonSet").contains("\"cluster-doctor-ca\"")
+        );
+        assert!(!pod("DaemonSet").contains("cluster-doctor-tls\""), "a kubelet reads the Secrets of its pods");
+        assert_eq!(
+            serde_saphyr::from_multiple::<Value>(&objects_yaml(vec![secret.clone(), authority.clone()])).unwrap(),
+            [secret, authority]
+        );
+    }
+
+    #[test]
+    fn without_tls_both_sides_say_so() {
+        let mut deployment = Deployment::new(KubernetesConfig::default());
+        deployment.set("tls.kind", json!("none")).unwrap();
+        let printed = deployment.json(DeployPart::All).to_string();
+        for part in ["plain = true", "\"--plain\"", "http://cluster-doctor.cluster-doctor.svc:7443"] {
+            assert!(printed.contains(part), "{part}");
+        }
+        for part in ["https://cluster-doctor", "HTTPS", "ca-file", "cluster-doctor-tls"] {
+            assert!(!printed.contains(part), "{part}");
+        }
+    }
 
     #[test]
     fn every_setting_is_used_and_every_used_setting_is_documented() {

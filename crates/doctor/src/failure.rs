@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use doctor_api::{ListenError, operator_api::ApiServerError};
+use doctor_api::{ListenError, operator_api::ApiServerError, self_made_certificate::CertificateError};
 use doctor_backend::{BackendError, Effect};
 use doctor_core::{near, toml_text::TomlError};
 use doctor_engine::{
@@ -127,6 +127,11 @@ impl Failure {
 
     /// Returns what the operator can do, if the message does not say it already.
     pub(crate) fn hint(&self) -> Option<String> {
+        if let Self::Store(error) | Self::StoreOpen { source: error, .. } = self
+            && let Some(hint) = tls_hint(error)
+        {
+            return Some(hint.to_owned());
+        }
         Some(match self {
             Self::NoStore(_) => {
                 "run `doctor run` or `doctor serve` first, or choose another store with --store or --config".to_owned()
@@ -218,7 +223,7 @@ const fn store_exit(error: &StoreError) -> Exit {
         | StoreError::NewerSchema { .. }
         | StoreError::OldSchema { .. }
         | StoreError::NotMigrated { .. } => Exit::Damaged,
-        StoreError::NetworkFileSystem { .. } | StoreError::TlsNotSupported { .. } => Exit::Configuration,
+        StoreError::NetworkFileSystem { .. } | StoreError::Tls { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
         StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
         _ => Exit::Unreachable,
@@ -243,6 +248,23 @@ fn is_full(error: &StoreError) -> bool {
 
 fn is_read_only(error: &StoreError) -> bool {
     any_message_contains(error, &["readonly database", "read-only", "permission denied", "unable to open"])
+}
+
+/// Returns what helps if PostgreSQL and the store's URL do not agree on TLS.
+fn tls_hint(error: &StoreError) -> Option<&'static str> {
+    if any_message_contains(error, &["no encryption"]) {
+        Some(
+            "the server requires TLS: add `?sslmode=verify-full&sslrootcert=FILE` to the store's URL, with its authority's certificate",
+        )
+    } else if any_message_contains(error, &["server does not support tls"]) {
+        Some("a server on another machine must offer TLS, unless the store's URL has `sslmode=disable`")
+    } else if any_message_contains(error, &["tls handshake", "invalid peer certificate"]) {
+        Some(
+            "`sslmode` and `sslrootcert` in the store's URL say which certificate is trusted: docs/guide/configuration.md",
+        )
+    } else {
+        None
+    }
 }
 
 impl From<CycleError> for Failure {
@@ -273,6 +295,19 @@ impl From<ReportError> for Failure {
             ReportError::File { operation, path, source } => Self::File { operation, path, source },
             ReportError::Share(error) => Self::Share(error),
             ReportError::Json(error) => Self::Other(format!("writing the report as JSON: {error}")),
+        }
+    }
+}
+
+impl From<CertificateError> for Failure {
+    fn from(error: CertificateError) -> Self {
+        match error {
+            CertificateError::File { operation, path, source } => Self::File { operation, path, source },
+            CertificateError::NotPrepared(_) | CertificateError::AlreadyPrepared(_) => Self::Usage(error.to_string()),
+            CertificateError::Make(_) | CertificateError::Unreadable { .. } => {
+                let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+                Self::Other(format!("{error}{cause}"))
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The `doctor` program: parses the command line, runs one command and exits with a documented exit code.
 
+mod agent_certificate;
 mod backends;
 mod cli;
 mod commands;

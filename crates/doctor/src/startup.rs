@@ -20,6 +20,7 @@ use doctor_engine::share::{Share, ShareError};
 use doctor_store::{Store, StoreProbe, StoreUrl};
 
 use crate::{
+    agent_certificate::EndpointCertificate,
     config::{Config, ConfigError, ConfigSource},
     context::{self, Context},
     failure::{Failure, Result},
@@ -151,5 +152,16 @@ fn judge_addresses(config: &Config, has_tokens: bool, store_is_known: bool) -> V
     let web = config.web.as_ref().filter(|_| store_is_known);
     let web = web.map(|web| ApiServer::verify(web, has_tokens).map_err(Failure::from));
     let results: Vec<Result<TcpListener>> = [agents, probes, metrics, web].into_iter().flatten().collect();
-    results.into_iter().filter_map(std::result::Result::err).collect()
+    let agent_tls = judge_agent_tls(config).err();
+    agent_tls.into_iter().chain(results.into_iter().filter_map(std::result::Result::err)).collect()
+}
+
+/// Loads the certificate of the agent endpoint. One that the service would make at its first start is not made here.
+fn judge_agent_tls(config: &Config) -> Result<()> {
+    let Some(endpoint) = EndpointCertificate::of(config) else { return Ok(()) };
+    let files = endpoint.files(config);
+    match endpoint {
+        EndpointCertificate::SelfMade if !files.certificate.exists() => Ok(()),
+        EndpointCertificate::SelfMade | EndpointCertificate::Site(_) => Ok(doctor_api::try_agent_tls(&files)?),
+    }
 }

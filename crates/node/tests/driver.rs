@@ -152,6 +152,7 @@ fn agent(machine: &InstalledMachine) -> Command {
         node: NodeName::new("n1").unwrap(),
         key: RunKey::new([1; 32]),
         controller: Some("http://127.0.0.1:9".to_owned()),
+        fingerprints: Vec::new(),
     };
     let mut command = machine.agent(&credential.text());
     command.stdout(Stdio::null()).stderr(Stdio::null());

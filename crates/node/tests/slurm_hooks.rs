@@ -103,6 +103,7 @@ impl Site {
             node: NodeName::new(node).unwrap(),
             key: RunKey::new([1; 32]),
             controller: Some("http://127.0.0.1:9".to_owned()),
+            fingerprints: Vec::new(),
         };
         let (key, state) = (self.at(&format!("{node}/agent.key")), self.at(&format!("{node}/agent")));
         self.write(&format!("{node}/agent.key"), &credential.text());

@@ -58,11 +58,8 @@ pub enum StoreError {
     )]
     NoMigrationBackup { from: i64, to: i64, why: String },
 
-    #[error(
-        "{database} requires TLS, which this build does not support for PostgreSQL: use a local socket, a tunnel, or \
-         `sslmode=disable`"
-    )]
-    TlsNotSupported { database: String },
+    #[error("TLS to {database} cannot be set up: {why}")]
+    Tls { database: String, why: String },
 
     /// Another controller leads. The caller must stop acting immediately.
     #[error("lease lost: held by {by}, fence {fence}")]

@@ -58,6 +58,26 @@ macro_rules! suite {
 
 pub(crate) use suite;
 
+/// Runs these functions of the suite over TLS too: each kind of statement, the copy format, and many sessions at once.
+macro_rules! over_tls {
+    ($($name:ident),* $(,)?) => {
+        mod on_postgres_over_tls {
+            $(#[test] fn $name() { if let Some(mut bed) = super::StoreTestbed::postgres_over_tls() { super::$name(&mut bed) } })*
+        }
+    };
+}
+
+pub(crate) use over_tls;
+
+over_tls!(
+    a_run_is_active_until_its_result_arrives_and_then_its_key_is_deleted,
+    a_result_is_stored_once,
+    the_database_rejects_a_plan_with_a_second_run_on_a_node,
+    a_lease_is_held_until_it_expires_is_released_or_its_process_dies,
+    many_threads_share_one_commit_and_each_gets_its_own_result,
+    nodes_load_with_all_stored_data,
+);
+
 suite!(
     a_run_is_active_until_its_result_arrives_and_then_its_key_is_deleted,
     a_result_is_stored_once,

@@ -1,6 +1,7 @@
 //! Real systems for tests and benchmarks, started from the distribution's packages or from source, and a fake machine
 //! with GPUs for hosts without any. No shipped program depends on this crate.
 
+pub mod certificates;
 pub mod dstack;
 pub mod fake_aws;
 pub mod fake_azure;

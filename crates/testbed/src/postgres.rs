@@ -26,12 +26,33 @@ pub struct Setup<'a> {
     pub durable: bool,
     /// Start from a copy of this data directory of a stopped server.
     pub data: Option<&'a Path>,
+    /// Accept TCP connections over TLS only, and only with a password or a client certificate, as managed databases do.
+    pub tls: Option<&'a ServerTls>,
 }
+
+/// The certificates of a server that requires TLS, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    pub certificate: String,
+    pub key: String,
+    /// The authority of client certificates.
+    pub client_authority: String,
+}
+
+/// The password of every account of a server that requires TLS. The account [`CERTIFIED`] needs a client certificate of this name.
+pub const PASSWORD: &str = "a-password";
+pub const CERTIFIED: &str = "certified";
+
+/// Connections over the socket, by which the test administers the server, need no password.
+const TLS_ONLY: &str = "local all all trust\n\
+                        hostssl all certified 127.0.0.1/32 cert\n\
+                        hostssl all all 127.0.0.1/32 scram-sha-256\n";
 
 /// A running server. Dropping it stops it and removes its files.
 #[derive(Debug)]
 pub struct Server {
     port: u16,
+    requires_tls: bool,
     folder: TempDir,
     process: Child,
     /// Holds the pipe whose end the watcher waits for.
@@ -101,11 +122,20 @@ impl Server {
         if setup.data.is_none() {
             account.create_cluster(&programs, &data)?;
         }
+        if let Some(tls) = setup.tls {
+            require_tls(&data, tls)?;
+            account.chown_to(&data)?;
+        }
         let port = ports::reserve_one().map_err(file_error("looking for a free port on", Path::new("127.0.0.1")))?;
-        let process = account.serve(&programs, folder.path(), port, setup.durable)?;
+        let process = account.serve(&programs, folder.path(), port, &setup)?;
         let watcher = watch(&process, folder.path())?;
-        let server = Self { port, folder, process, watcher };
+        let server = Self { port, requires_tls: setup.tls.is_some(), folder, process, watcher };
         server.wait_until_it_answers()?;
+        if server.requires_tls {
+            let accounts =
+                format!("CREATE ROLE {CERTIFIED} SUPERUSER LOGIN; ALTER ROLE postgres PASSWORD '{PASSWORD}'");
+            server.administer(&accounts)?;
+        }
         Ok(server)
     }
 
@@ -130,11 +160,20 @@ impl Server {
     /// # Errors
     /// Fails if a database of that name exists or the server is gone.
     pub fn create_database(&self, name: &str) -> Result<String, PostgresTestbedError> {
-        let sql = |operation| move |source| PostgresTestbedError::Sql { operation, source };
-        let mut client =
-            postgres::Client::connect(&self.url("postgres"), postgres::NoTls).map_err(sql("connecting"))?;
-        client.batch_execute(&format!("CREATE DATABASE {name}")).map_err(sql("creating a database"))?;
+        self.administer(&format!("CREATE DATABASE {name}"))?;
         Ok(self.url(name))
+    }
+
+    /// Runs statements as an administrator.
+    fn administer(&self, sql: &str) -> Result<(), PostgresTestbedError> {
+        let failed = |operation| move |source| PostgresTestbedError::Sql { operation, source };
+        let mut client = postgres::Client::connect(&self.own_url(), postgres::NoTls).map_err(failed("connecting"))?;
+        client.batch_execute(sql).map_err(failed("administering the server"))
+    }
+
+    /// Returns the URL by which the test bed itself connects.
+    fn own_url(&self) -> String {
+        if self.requires_tls { self.socket_url("postgres") } else { self.url("postgres") }
     }
 
     /// Shuts the server down cleanly and copies its data directory to `target`, which must not exist yet.
@@ -149,7 +188,7 @@ impl Server {
     fn wait_until_it_answers(&self) -> Result<(), PostgresTestbedError> {
         let began = Instant::now();
         loop {
-            match postgres::Client::connect(&self.url("postgres"), postgres::NoTls) {
+            match postgres::Client::connect(&self.own_url(), postgres::NoTls) {
                 Ok(_) => return Ok(()),
                 Err(source) if began.elapsed() > PATIENCE => {
                     return Err(PostgresTestbedError::NoResponse { port: self.port, source });
@@ -241,7 +280,13 @@ impl Account {
         if output.status.success() { Ok(()) } else { Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())) }
     }
 
-    fn serve(self, programs: &Path, folder: &Path, port: u16, durable: bool) -> Result<Child, PostgresTestbedError> {
+    fn serve(
+        self,
+        programs: &Path,
+        folder: &Path,
+        port: u16,
+        setup: &Setup<'_>,
+    ) -> Result<Child, PostgresTestbedError> {
         let log = folder.join("log");
         let log = File::create(&log).map_err(file_error("creating", &log))?;
         self.command(&programs.join("postgres"))
@@ -250,12 +295,31 @@ impl Account {
             .arg("-k")
             .arg(folder)
             .args(["-h", "127.0.0.1", "-p", &port.to_string(), "-c", "max_connections=200"])
-            .args(["-c", if durable { "fsync=on" } else { "fsync=off" }])
+            .args(["-c", if setup.durable { "fsync=on" } else { "fsync=off" }])
+            .args(["-c", if setup.tls.is_some() { "ssl=on" } else { "ssl=off" }])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .map_err(|error| PostgresTestbedError::Program { program: "postgres", why: error.to_string() })
     }
+}
+
+/// Writes the certificates and the access rules of a server that requires TLS, under the names that it expects.
+fn require_tls(data: &Path, tls: &ServerTls) -> Result<(), PostgresTestbedError> {
+    use std::os::unix::fs::PermissionsExt;
+    let files = [
+        ("server.crt", tls.certificate.as_str()),
+        ("server.key", &tls.key),
+        ("clients.crt", &tls.client_authority),
+        ("pg_hba.conf", TLS_ONLY),
+        ("postgresql.auto.conf", "ssl_ca_file = 'clients.crt'\npassword_encryption = 'scram-sha-256'\n"),
+    ];
+    for (name, text) in files {
+        let path = data.join(name);
+        fs::write(&path, text).map_err(file_error("writing", &path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(file_error("protecting", &path))?;
+    }
+    Ok(())
 }
 
 /// Returns the folder of the newest installed server.

@@ -122,11 +122,12 @@ async fn serve_stream(
     match tls {
         None => serve_http(stream, service, limits).await,
         // A client that does not finish the handshake gets no response.
-        Some(acceptor) => {
-            if let Ok(Ok(stream)) = timeout(limits.head, acceptor().accept(stream)).await {
-                serve_http(stream, service, limits).await;
-            }
-        }
+        Some(acceptor) => match timeout(limits.head, acceptor().accept(stream)).await {
+            Ok(Ok(stream)) => serve_http(stream, service, limits).await,
+            // Debug only: any client can connect, and a line for each would let it fill the disk.
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
+        },
     }
 }
 

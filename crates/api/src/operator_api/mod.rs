@@ -46,7 +46,6 @@ mod schema;
 mod state;
 mod status;
 mod test_catalog;
-mod tls;
 mod view_refresh;
 mod worker_pool;
 
@@ -94,7 +93,10 @@ use super::{
     connections::{self, AcceptorSource, BodyDeadlines, ConnectionLimits, ListenerLimits, Peer},
     dashboard,
     response::{RawBody, SharedResponse},
+    tls,
 };
+
+pub use super::tls::TlsFiles;
 
 pub use self::{
     action_request::ActionKind,
@@ -103,7 +105,6 @@ pub use self::{
     config::{InvalidWebConfig, WebConfig},
     openapi::{openapi, openapi_text},
     state::ApiDeps,
-    tls::TlsFiles,
 };
 
 #[derive(Debug, thiserror::Error)]

@@ -26,7 +26,7 @@ pub(crate) fn slurmrestd_tells_the_same(generation: Generation) {
                 (at, Some(file), Some("root".to_owned()))
             }
         };
-        let rest = Some(Rest { at, version: version.to_owned(), token_file, user });
+        let rest = Some(Rest { at, ca_file: None, version: version.to_owned(), token_file, user });
         let (asking, plain) = (stage.open_with(SlurmConfig { rest, ..stage.config.clone() }), stage.open());
         let change = |args: &[&str]| stage.slurm.run("scontrol", &[&["update"], args].concat()).unwrap();
         change(&["nodename=node1", "state=drain", "reason=doctor: xid-79 [x]", "extra={\"rack\":7}"]);

@@ -1,5 +1,7 @@
 //! `doctor agent`: enrolls, revokes and lists node agents.
 
+mod certificate;
+
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -8,14 +10,14 @@ use std::{
     str::FromStr,
 };
 
-use doctor_checks::{credential::Credential, document::RunKey};
+use doctor_checks::{credential::Credential, document::RunKey, key_fingerprint::KeyFingerprint};
 use doctor_core::{
     hostlist::{self, HostlistError},
     ids::NodeName,
     time::Timestamp,
 };
 use doctor_engine::agents::{self, AgentState, AgentView};
-use doctor_store::records::AgentAuth;
+use doctor_store::{StoreUrl, records::AgentAuth};
 use serde::Serialize;
 
 use super::{
@@ -23,14 +25,15 @@ use super::{
     operator_commands::change_time,
 };
 use crate::{
-    config::AgentEndpointConfig,
+    agent_certificate::EndpointCertificate,
+    config::{AgentEndpointConfig, Config},
     context::Context,
     exit::Exit,
     failure::{Failure, Result},
     output::{Page, Table, ago, cell, format_time, plural},
 };
 
-/// Enroll, revoke and list node agents.
+/// Enroll, revoke and list node agents, and show the key that they trust.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -42,11 +45,13 @@ enum AgentCommand {
     Enroll(EnrollArgs),
     Revoke(RevokeArgs),
     List(ListArgs),
+    Certificate(certificate::CertificateArgs),
 }
 
 /// Create a credential for each node's agent. It replaces the node's previous credential, which becomes invalid.
 ///
-/// A credential is a secret: install it on its node as /etc/cluster-doctor/agent.key, readable only by root.
+/// A credential is a secret: install it on its node as /etc/cluster-doctor/agent.key, readable only by root. It also holds the
+/// fingerprint of the controller's public key, unless the site provides the certificate (`agents.tls`): then set `ca_file` on the nodes.
 #[derive(Debug, clap::Args)]
 struct EnrollArgs {
     /// Nodes, by their names in the cluster: node[01-64].
@@ -55,9 +60,13 @@ struct EnrollArgs {
     /// Write DIR/NODE.key for each node. Default: standard output.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// URL that agents report to, such as http://controller:7443. Default: from [agents] in the configuration.
+    /// URL that agents report to, such as https://controller:7443. Default: from [agents] in the configuration.
     #[arg(long, value_name = "URL")]
     controller: Option<String>,
+    /// Fingerprint that the agents pin: sha256:DIGITS. May be repeated, for several controllers. Default: that of the certificate that
+    /// this controller made.
+    #[arg(long = "fingerprint", value_name = "SHA256")]
+    fingerprints: Vec<KeyFingerprint>,
     /// Reason, recorded in the audit trail.
     #[arg(long, value_name = "TEXT", default_value = "enrolled on the command line")]
     why: String,
@@ -116,11 +125,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         AgentCommand::Enroll(args) => enroll(context, args),
         AgentCommand::Revoke(args) => revoke(context, args),
         AgentCommand::List(args) => list(context, args),
+        AgentCommand::Certificate(args) => certificate::run(context, args),
     }
 }
 
 fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
-    let controller = controller_url(args.controller.as_deref(), &context.config()?.agents)?;
+    let config = context.config()?;
+    let controller = controller_url(args.controller.as_deref(), &config.agents)?;
     let store = context.open_or_create_store()?;
     let (by, at, nodes) = (args.change_args.operator_name(), change_time(context, &store)?, node_names(&args.nodes));
     let known: Vec<NodeName> =
@@ -141,9 +152,11 @@ fn enroll(context: &Context, args: &EnrollArgs) -> Result<Exit> {
         at,
     };
     args.change_args.confirm(&change)?;
+    let fingerprints = fingerprints(config, &controller, &args.fingerprints)?;
     let mut agents_enrolled = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let credential = Credential { node, key: new_key()?, controller: Some(controller.clone()) };
+        let (controller, fingerprints) = (Some(controller.clone()), fingerprints.clone());
+        let credential = Credential { node, key: new_key()?, controller, fingerprints };
         let file = args.out.as_deref().map(|out| write(out, &credential)).transpose()?;
         let enrolled = store.enroll_agent(&credential.node, &credential.key, &by, &args.why, at);
         if let (Err(_), Some(file)) = (&enrolled, &file) {
@@ -166,6 +179,8 @@ struct EnrolledAgent {
 struct EnrolledAgentView {
     node: NodeName,
     controller: Option<String>,
+    /// The public keys that the agent trusts.
+    fingerprints: Vec<KeyFingerprint>,
     /// The file that holds the credential.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
@@ -179,6 +194,7 @@ fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, enrolle
         .map(|enrolled| EnrolledAgentView {
             node: enrolled.credential.node.clone(),
             controller: enrolled.credential.controller.clone(),
+            fingerprints: enrolled.credential.fingerprints.clone(),
             file: enrolled.file.clone(),
             key: enrolled.file.is_none().then(|| enrolled.credential.key.to_hex()),
         })
@@ -200,22 +216,45 @@ fn print_enrolled(context: &Context, args: &EnrollArgs, change: &Change, enrolle
 /// Returns the URL that agents report to.
 fn controller_url(requested: Option<&str>, agents: &AgentEndpointConfig) -> Result<String> {
     let usage = |text: String| Err(Failure::Usage(text));
-    let url = match (requested, &agents.url, agents.listen) {
+    let url = match (requested, &agents.url, agents.listen_url()) {
         (Some(url), _, _) => url.to_owned(),
         (None, Some(url), _) => url.clone(),
-        (None, None, Some(listen)) if !listen.ip().is_unspecified() => format!("http://{listen}"),
-        _ => {
+        (None, None, Some(url)) => url,
+        (None, None, None) => {
             return usage(
                 "the URL for agents is not known: set `url` under [agents] in the configuration, or pass --controller \
-                 http://HOST:PORT"
+                 https://HOST:PORT"
                     .to_owned(),
             );
         }
     };
-    match url.strip_prefix("http://") {
+    match url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")) {
         Some(rest) if !rest.is_empty() => Ok(url),
-        _ => usage(format!("`{url}` is not a URL such as http://controller:7443 (https is not supported)")),
+        _ => usage(format!("`{url}` is not a URL such as https://controller:7443")),
     }
+}
+
+/// Returns the keys that the agents pin.
+fn fingerprints(config: &Config, controller: &str, requested: &[KeyFingerprint]) -> Result<Vec<KeyFingerprint>> {
+    if !requested.is_empty() {
+        return Ok(requested.to_vec());
+    }
+    // The key of a certificate of the site's changes when the site renews it: its authority is trusted instead.
+    if !controller.starts_with("https://") || EndpointCertificate::of(config) != Some(EndpointCertificate::SelfMade) {
+        return Ok(Vec::new());
+    }
+    let endpoint = EndpointCertificate::SelfMade;
+    let files = endpoint.files(config);
+    // With SQLite this is the controller's machine. With PostgreSQL it need not be, and a key made here would be pinned in vain.
+    if matches!(config.store, StoreUrl::Postgres(_)) && !files.certificate.exists() {
+        return Err(Failure::Unreachable(format!(
+            "there is no certificate at {} to pin: run this on the controller's machine after `doctor serve` has started, or name \
+             the keys that `doctor agent certificate` prints there with --fingerprint",
+            files.certificate.display()
+        )));
+    }
+    endpoint.ensure(config)?;
+    Ok(endpoint.fingerprints(config)?)
 }
 
 fn new_key() -> Result<RunKey> {
@@ -396,10 +435,12 @@ mod tests {
             ..AgentEndpointConfig::default()
         };
         let url_for = |requested: Option<&str>, agents: &AgentEndpointConfig| controller_url(requested, agents).ok();
-        assert_eq!(url_for(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));
+        assert_eq!(url_for(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("https://10.0.0.1:7443"));
+        assert_eq!(url_for(None, &agents(Some("127.0.0.1:1"), None)).as_deref(), Some("http://127.0.0.1:1"));
         assert_eq!(url_for(None, &agents(Some("0.0.0.0:7443"), None)), None, "an unspecified address is not reachable");
         assert_eq!(url_for(None, &agents(Some("0.0.0.0:1"), Some("http://ctl:1"))).as_deref(), Some("http://ctl:1"));
         assert_eq!(url_for(Some("http://x:1"), &agents(None, None)).as_deref(), Some("http://x:1"));
-        assert_eq!(url_for(Some("https://x:1"), &agents(None, None)), None);
+        assert_eq!(url_for(Some("https://x:1"), &agents(None, None)).as_deref(), Some("https://x:1"));
+        assert_eq!(url_for(Some("x:1"), &agents(None, None)), None);
     }
 }

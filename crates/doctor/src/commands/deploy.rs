@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     context::Context,
-    deploy::{DeployPart, deployment_from_config},
+    deploy::{DeployPart, deployment_from_config, objects_yaml},
     exit::Exit,
     failure::Result,
 };
@@ -63,6 +63,7 @@ struct KubernetesArgs {
 const EXAMPLES: &str = "\
 Examples:
   doctor deploy kubernetes --what rights | kubectl apply -f -
+  doctor deploy kubernetes --what certificate | kubectl create -f -   # once: the certificate for the agents' reports
   doctor deploy kubernetes --image registry.example.com/cluster-doctor-node:0.1.0 \\
       --controller-image registry.example.com/cluster-doctor:0.1.0 --storage-class efs | kubectl apply -f -
   doctor deploy kubernetes --postgres doctor-db --set data.size=1Ti | kubectl diff -f -
@@ -103,7 +104,13 @@ fn kubernetes(context: &Context, args: &KubernetesArgs) -> Result<Exit> {
     for written in &args.set {
         deployment.set_from_text(written)?;
     }
-    if context.out.is_json() {
+    if args.what == DeployPart::Certificate {
+        let items = deployment.certificate()?;
+        match context.out.is_json() {
+            true => context.out.json(&json!({ "apiVersion": "v1", "kind": "List", "items": items }))?,
+            false => context.out.print(&objects_yaml(items))?,
+        }
+    } else if context.out.is_json() {
         context.out.json(&deployment.json(args.what))?;
     } else {
         context.out.print(&deployment.yaml(args.what))?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use doctor_api::{
+    TlsFiles,
     metrics::MetricsSettings,
     operator_api::{InvalidWebConfig, WebConfig},
 };
@@ -60,6 +61,10 @@ pub(crate) struct AgentEndpointConfig {
     pub listen: Option<SocketAddr>,
     /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
+    /// The certificate and its key. `None`: the controller makes them, unless the endpoint is plain.
+    pub tls: Option<TlsFiles>,
+    /// Whether the endpoint speaks HTTP without TLS. `None`: only on a loopback address.
+    pub plain: Option<bool>,
     /// Connections of one address at a time. `None`: [`doctor_api::CONNECTIONS_PER_ADDRESS`].
     pub per_address: Option<usize>,
 }
@@ -70,6 +75,40 @@ pub(crate) struct AgentEndpointConfig {
 pub(crate) struct ProbesConfig {
     /// `None`: there is no such listener.
     pub listen: Option<SocketAddr>,
+}
+
+impl AgentEndpointConfig {
+    /// Whether the endpoint speaks HTTP without TLS.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_loopback = self.listen.is_some_and(|at| at.ip().is_loopback());
+        self.tls.is_none() && self.plain.unwrap_or(is_loopback)
+    }
+
+    /// Whether agents on other machines send what anyone on the network between can read.
+    pub(crate) fn is_unencrypted(&self) -> bool {
+        self.is_plain() && self.listen.is_some_and(|at| !at.ip().is_loopback())
+    }
+
+    /// Returns the URL of the address that it listens on. `None`: it listens on all addresses, or not at all.
+    pub(crate) fn listen_url(&self) -> Option<String> {
+        let at = self.listen.filter(|at| !at.ip().is_unspecified())?;
+        Some(format!("{}://{at}", if self.is_plain() { "http" } else { "https" }))
+    }
+
+    /// Returns what is wrong with these settings.
+    fn invalid_setting(&self) -> Option<String> {
+        if self.tls.is_some() && self.plain == Some(true) {
+            return Some("`agents` has both `tls` and `plain = true`: keep one".to_owned());
+        }
+        let url = self.url.as_ref()?;
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            return Some(format!("`agents.url` is `{url}`, expected http:// or https://, a host and a port"));
+        }
+        // https with a plain endpoint is in order: a proxy may decrypt.
+        (self.listen.is_some() && !self.is_plain() && url.starts_with("http://")).then(|| {
+            format!("`agents.url` is `{url}`, but the endpoint is encrypted: write https://, or set `plain = true`")
+        })
+    }
 }
 
 fn serialize_display<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
@@ -158,7 +197,11 @@ impl Config {
             lease: written.lease.into_inner(),
             workers: written.workers,
             retention: written.retention,
-            agents: written.agents.map(Spanned::into_inner).unwrap_or_default(),
+            agents: written.agents.map_or_else(AgentEndpointConfig::default, |agents| {
+                let mut agents = agents.into_inner();
+                resolve_tls(&mut agents.tls, config_dir);
+                agents
+            }),
             probes: written.probes,
             alerts,
             metrics: written.metrics,
@@ -166,10 +209,7 @@ impl Config {
             telemetry,
             web: written.web.map(|web| {
                 let mut web = web.into_inner();
-                if let Some(tls) = &mut web.tls {
-                    tls.certificate = config_dir.join(&tls.certificate);
-                    tls.key = config_dir.join(&tls.key);
-                }
+                resolve_tls(&mut web.tls, config_dir);
                 if let Some(secret) = web.proxy.as_mut().and_then(|proxy| proxy.secret.as_mut()) {
                     secret.resolve(config_dir);
                 }
@@ -229,11 +269,8 @@ impl RawConfig {
             return Err(TomlError::at(text, Some(self.lease_span(text)), message));
         }
         if let Some(agents) = &self.agents
-            && let Some(url) = &agents.get_ref().url
-            && !url.starts_with("http://")
-            && !url.starts_with("https://")
+            && let Some(message) = agents.get_ref().invalid_setting()
         {
-            let message = format!("`agents.url` is `{url}`, expected http:// or https://, a host and a port");
             return Err(TomlError::at(text, Some(agents.span()), message));
         }
         if let Some(web) = &self.web {
@@ -273,6 +310,13 @@ impl RawConfig {
                 .is_some_and(|quoted| quoted.trim_matches(['"', '\'']).parse() == Ok(*value.get_ref()))
         };
         if here(&self.lease) { self.lease.span() } else { self.cycle.span() }
+    }
+}
+
+fn resolve_tls(tls: &mut Option<TlsFiles>, config_dir: &Path) {
+    if let Some(tls) = tls {
+        tls.certificate = config_dir.join(&tls.certificate);
+        tls.key = config_dir.join(&tls.key);
     }
 }
 
@@ -443,6 +487,8 @@ mod tests {
             ("[backend.local]\n[backend.sim]\nsocket = \"s\"\n", 1, "one service serves one cluster"),
             ("[backend.sim]\n", 1, "missing field `socket`"),
             ("[retention]\nlogs = \"-3d\"\n", 2, "such as \"90s\""),
+            ("[agents]\nlisten = \"10.0.0.5:1\"\nurl = \"http://ctl:1\"\n", 1, "write https://, or set `plain = true`"),
+            ("[agents]\nplain = true\ntls = { certificate = \"a\", key = \"b\" }\n", 1, "keep one"),
         ] {
             let error = read(text).unwrap_err();
             assert_eq!(error.line(), Some(line), "{text}: {error}");

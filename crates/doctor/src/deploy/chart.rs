@@ -133,6 +133,12 @@ The controller waits for the Secret {{ .Values.store.secret }} with the key `url
 
   kubectl -n {{ .Release.Namespace }} create secret generic {{ .Values.store.secret }} --from-literal=url=postgres://USER:PASSWORD@HOST/DATABASE
 {{- end }}
+{{- if eq .Values.tls.kind \"secret\" }}
+
+The controller waits for the Secret {{ .Values.tls.secret }}, and agents for the ConfigMap {{ .Values.tls.authority }}. If they do not exist yet:
+
+  doctor deploy kubernetes --what certificate --namespace {{ .Release.Namespace }} | kubectl create -f -
+{{- end }}
 {{- if not .Values.policy }}
 
 It marks bad nodes and only proposes other actions. To permit more, set `policy` (policy.toml).

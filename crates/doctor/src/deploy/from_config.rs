@@ -78,6 +78,9 @@ pub(crate) fn deployment_from_config(config: &Config) -> Result<Deployment> {
     if let Some(listen) = config.probes.listen {
         set("probePort", json!(listen.port()))?;
     }
+    if config.agents.plain == Some(true) {
+        set("tls.kind", json!("none"))?;
+    }
     set("settings.service", json!(service_lines(config)?))?;
     set("settings.kubernetes", json!(backend_lines(backend)?))?;
     if let Some(policy) = &config.policy {
@@ -207,7 +210,8 @@ mod tests {
         let parsed = Config::parse(&doctor, Path::new("/etc/cluster-doctor")).unwrap();
         assert_eq!((parsed.cycle, &parsed.retention), (config.cycle, &config.retention), "{doctor}");
         assert_eq!(parsed.agents.listen.unwrap().port(), 9000);
-        assert_eq!(parsed.agents.url.as_deref(), Some("http://cluster-doctor.gpu-health.svc:9000"));
+        assert_eq!(parsed.agents.url.as_deref(), Some("https://cluster-doctor.gpu-health.svc:9000"));
+        assert!(parsed.agents.tls.is_some(), "{doctor}");
         let backend = |config: &Config| match &config.backend {
             BackendChoice::Kubernetes(backend) => (**backend).clone(),
             other => panic!("{other:?}"),

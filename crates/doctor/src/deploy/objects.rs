@@ -5,11 +5,14 @@
 mod agent;
 mod controller;
 
-use serde_json::Value;
+use doctor_api::self_made_certificate::MadeCertificate;
+use serde_json::{Value, json};
 
 use doctor_backend_kubernetes::{KubernetesConfig, Replace, RunAs, Share, Volcano, manifests};
 
-use super::template::{Line, NAMESPACE, SettingName, Template, TemplateCondition, map, parse_parts, string_list};
+use super::template::{
+    Line, NAMESPACE, SettingName, SettingValues, Template, TemplateCondition, map, parse_parts, string_list,
+};
 
 /// A group of objects. Groups are applied in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +58,18 @@ const POLICY: &str = "cluster-doctor-policy";
 const PROFILES: &str = "cluster-doctor-profiles";
 /// The configuration directory in the pods of the controller and the agents.
 const CONFIG_DIR: &str = "/etc/cluster-doctor";
+/// The directories of the controller's certificate and of what the agents trust. They come from different objects: a kubelet may read
+/// every Secret of its pods, and a node must not get the controller's key.
+const TLS_DIR: &str = "/etc/cluster-doctor-tls";
+const AUTHORITY_DIR: &str = "/etc/cluster-doctor-ca";
 
 const SQLITE: TemplateCondition = TemplateCondition::Equals("store.kind", "sqlite");
 const POSTGRES: TemplateCondition = TemplateCondition::Equals("store.kind", "postgres");
 const CLAIM: TemplateCondition = TemplateCondition::Equals("data.kind", "claim");
 const HOST_PATH: TemplateCondition = TemplateCondition::Equals("data.kind", "host-path");
 const NO_SHARED_DIRECTORY: TemplateCondition = TemplateCondition::Equals("data.kind", "none");
+const TLS: TemplateCondition = TemplateCondition::Equals("tls.kind", "secret");
+const NO_TLS: TemplateCondition = TemplateCondition::Equals("tls.kind", "none");
 
 fn labels(component: &str) -> Template {
     map([
@@ -161,7 +170,19 @@ fn configuration() -> Vec<Template> {
         line(""),
         line("[agents]"),
         line("listen = \"0.0.0.0:{port}\""),
-        line("url = \"http://cluster-doctor.{Release.Namespace}.svc:{port}\""),
+        Line::Conditional(
+            TLS,
+            vec![
+                line("url = \"https://cluster-doctor.{Release.Namespace}.svc:{port}\""),
+                line(
+                    "tls = { certificate = \"/etc/cluster-doctor-tls/tls.crt\", key = \"/etc/cluster-doctor-tls/tls.key\" }",
+                ),
+            ],
+        ),
+        Line::Conditional(
+            NO_TLS,
+            vec![line("url = \"http://cluster-doctor.{Release.Namespace}.svc:{port}\""), line("plain = true")],
+        ),
         line(""),
         line("[probes]"),
         line("listen = \"0.0.0.0:{probePort}\""),
@@ -224,6 +245,28 @@ fn storage() -> Vec<Template> {
             .only_if(TemplateCondition::IsSet("data.create"))
             .only_if(CLAIM),
     ]
+}
+
+/// Returns the Secret and the ConfigMap of a new certificate: the settings `tls.secret` and `tls.authority`. They are no part of the
+/// deployment, because each call makes another key.
+pub(super) fn certificate(values: &SettingValues, made: &MadeCertificate) -> Vec<Value> {
+    let metadata = |name: &Value, component: &str| {
+        json!({ "name": name, "namespace": values.namespace,
+            "labels": { "app.kubernetes.io/name": "cluster-doctor", "app.kubernetes.io/component": component } })
+    };
+    let tls = &values.values["tls"];
+    vec![
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata(&tls["secret"], "controller"),
+            "type": "kubernetes.io/tls", "stringData": { "tls.crt": made.certificate, "tls.key": made.key } }),
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(&tls["authority"], "agent"),
+            "data": { "ca.crt": made.certificate } }),
+    ]
+}
+
+/// Returns the names of the controller's Service.
+pub(super) fn service_names(namespace: &str) -> Vec<String> {
+    let name = format!("{CONTROLLER}.{namespace}");
+    vec![format!("{name}.svc"), format!("{name}.svc.cluster.local"), name, CONTROLLER.to_owned()]
 }
 
 fn volume(name: &str, kind: &str, what: Template) -> Template {

@@ -71,6 +71,24 @@ pub(super) const ALL: &[Setting] = &[
         "networkPolicy: further rules, such as {from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], ports: [{port: 9464}]} for the API or Prometheus.",
     ),
     setting(
+        "tls.kind",
+        OneOf(&["secret", "none"]),
+        r#""secret""#,
+        "secret: agents report over TLS, with the certificate of `tls.secret`. none: over HTTP, and who can listen on the cluster's network can read their tokens.",
+    ),
+    setting(
+        "tls.secret",
+        Name,
+        r#""cluster-doctor-tls""#,
+        "secret: the Secret with the keys `tls.crt` and `tls.key`. It must exist: `doctor deploy kubernetes --what certificate` prints one.",
+    ),
+    setting(
+        "tls.authority",
+        Name,
+        r#""cluster-doctor-ca""#,
+        "secret: the ConfigMap whose key `ca.crt` holds the certificates that agents trust. It must exist: it is printed with the Secret.",
+    ),
+    setting(
         "store.kind",
         OneOf(&["sqlite", "postgres"]),
         r#""sqlite""#,

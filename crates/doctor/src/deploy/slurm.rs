@@ -34,6 +34,19 @@ pub(crate) enum SlurmPart {
     Units,
 }
 
+/// How agents authenticate the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AgentTrust {
+    /// By the key in their credential.
+    Pinned,
+    /// By the authority of the site's certificate.
+    Authority,
+    /// Not at all.
+    Plain,
+    /// Not at all: nothing leaves this machine.
+    Loopback,
+}
+
 /// The properties of a site.
 #[derive(Debug, Clone)]
 pub(crate) struct SlurmSite {
@@ -49,8 +62,9 @@ pub(crate) struct SlurmSite {
     pub(crate) check_interval: Span,
     /// The text of the site's policy.
     pub(crate) policy: Option<String>,
-    /// The URL of the agent endpoint.
+    /// The URL of the agent endpoint, and how agents authenticate it.
     pub(crate) url: Option<String>,
+    pub(crate) trust: AgentTrust,
     /// The user that the controller runs as.
     pub(crate) user: String,
     /// The controller's configuration file, and the paths it writes.
@@ -137,6 +151,17 @@ impl SlurmSite {
         if let Some(url) = &self.url {
             let _infallible = writeln!(text, "controller = {url:?}");
         }
+        text.push_str(match self.trust {
+            AgentTrust::Pinned => "# The credential also holds the fingerprint of the controller's key.\n",
+            AgentTrust::Authority => {
+                "# The authority of the controller's certificate; copy its certificate to each node.\n\
+                 ca_file = \"/etc/cluster-doctor/ca.pem\"\n"
+            }
+            AgentTrust::Loopback => "",
+            AgentTrust::Plain => {
+                "# Reports are not encrypted, as `plain` in the controller's configuration says.\nplain = true\n"
+            }
+        });
         if self.policy.is_some() {
             let _infallible = writeln!(text, "policy = {POLICY:?}");
         }
@@ -172,7 +197,8 @@ mod tests {
             doctor_node: "/usr/bin/doctor-node".into(),
             check_interval: Span::minutes(5),
             policy: Some("version = 7\n".to_owned()),
-            url: Some("http://ctl:7443".to_owned()),
+            url: Some("https://ctl:7443".to_owned()),
+            trust: AgentTrust::Pinned,
             user: "slurm".to_owned(),
             config: "/etc/cluster-doctor/doctor.toml".into(),
             writable_paths: vec!["/shared/doctor".into(), "/var/lib/cluster-doctor".into()],
@@ -190,7 +216,11 @@ mod tests {
         let unit = of(&site(), "/etc/systemd/system/doctor.service").unwrap();
         assert!(unit.contains("\nUser=slurm\n"), "{unit}");
         assert!(unit.contains("\nReadWritePaths=/var/lib/cluster-doctor /shared/doctor\n"), "{unit}");
-        assert!(of(&site(), "/etc/cluster-doctor/agent.toml").unwrap().contains("controller = \"http://ctl:7443\""));
+        let agent = |trust| of(&SlurmSite { trust, ..site() }, "/etc/cluster-doctor/agent.toml").unwrap();
+        let pinned = agent(AgentTrust::Pinned);
+        assert!(pinned.contains("controller = \"https://ctl:7443\"") && !pinned.contains("plain ="), "{pinned}");
+        assert!(agent(AgentTrust::Authority).contains("\nca_file = "));
+        assert!(agent(AgentTrust::Plain).contains("\nplain = true\n"));
         assert!(!of(&site(), "/etc/cluster-doctor/hook.toml").unwrap().contains("alone ="));
 
         let alone = SlurmSite { standalone: true, block_jobs: true, configless: true, ..site() };

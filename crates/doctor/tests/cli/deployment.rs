@@ -54,9 +54,20 @@ fn printed(workdir: &Workdir, args: &[&str]) -> Vec<Value> {
     workdir.json(&[&["deploy", "kubernetes"], args].concat())["items"].as_array().unwrap().clone()
 }
 
+/// Prints a certificate for the agent endpoint, writes it and its key to tls.crt and tls.key, and returns the ConfigMap with which the
+/// agents trust it.
+pub(crate) fn endpoint_certificate(workdir: &Workdir) -> Value {
+    let [secret, authority]: [Value; 2] = printed(workdir, &["--what", "certificate"]).try_into().unwrap();
+    for file in ["tls.crt", "tls.key"] {
+        workdir.write(file, secret["stringData"][file].as_str().unwrap());
+    }
+    authority
+}
+
 /// Sets of options that cover every setting that changes which objects exist.
-const DEPLOY_ARGS: [&[&str]; 9] = [
+const DEPLOY_ARGS: [&[&str]; 10] = [
     &[],
+    &["--set", "tls.kind=none"],
     &["--postgres", "doctor-db", "--set", "store.create=false"],
     &["--set", "data.kind=host-path", "--set", "data.hostPath=/fsx/doctor"],
     &["--set", "data.kind=none"],
@@ -188,6 +199,11 @@ fn a_real_api_server_accepts_every_printed_object() {
         }
     }
 
+    for object in printed(&workdir, &["--what", "certificate"]) {
+        let response = try_to_make(&object);
+        assert!(response.is_success(), "{}: {}", object["kind"], response.text);
+    }
+
     // The controller is admitted at the restricted level; the agents' namespace admits the agents.
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
         plane.create(account);
@@ -246,6 +262,17 @@ fn status(port: u16, path: &str) -> u16 {
     response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the status of the agent endpoint's answer to a client that trusts what the agents trust and calls the Service by its name; 0
+/// while it does not answer.
+#[cfg(feature = "kubernetes-bed")]
+fn status_for_agents(workdir: &Workdir, port: u16, path: &str) -> u16 {
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "-m", "10", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"]).arg(workdir.path("ca.crt"));
+    curl.args(["--resolve", &format!("cluster-doctor.cluster-doctor.svc:{port}:127.0.0.1")]);
+    let output = curl.arg(format!("https://cluster-doctor.cluster-doctor.svc:{port}{path}")).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().parse().unwrap_or(0)
+}
+
 #[cfg(feature = "kubernetes-bed")]
 #[test]
 fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages() {
@@ -256,8 +283,9 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     let plane = ControlPlane::start(&programs).unwrap();
     let workdir = Workdir::new();
     let [agents, port] = [(); 2].map(|()| doctor_testbed::ports::reserve_one().unwrap());
-    let (agents, probes) = (format!("port={agents}"), format!("probePort={port}"));
-    let all = printed(&workdir, &["--set", &agents, "--set", &probes, "--set", "settings.service=cycle = \"1s\""]);
+    let (agent_port, probe_port) = (format!("port={agents}"), format!("probePort={port}"));
+    let all =
+        printed(&workdir, &["--set", &agent_port, "--set", &probe_port, "--set", "settings.service=cycle = \"1s\""]);
     for object in &all {
         plane.create(object);
     }
@@ -267,12 +295,20 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     };
     // Only the pod's paths are replaced with paths on this machine.
     let mut doctor = text("cluster-doctor", "doctor.toml").replace("0.0.0.0:", "127.0.0.1:");
-    for (there, here) in
-        [("sqlite:/var/lib/cluster-doctor", "store"), ("/data", "data"), ("/etc/cluster-doctor-profiles", "profiles")]
-    {
+    for (there, here) in [
+        ("sqlite:/var/lib/cluster-doctor", "store"),
+        ("/data", "data"),
+        ("/etc/cluster-doctor-profiles", "profiles"),
+        ("/etc/cluster-doctor-tls", "tls"),
+    ] {
         fs::create_dir(workdir.path(here)).unwrap();
         assert!(doctor.contains(there), "{doctor}");
         doctor = doctor.replace(there, workdir.path(here).to_str().unwrap());
+    }
+    let authority = endpoint_certificate(&workdir);
+    workdir.write("ca.crt", authority["data"]["ca.crt"].as_str().unwrap());
+    for file in ["tls.crt", "tls.key"] {
+        fs::rename(workdir.path(file), workdir.path("tls").join(file)).unwrap();
     }
     let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &text("cluster-doctor-policy", "policy.toml"))]);
@@ -282,6 +318,7 @@ fn the_printed_configuration_runs_a_controller_that_survives_api_server_outages(
     let mut service = Service::spawn(command);
     service.wait_for_log("health probes listening");
     wait_until("a controller that is ready", || status(port, "/readyz") == 200 && status(port, "/healthz") == 200);
+    assert_eq!(status_for_agents(&workdir, agents, "/api/v1/ingest"), 405, "it answers over TLS");
     plane.kill_apiserver().unwrap();
     service.wait_for_log("read the cluster state");
     assert_eq!((status(port, "/healthz"), status(port, "/readyz")), (200, 200), "a restart would not help");
@@ -347,6 +384,11 @@ fn a_changed_config_map_takes_effect_without_a_restart() {
     let doctor = format!("cycle = \"1s\"\nprofiles = [\"../types\"]\n{doctor}");
     let mut types = MountedMap { workdir: &workdir, folder: "types", turns: 0 };
     types.update(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
+    let authority = endpoint_certificate(&workdir);
+    workdir.write("ca.crt", authority["data"]["ca.crt"].as_str().unwrap());
+    for file in ["tls.crt", "tls.key"] {
+        fs::rename(workdir.path(file), workdir.path("tls").join(file)).unwrap();
+    }
     let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
     let mut service = Service::spawn(workdir.command(&["serve", "--config", "mounted/doctor.toml"]));

@@ -6,6 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use doctor_testbed::certificates::{Authority, Validity};
 use serde_json::{Value, json};
 
 use crate::{
@@ -45,11 +46,17 @@ impl AgentFixture {
         assert!(response.is_success() || response.status == 409, "{}", response.text);
         let port = doctor_testbed::ports::reserve_one().unwrap();
         let kubeconfig = cluster.plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor").unwrap();
+        // As the printed manifests mount them: the controller's Secret, and what the agents trust.
+        let authority = Authority::new();
+        let issued = authority.issue(&["localhost", "127.0.0.1"], Validity::Now);
+        workdir.write("ca.crt", &authority.certificate);
+        workdir.write("tls.crt", &issued.certificate);
+        workdir.write("tls.key", &issued.key);
         workdir.write(
             "doctor.toml",
             &format!(
                 "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
-                 [agents]\nlisten = \"127.0.0.1:{port}\"\n[backend.kubernetes]\nkubeconfig = \"{}\"\n\
+                 [agents]\nlisten = \"127.0.0.1:{port}\"\ntls = {{ certificate = \"tls.crt\", key = \"tls.key\" }}\n[backend.kubernetes]\nkubeconfig = \"{}\"\n\
                  share = {{ host-path = \"/data\" }}\npolicy_map = \"policy\"\nagents = {{ remember = \"1s\" }}\n",
                 kubeconfig.display()
             ),
@@ -81,12 +88,8 @@ impl AgentFixture {
     fn agent(&self, node: &str) -> Service {
         let mut command = Command::new(doctor_node());
         command.args(["agent", "--token", "token", "--node", node, "--root", "machine", "--policy", "policy.toml"]);
-        command.args([
-            "--state",
-            &format!("state-of-{node}"),
-            "--controller",
-            &format!("http://127.0.0.1:{}", self.port),
-        ]);
+        command.args(["--state", &format!("state-of-{node}"), "--ca-file", "ca.crt", "--controller"]);
+        command.arg(format!("https://127.0.0.1:{}", self.port));
         command.current_dir(self.workdir.path("")).stdin(Stdio::null()).env_clear();
         Service::spawn(command)
     }
@@ -143,7 +146,7 @@ fn an_agent_authenticates_with_its_pod_token_and_its_finding_taints_the_node_unt
     let mut service = Service::start(&fixture.workdir);
     service.wait_for_log("agent endpoint listening");
     let mut agent = fixture.agent("gpu-1");
-    agent.wait_for_log("reporting as gpu-1 to http://127.0.0.1:");
+    agent.wait_for_log("reporting as gpu-1 to https://127.0.0.1:");
     wait_until("a report of the agent", || fixture.listed("gpu-1")["state"] == "reports");
     assert_eq!(fixture.listed("gpu-1")["authenticated_by"], "token");
     fixture.workdir.expect(0, &["agent", "list"]).stdout_contains("token");

@@ -1,6 +1,7 @@
 //! Tests of the built program: its output and exit codes, as users see them.
 
 mod access;
+mod agent_tls;
 mod agents;
 mod alerts;
 mod api;

@@ -7,6 +7,7 @@ use doctor_testbed::kubernetes::{ControlPlane, KubernetesTestbedError, real_node
 use serde_json::{Value, json};
 
 use crate::{
+    deployment::endpoint_certificate,
     out_of_the_box,
     this_machine::Service,
     workdir::{Workdir, doctor_node, wait_or_explain, wait_until},
@@ -43,7 +44,7 @@ impl Cluster {
         let agent_address = TcpListener::bind((node.host(), 0)).and_then(|listener| listener.local_addr()).unwrap();
         let settings = format!(
             "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\nlease = \"30s\"\n\
-             [agents]\nlisten = \"{agent_address}\"\n[backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
+             [agents]\nlisten = \"{agent_address}\"\ntls = {{ certificate = \"tls.crt\", key = \"tls.key\" }}\n[backend.kubernetes]\nshare = {{ host-path = \"{}\" }}\npolicy_map = \"policy\"\n\
              reboot = [\"chroot\", \"/host\", \"touch\", \"{}\"]\n",
             workdir.path("data").display(),
             workdir.path(REBOOTED).display()
@@ -54,6 +55,7 @@ impl Cluster {
         for object in printed["items"].as_array().unwrap() {
             plane.create(object);
         }
+        plane.create(&endpoint_certificate(&workdir));
         let kubeconfig = plane.kubeconfig_for_service_account(NAMESPACE, "cluster-doctor")?;
         workdir.write("doctor.toml", &format!("{settings}kubeconfig = \"{}\"\n", kubeconfig.display()));
         let mut cluster = Self { workdir, plane, node, policy: 0 };

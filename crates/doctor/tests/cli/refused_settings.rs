@@ -95,7 +95,7 @@ const FILES: [Case; 15] = [
     }),
 ];
 
-const STORE_AND_SHARE: [Case; 9] = [
+const STORE_AND_SHARE: [Case; 10] = [
     case("no directory for the store", UNREACHABLE, "create it first", |dir| {
         replace(dir, "store = \"doctor.db\"", "store = \"none/doctor.db\"");
     }),
@@ -109,8 +109,12 @@ const STORE_AND_SHARE: [Case; 9] = [
         replace(dir, "store = \"doctor.db\"", "store = \"postgres://doctor@127.0.0.1:1/doctor\"");
         replace(dir, "node = \"here\"", "node = \"here\"\nstate = \"state\"");
     }),
-    case("a database that requires TLS", CONFIGURATION, "requires TLS", |dir| {
-        replace(dir, "store = \"doctor.db\"", "store = \"postgres://doctor@127.0.0.1:1/doctor?sslmode=require\"");
+    case("a way to verify the database that is none", CONFIGURATION, "verify-ca, verify-full", |dir| {
+        replace(dir, "store = \"doctor.db\"", "store = \"postgres://doctor@127.0.0.1:1/doctor?sslmode=allow\"");
+    }),
+    case("an authority of the database that is not there", CONFIGURATION, "`sslrootcert` /none/ca.pem", |dir| {
+        let url = "postgres://doctor@127.0.0.1:1/doctor?sslmode=verify-full&sslrootcert=/none/ca.pem";
+        replace(dir, "store = \"doctor.db\"", &format!("store = \"{url}\""));
     }),
     case("no shared directory", UNREACHABLE, "create the directory", |dir| fs::remove_dir(dir.path("data")).unwrap()),
     case("a shared directory that is a file", UNREACHABLE, "opening the shared directory", |dir| {
@@ -127,7 +131,10 @@ const STORE_AND_SHARE: [Case; 9] = [
     }),
 ];
 
-const ADDRESSES: [Case; 6] = [
+const ADDRESSES: [Case; 7] = [
+    case("a certificate for agents that is not there", CONFIGURATION, "for the TLS of agents", |dir| {
+        section(dir, "[agents]\nlisten = \"127.0.0.1:0\"\ntls = { certificate = \"none.pem\", key = \"none.key\" }");
+    }),
     case("an address of another machine", CONFIGURATION, "cannot listen on 192.0.2.1:7443 for agents", |dir| {
         section(dir, "[agents]\nlisten = \"192.0.2.1:7443\"");
     }),

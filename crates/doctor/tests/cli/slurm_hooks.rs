@@ -81,7 +81,7 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
         "[[rules]]\nid = \"site-damage\"\ncheck = \"kernel-log\"\nevent = \"file-system-error\"\nreason = \"damage\"\nseverity = \"isolate\"\n\
          text = \"{value}\"\n",
     );
-    let agents_section = format!("[agents]\nlisten = \"127.0.0.1:{}\"\n[backend", free_port());
+    let agents_section = format!("[agents]\nlisten = \"127.0.0.1:{}\"\nplain = false\n[backend", free_port());
     let config = workdir.read("doctor.toml").replace("[backend", &agents_section);
     workdir.write("doctor.toml", &format!("{config}busy_file = \"busy\"\n"));
     workdir.expect(0, &["agent", "enroll", "here", "--out", "keys", "--yes"]);
@@ -223,7 +223,7 @@ fn controller(workdir: &Workdir, slurm: &Slurm) {
     workdir.write(
         "doctor.toml",
         &format!(
-            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\n[agents]\nlisten = \"127.0.0.1:{}\"\n\
+            "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1s\"\n[agents]\nlisten = \"127.0.0.1:{}\"\nplain = false\n\
              [backend.slurm]\nprograms = {:?}\nslurm_conf = {:?}\ndoctor_node = {:?}\n",
             free_port(),
             slurm.programs(),

@@ -164,6 +164,12 @@ impl Service {
         });
     }
 
+    /// Returns how often this text was logged until now.
+    pub(crate) fn count_in_log(&mut self, part: &str) -> usize {
+        self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
+        self.seen.matches(part).count()
+    }
+
     /// Returns the line with this text.
     #[track_caller]
     pub(crate) fn wait_for_line(&mut self, part: &str) -> String {

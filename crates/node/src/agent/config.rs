@@ -17,6 +17,7 @@ use doctor_checks::{
     Catalogue, Check, Depth,
     credential::Credential,
     document::{Schema, Versions},
+    key_fingerprint::KeyFingerprint,
 };
 use doctor_core::{
     ids::{CheckId, NodeName, Sku},
@@ -33,6 +34,7 @@ use super::{
     http::{Address, BadAddress},
     machine::MachineSources,
     spool::SpoolLimits,
+    tls::{TlsClient, TlsError},
     token::{Token, TokenError},
 };
 use crate::{
@@ -49,9 +51,19 @@ const DEFAULT_CREDENTIAL: &str = "/etc/cluster-doctor/agent.key";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentSettings {
-    /// Address of the controller: http://HOST:PORT. [default: the credential's]
+    /// Address of the controller: https://HOST:PORT. [default: the credential's]
     #[arg(long, value_name = "URL")]
     pub controller: Option<String>,
+    /// Certificates in PEM with which the controller's certificate is verified. It is read again when it changes.
+    #[arg(long, value_name = "FILE", conflicts_with = "fingerprints")]
+    pub ca_file: Option<PathBuf>,
+    /// Fingerprint of the controller's public key, instead of --ca-file: sha256:DIGITS. May be repeated, for the time of a
+    /// change of the key. [default: the credential's]
+    #[arg(long = "fingerprint", value_name = "SHA256")]
+    pub fingerprints: Vec<KeyFingerprint>,
+    /// Allow a controller address with http:// on another machine: anyone on the network between reads what is sent.
+    #[arg(long)]
+    pub plain: bool,
     /// Credential file that `doctor agent enroll` wrote for this node. [default: /etc/cluster-doctor/agent.key]
     #[arg(long, value_name = "FILE")]
     pub credential: Option<PathBuf>,
@@ -109,6 +121,20 @@ pub enum ConfigError {
     Token(#[from] TokenError),
     #[error(transparent)]
     Address(#[from] BadAddress),
+    #[error(
+        "reports to {0} would cross the network unencrypted: use https:// with `ca_file`, or with the fingerprint that \
+         `doctor agent enroll` writes; `plain = true` allows it, here and under [agents] of the controller"
+    )]
+    Plain(Address),
+    #[error(
+        "{0} cannot be authenticated: set `fingerprints` (`doctor agent certificate` prints it on the controller) or \
+         `ca_file`"
+    )]
+    NoTrust(Address),
+    #[error("both `ca_file` and `fingerprints` are set: keep one")]
+    TwoTrusts,
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
     WorldReadable(PathBuf),
     #[error("cannot parse the default rules of a check")]
@@ -160,9 +186,10 @@ impl Config {
         let exists = file.is_some() || path.exists();
         let settings = if exists { cli_settings.clone().merge_over(read(&path)?) } else { cli_settings.clone() };
         files.extend(settings.policy.iter().chain(&settings.profile).map(|path| Stamp::of(path)));
-        let ReportIdentity { node, proof, controller } = load_identity(&settings, &mut files)?;
+        let ReportIdentity { node, proof, controller, fingerprints } = load_identity(&settings, &mut files)?;
         let url = settings.controller.as_ref().or(controller.as_ref()).ok_or(ConfigError::NoController)?;
         let address: Address = url.parse()?;
+        let tls = load_tls(&settings, &address, &fingerprints, &mut files)?;
         let policy = load_policy(settings.policy.as_deref())?;
         let catalogue = Catalogue::with_site_checks(&policy);
         let versions = Versions {
@@ -173,7 +200,7 @@ impl Config {
         };
         let defaults = SpoolLimits::default();
         Ok(Self {
-            route: Route { node, credentials: proof, address, versions },
+            route: Route { node, credentials: proof, address, tls, versions },
             state: settings.state.unwrap_or_else(|| DEFAULT_STATE.into()),
             root: settings.root.unwrap_or_else(|| "/".into()),
             library: settings.nvml.unwrap_or_else(|| doctor_gpu::nvml::LIBRARY.into()),
@@ -236,8 +263,17 @@ impl Config {
 impl AgentSettings {
     /// Merges these settings over `below`.
     fn merge_over(self, below: Self) -> Self {
+        // `ca_file` or `fingerprints` on the command line replaces both of the file's.
+        let trusts_here = self.ca_file.is_some() || !self.fingerprints.is_empty();
+        let (ca_file, fingerprints) = match trusts_here {
+            true => (self.ca_file, self.fingerprints),
+            false => (below.ca_file, below.fingerprints),
+        };
         Self {
             controller: self.controller.or(below.controller),
+            ca_file,
+            fingerprints,
+            plain: self.plain || below.plain,
             // `token` or `credential` on the command line replaces both of the file's.
             credential: self.credential.clone().or(below.credential.filter(|_| self.token.is_none())),
             token: self.token.or(below.token.filter(|_| self.credential.is_none())),
@@ -269,11 +305,37 @@ fn rules(catalogue: &Catalogue, policy: &Policy) -> Result<BTreeMap<CheckId, Vec
     quick.filter_map(of).map(|(id, rules)| Ok((id, rules.map_err(ConfigError::Rules)?))).collect()
 }
 
-/// The identity to report as, its proof, and the controller address that a credential may contain.
+/// The identity to report as, its proof, and the controller's address and keys that a credential may contain.
 struct ReportIdentity {
     node: NodeName,
     proof: NodeCredentials,
     controller: Option<String>,
+    fingerprints: Vec<KeyFingerprint>,
+}
+
+/// Returns how the controller is authenticated, where the address is encrypted. `enrolled` are the keys of the credential,
+/// which the settings override.
+fn load_tls(
+    settings: &AgentSettings,
+    address: &Address,
+    enrolled: &[KeyFingerprint],
+    files: &mut Vec<Stamp>,
+) -> Result<Option<TlsClient>, ConfigError> {
+    if !address.is_encrypted() {
+        let allowed = settings.plain || address.is_loopback();
+        return if allowed { Ok(None) } else { Err(ConfigError::Plain(address.clone())) };
+    }
+    let pinned = if settings.fingerprints.is_empty() { enrolled } else { &settings.fingerprints };
+    let client = match &settings.ca_file {
+        Some(_) if !settings.fingerprints.is_empty() => return Err(ConfigError::TwoTrusts),
+        Some(path) => {
+            files.push(Stamp::of(path));
+            TlsClient::with_authorities(path)?
+        }
+        None if pinned.is_empty() => return Err(ConfigError::NoTrust(address.clone())),
+        None => TlsClient::with_pinned_keys(pinned)?,
+    };
+    Ok(Some(client))
 }
 
 /// Reads the identity. A credential joins the watched files; a token does not, because the cluster renews it
@@ -286,12 +348,13 @@ fn load_identity(settings: &AgentSettings, files: &mut Vec<Stamp>) -> Result<Rep
         let node = settings.node.clone().ok_or(ConfigError::NoNode)?;
         // A wrong path is reported now; the content is read again for each message.
         Token::read(token)?;
-        return Ok(ReportIdentity { node, proof: NodeCredentials::Token(token.clone()), controller: None });
+        let proof = NodeCredentials::Token(token.clone());
+        return Ok(ReportIdentity { node, proof, controller: None, fingerprints: Vec::new() });
     }
     let path = settings.credential.clone().unwrap_or_else(|| DEFAULT_CREDENTIAL.into());
     files.push(Stamp::of(&path));
-    let Credential { node, key, controller } = read_credential(&path)?;
-    Ok(ReportIdentity { node, proof: NodeCredentials::Key(key), controller })
+    let Credential { node, key, controller, fingerprints } = read_credential(&path)?;
+    Ok(ReportIdentity { node, proof: NodeCredentials::Key(key), controller, fingerprints })
 }
 
 fn read_credential(path: &Path) -> Result<Credential, ConfigError> {
@@ -320,7 +383,8 @@ mod tests {
             let credential = Credential {
                 node: NodeName::new("n1").unwrap(),
                 key: RunKey::new([1; 32]),
-                controller: Some("http://ctl:7443".to_owned()),
+                controller: Some("https://ctl:7443".to_owned()),
+                fingerprints: vec![KeyFingerprint::of(b"enrolled")],
             };
             site.write("agent.key", &credential.text(), 0o600);
             site
@@ -344,11 +408,11 @@ mod tests {
     #[test]
     fn the_command_line_overrides_the_file_and_the_file_overrides_the_credential() {
         let site = Site::new();
-        assert_eq!(site.load("").unwrap().route.address.to_string(), "http://ctl:7443");
-        let config = site.load("controller = \"http://other:1\"\nspool_reports = 5\n").unwrap();
-        assert_eq!((config.route.address.to_string().as_str(), config.spool_limits.reports), ("http://other:1", 5));
+        assert_eq!(site.load("").unwrap().route.address.to_string(), "https://ctl:7443");
+        let config = site.load("controller = \"https://other:1\"\nspool_reports = 5\n").unwrap();
+        assert_eq!((config.route.address.to_string().as_str(), config.spool_limits.reports), ("https://other:1", 5));
         assert!(!config.has_changed());
-        site.write("agent.toml", "controller = \"http://third:1\"\n", 0o644);
+        site.write("agent.toml", "controller = \"https://third:1\"\n", 0o644);
         assert!(config.has_changed());
     }
 
@@ -386,7 +450,7 @@ mod tests {
         assert!(matches!(load("controller = \"http://ctl:1\"\n"), Err(ConfigError::NoNode)));
         assert!(matches!(load("node = \"n1\"\n"), Err(ConfigError::NoController)));
         assert!(matches!(load("node = \"n1\"\ncredential = \"agent.key\"\n"), Err(ConfigError::TwoCredentials)));
-        let config = load("node = \"n1\"\ncontroller = \"http://ctl:1\"\n").unwrap();
+        let config = load("node = \"n1\"\ncontroller = \"http://ctl:1\"\nplain = true\n").unwrap();
         assert_eq!(
             (config.route.node.as_str(), &config.route.credentials),
             ("n1", &NodeCredentials::Token(token.clone()))
@@ -434,12 +498,38 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_reported_with_its_position_and_https_is_rejected() {
+    fn a_mistake_is_reported_with_its_position() {
         let site = Site::new();
         let error = site.load("\ncontroler = \"x\"\n").unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("controller"), "{error}");
-        let error = site.load("controller = \"https://ctl\"\n").unwrap_err().to_string();
-        assert!(error.contains("https"), "{error}");
+        let error = site.load("fingerprints = [\"sha256:00\"]\n").unwrap_err().to_string();
+        assert!(error.contains("line 1") && error.contains("64 hexadecimal digits"), "{error}");
+    }
+
+    #[test]
+    fn reports_are_encrypted_to_an_authenticated_controller_unless_a_setting_allows_otherwise() {
+        let site = Site::new();
+        let text = |error: ConfigError| error.to_string();
+        // The credential pins a key.
+        assert!(site.load("").unwrap().route.tls.is_some());
+        let error = site.load("controller = \"http://ctl:7443\"\n").map(drop).map_err(text).unwrap_err();
+        assert!(error.contains("http://ctl:7443") && error.contains("plain = true"), "{error}");
+        for allowed in ["controller = \"http://ctl:7443\"\nplain = true\n", "controller = \"http://127.0.0.1:7443\"\n"]
+        {
+            assert!(site.load(allowed).unwrap().route.tls.is_none(), "{allowed}");
+        }
+        // The settings override the credential, and name one way to authenticate it.
+        let one = KeyFingerprint::of(b"one");
+        assert!(site.load(&format!("fingerprints = [\"{one}\"]\n")).unwrap().route.tls.is_some());
+        let error = site.load("ca_file = \"/nowhere/ca.pem\"\n").map(drop).map_err(text).unwrap_err();
+        assert!(error.contains("/nowhere/ca.pem"), "{error}");
+        let both = format!("ca_file = \"/nowhere/ca.pem\"\nfingerprints = [\"{one}\"]\n");
+        assert!(matches!(site.load(&both), Err(ConfigError::TwoTrusts)));
+        // A token's agent was not enrolled, so nothing is pinned.
+        let token = site.write("token", "a.b.c", 0o644);
+        let file = site.write("agent.toml", &format!("token = {:?}\nnode = \"n1\"\n", token.display()), 0o644);
+        let cli_settings = AgentSettings { controller: Some("https://ctl:1".to_owned()), ..AgentSettings::default() };
+        assert!(matches!(Config::load(&cli_settings, Some(&file)), Err(ConfigError::NoTrust(_))));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use doctor_core::{ids::NodeName, time::Timestamp};
 
 use super::{
     http::{self, Address, Reply},
+    tls::{self, TlsClient},
     token::Token,
 };
 use crate::clock::now;
@@ -25,6 +26,8 @@ pub struct Route {
     pub node: NodeName,
     pub credentials: NodeCredentials,
     pub address: Address,
+    /// Set where the address is encrypted.
+    pub tls: Option<TlsClient>,
     pub versions: Versions,
 }
 
@@ -80,7 +83,7 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
     let Ok(bytes) = report.sign(&key) else {
         return failed(SendOutcome::Rejected, "cannot serialise a report; it is counted as lost".to_owned());
     };
-    match http::post(&route.address, &route.node, token.as_ref(), &bytes, limit) {
+    match http::post(&route.address, route.tls.as_ref(), &route.node, token.as_ref(), &bytes, limit) {
         Ok(reply) => {
             let (outcome, log_message) = classify_reply(route, &reply);
             let open = |text: &String| DrainPermit::open(text, &route.node, report.sequence, &key);
@@ -93,7 +96,13 @@ pub(super) fn attempt(route: &Route, mut report: AgentReport, limit: Duration) -
                 profiles: reply.profiles.as_ref().and_then(open_profiles),
             }
         }
-        Err(error) => failed(SendOutcome::Retry(Duration::ZERO), format!("{} does not answer: {error}", route.address)),
+        Err(error) => {
+            let why = match tls::tls_failure(&error) {
+                Some(why) => format!("is not trusted: {why}"),
+                None => format!("does not answer: {error}"),
+            };
+            failed(SendOutcome::Retry(Duration::ZERO), format!("{} {why}", route.address))
+        }
     }
 }
 
@@ -126,7 +135,7 @@ mod tests {
 
     fn route(proof: NodeCredentials) -> Route {
         let (node, address) = (NodeName::new("n1").unwrap(), "http://127.0.0.1:1".parse().unwrap());
-        Route { node, credentials: proof, address, versions: Versions::default() }
+        Route { node, credentials: proof, address, tls: None, versions: Versions::default() }
     }
 
     fn fate(status: u16, retry_after: Option<u64>) -> SendOutcome {

@@ -1,10 +1,10 @@
-//! A minimal HTTP/1.1 client: one POST with a deadline and a limited response. An agent on every node needs no client
-//! library, and the report carries its own signature.
+//! A minimal HTTP/1.1 client: one POST with a deadline and a limited response, over TLS or plain. An agent on every node needs no
+//! client library.
 
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
+    net::{IpAddr, TcpStream, ToSocketAddrs},
     str::FromStr,
     time::{Duration, Instant},
 };
@@ -15,7 +15,9 @@ use doctor_checks::{
 };
 use doctor_core::ids::NodeName;
 
-use super::token::Token;
+use rustls::{ClientConnection, StreamOwned};
+
+use super::{tls::TlsClient, token::Token};
 
 /// A response has one line of text, or the site's profiles; longer ones are rejected.
 const MAX_RESPONSE_BYTES: usize = MAX_REPLY_BYTES + (64 << 10);
@@ -23,38 +25,36 @@ const MAX_RESPONSE_BYTES: usize = MAX_REPLY_BYTES + (64 << 10);
 /// The endpoint's headers are a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
+/// How a TLS server answers a request that is not encrypted: the record type of an alert, and the first byte of its version.
+const TLS_ALERT: [u8; 2] = [0x15, 0x03];
+
 /// The controller's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
+    encrypted: bool,
     host: String,
     port: u16,
     prefix: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadAddress {
-    #[error(
-        "`{0}`: https is not supported, because reports are signed with the node's key; use http://HOST:PORT, or a \
-         tunnel"
-    )]
-    Tls(String),
-    #[error("`{0}` is not an address such as http://controller:7443")]
-    Malformed(String),
-}
+#[error("`{0}` is not an address such as https://controller:7443")]
+pub struct BadAddress(String);
 
 impl FromStr for Address {
     type Err = BadAddress;
 
     fn from_str(text: &str) -> Result<Self, BadAddress> {
-        let malformed = || BadAddress::Malformed(text.to_owned());
-        if text.starts_with("https://") {
-            return Err(BadAddress::Tls(text.to_owned()));
-        }
-        let rest = text.strip_prefix("http://").ok_or_else(malformed)?;
+        let malformed = || BadAddress(text.to_owned());
+        let (encrypted, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (None, Some(rest)) => (false, rest),
+            (None, None) => return Err(malformed()),
+        };
         let (authority, prefix) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => (host, port.parse().map_err(|_| malformed())?),
-            _ => (authority, 80),
+            _ => (authority, if encrypted { 443 } else { 80 }),
         };
         let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'@');
         if host.is_empty() || !plain(authority) || !plain(prefix) {
@@ -62,13 +62,31 @@ impl FromStr for Address {
         }
         let prefix = prefix.trim_end_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
-        Ok(Self { host: host.to_owned(), port, prefix })
+        Ok(Self { encrypted, host: host.to_owned(), port, prefix })
+    }
+}
+
+impl Address {
+    pub const fn is_encrypted(&self) -> bool {
+        self.encrypted
+    }
+
+    /// Whether the address is this machine, to which nothing crosses a network.
+    pub fn is_loopback(&self) -> bool {
+        let host = self.bare_host();
+        host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+
+    /// The host without the brackets of an IPv6 address.
+    fn bare_host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}:{}{}", self.host, self.port, self.prefix)
+        let scheme = if self.encrypted { "https" } else { "http" };
+        write!(f, "{scheme}://{}:{}{}", self.host, self.port, self.prefix)
     }
 }
 
@@ -100,15 +118,21 @@ impl Reply {
     }
 }
 
-/// Sends one signed report, with the token that authenticates it if there is one. `limit` bounds the exchange;
-/// connecting to an address takes at most a quarter of it.
+/// Sends one signed report, with the token that authenticates it if there is one. `tls` is set where the address is
+/// encrypted. `limit` bounds the exchange; connecting to an address takes at most a quarter of it.
 ///
 /// # Errors
-/// If the controller does not respond in time, or responds with something other than HTTP.
-pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], limit: Duration) -> io::Result<Reply> {
+/// If the controller does not respond in time or is not authenticated, or responds with something other than HTTP.
+pub fn post(
+    to: &Address,
+    tls: Option<&TlsClient>,
+    node: &NodeName,
+    token: Option<&Token>,
+    body: &[u8],
+    limit: Duration,
+) -> io::Result<Reply> {
     let deadline = Instant::now() + limit;
-    let mut stream = connect(to, limit / 4)?;
-    stream.set_nodelay(true)?;
+    let mut stream = Connection::open(to, tls, limit / 4, deadline)?;
     let vouched = token.map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.text()));
     let head = format!(
         "POST {}/api/v1/ingest HTTP/1.1\r\nHost: {}:{}\r\nX-Doctor-Node: {node}\r\n{vouched}User-Agent: doctor-node/{}\r\n\
@@ -119,18 +143,90 @@ pub fn post(to: &Address, node: &NodeName, token: Option<&Token>, body: &[u8], l
         env!("CARGO_PKG_VERSION"),
         body.len()
     );
-    stream.set_write_timeout(Some(left(deadline)?))?;
     // The endpoint may reject a report before it has read all of it; its response counts then.
-    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-    let response = read_response(&mut stream, deadline);
+    let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).and_then(|()| stream.flush());
+    let response = read_response(&mut stream);
     match (written, response) {
         (_, Ok(reply)) => Ok(reply),
+        // What the server answered says more than that it stopped reading.
+        (Err(_), Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(error),
         (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
     }
 }
 
+/// A connection on which every read and write ends at the deadline.
+enum Connection {
+    Plain(DeadlineStream),
+    Tls(Box<StreamOwned<ClientConnection, DeadlineStream>>),
+}
+
+impl Connection {
+    fn open(to: &Address, tls: Option<&TlsClient>, connect_limit: Duration, deadline: Instant) -> io::Result<Self> {
+        let open = || -> io::Result<DeadlineStream> {
+            let tcp = connect(to, connect_limit)?;
+            tcp.set_nodelay(true)?;
+            Ok(DeadlineStream { tcp, deadline })
+        };
+        match (to.encrypted, tls) {
+            (false, _) => Ok(Self::Plain(open()?)),
+            (true, Some(tls)) => Ok(Self::Tls(Box::new(tls.wrap(to.bare_host(), open()?)?))),
+            (true, None) => Err(io::Error::new(io::ErrorKind::InvalidInput, "no certificate or key is trusted")),
+        }
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buffer),
+            Self::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// A socket with a deadline for everything together. TLS may read and write several times for one of our reads, so that a
+/// timeout for each of them would let a slow server hold the sender.
+struct DeadlineStream {
+    tcp: TcpStream,
+    deadline: Instant,
+}
+
+impl Read for DeadlineStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.tcp.set_read_timeout(Some(left(self.deadline)?))?;
+        self.tcp.read(buffer)
+    }
+}
+
+impl Write for DeadlineStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tcp.set_write_timeout(Some(left(self.deadline)?))?;
+        self.tcp.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.tcp.flush()
+    }
+}
+
 fn connect(to: &Address, limit: Duration) -> io::Result<TcpStream> {
-    let host = to.host.trim_start_matches('[').trim_end_matches(']');
+    let host = to.bare_host();
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("no address found for {host}"));
     for address in (host, to.port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, limit) {
@@ -146,17 +242,16 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if remaining.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(remaining) }
 }
 
-fn read_response(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply> {
+fn read_response(stream: &mut Connection) -> io::Result<Reply> {
     let mut response = Vec::new();
     let mut buffer = [0; 4096];
     loop {
-        stream.set_read_timeout(Some(left(deadline)?))?;
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => response.extend(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // The endpoint may reset the connection after its response if it did not read the whole body.
-            Err(_) if is_complete(&response) => break,
+            Err(_) if is_complete(&response) || response.starts_with(&TLS_ALERT) => break,
             Err(error) => return Err(error),
         }
         if is_complete(&response) {
@@ -166,7 +261,11 @@ fn read_response(stream: &mut TcpStream, deadline: Instant) -> io::Result<Reply>
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the response is too long"));
         }
     }
-    Reply::read(&response).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the response is not HTTP"))
+    let not_http = match response.starts_with(&TLS_ALERT) {
+        true => "it expects TLS: use https://",
+        false => "the response is not HTTP",
+    };
+    Reply::read(&response).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, not_http))
 }
 
 /// Whether the response has reached its declared length. The body is not looked at, because this is called for each
@@ -191,9 +290,11 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn addresses_are_parsed_and_https_is_rejected_with_a_hint() {
+    fn addresses_are_parsed_and_rejected_with_an_example() {
         for (text, host, port, prefix) in [
             ("http://ctl:7443", "ctl", 7443, ""),
+            ("https://ctl:7443", "ctl", 7443, ""),
+            ("https://ctl/doctor", "ctl", 443, "/doctor"),
             ("http://10.0.0.1", "10.0.0.1", 80, ""),
             ("http://[::1]:7443/", "[::1]", 7443, ""),
             ("http://[::1]", "[::1]", 80, ""),
@@ -201,10 +302,23 @@ mod tests {
         ] {
             let read: Address = text.parse().unwrap();
             assert_eq!((read.host.as_str(), read.port, read.prefix.as_str()), (host, port, prefix), "{text}");
+            assert_eq!(read.is_encrypted(), text.starts_with("https"), "{text}");
+            assert_eq!(read.to_string().parse(), Ok(read), "{text}");
         }
-        assert!(matches!("https://ctl:7443".parse::<Address>(), Err(BadAddress::Tls(_))));
+        for (text, is_loopback) in [
+            ("http://127.0.0.1:1", true),
+            ("http://127.9.9.9:1", true),
+            ("http://[::1]:1", true),
+            ("http://LocalHost:1", true),
+            ("http://10.0.0.1:1", false),
+            ("http://localhost.example:1", false),
+            ("http://127.0.0.1.example:1", false),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().is_loopback(), is_loopback, "{text}");
+        }
         for text in ["ctl:7443", "http://", "http://ctl:port", "http://u@ctl", "http://a b", "http://c\r\nX: y"] {
-            assert!(matches!(text.parse::<Address>(), Err(BadAddress::Malformed(_))), "{text}");
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains("https://controller:7443"), "{error}");
         }
     }
 
@@ -226,7 +340,7 @@ mod tests {
     }
 
     fn send(to: &Address) -> io::Result<Reply> {
-        post(to, &NodeName::new("n1").unwrap(), None, b"BODY", Duration::from_secs(5))
+        post(to, None, &NodeName::new("n1").unwrap(), None, b"BODY", Duration::from_secs(5))
     }
 
     #[test]
@@ -261,6 +375,10 @@ mod tests {
         assert_eq!(send(&address).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (address, _thread) = serve_once(b"");
         assert!(send(&address).is_err());
+        let (address, _thread) = serve_once(b"\x15\x03\x03\x00\x02\x02\x46");
+        assert!(send(&address).unwrap_err().to_string().contains("use https://"));
+        let encrypted: Address = address.to_string().replace("http:", "https:").parse().unwrap();
+        assert_eq!(send(&encrypted).unwrap_err().kind(), io::ErrorKind::InvalidInput, "it is not sent unencrypted");
         let endless: &'static [u8] = vec![b'x'; MAX_RESPONSE_BYTES + 8192].leak();
         let (address, _thread) = serve_once(endless);
         assert!(send(&address).is_err());

@@ -18,6 +18,7 @@ pub mod report_dedup;
 pub mod schedule;
 pub mod sender;
 pub mod spool;
+pub mod tls;
 pub mod token;
 
 use std::{

@@ -341,6 +341,7 @@ mod tests {
             node: NodeName::new("n1").unwrap(),
             credentials: NodeCredentials::Key(KEY),
             address: address.parse().unwrap(),
+            tls: None,
             versions: Versions { schema: doctor_checks::document::Schema::CURRENT, ..Versions::default() },
         };
         (Outbox::new(spool, route, state.to_owned(), "none".to_owned(), wake), news)

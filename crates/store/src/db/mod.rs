@@ -9,6 +9,7 @@ mod checkpoint;
 mod copy_reader;
 mod postgres;
 mod postgres_limits;
+mod postgres_tls;
 mod postgres_transaction;
 mod row;
 mod sqlite;
@@ -19,7 +20,7 @@ use std::{
     time::Instant,
 };
 
-use tokio_postgres::{Config, error::SqlState};
+use tokio_postgres::error::SqlState;
 
 #[cfg(test)]
 pub(super) use self::tx::plans;
@@ -30,7 +31,11 @@ pub(super) use self::{
     sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
-use self::{postgres::PgSession, postgres_limits::SessionKind, sqlite::SqliteFile};
+use self::{
+    postgres::{PgServer, PgSession},
+    postgres_limits::SessionKind,
+    sqlite::SqliteFile,
+};
 use super::{
     error::{Result, StoreError},
     id_cache::IdCache,
@@ -51,7 +56,7 @@ pub(super) enum Db {
     Postgres {
         writers: Mutex<Vec<PgSession>>,
         readers: Mutex<Vec<PgSession>>,
-        config: Box<Config>,
+        server: Box<PgServer>,
         only_reads: bool,
     },
 }
@@ -84,7 +89,7 @@ pub(super) enum Access {
 
 /// Checks the URL of a PostgreSQL database without connecting.
 pub(super) fn check_postgres_url(text: &str, redacted: &str) -> Result<()> {
-    postgres::config(text, redacted).map(drop)
+    postgres::server(text, redacted).map(drop)
 }
 
 impl Db {
@@ -96,9 +101,9 @@ impl Db {
                 Ok(Self::Sqlite { writer: Mutex::new(writer), readers: Mutex::default(), file: Some(file) })
             }
             StoreUrl::Postgres(text) => {
-                let config = postgres::config(text, &url.to_string())?;
-                let writers = Mutex::new(vec![PgSession::connect(&config, SessionKind::Writer)?]);
-                Ok(Self::Postgres { writers, readers: Mutex::default(), config: Box::new(config), only_reads: false })
+                let server = postgres::server(text, &url.to_string())?;
+                let writers = Mutex::new(vec![PgSession::connect(&server, SessionKind::Writer)?]);
+                Ok(Self::Postgres { writers, readers: Mutex::default(), server: Box::new(server), only_reads: false })
             }
         }
     }
@@ -156,7 +161,7 @@ impl Db {
                 }
                 _ => sqlite::transaction(&lock(writer), access, names, body),
             },
-            Self::Postgres { writers, readers, config, only_reads } => {
+            Self::Postgres { writers, readers, server, only_reads } => {
                 let (idle, kind, until) = match access {
                     Access::Read | Access::ReadStatement => (readers, SessionKind::Reader, until),
                     _ if *only_reads => {
@@ -167,7 +172,7 @@ impl Db {
                         (writers, SessionKind::Writer, None)
                     }
                 };
-                in_session((idle, kind), config, until, |session| {
+                in_session((idle, kind), server, until, |session| {
                     postgres_transaction::transaction(session, access, names, body)
                 })
             }
@@ -219,12 +224,12 @@ impl std::fmt::Debug for Db {
 /// Runs `body` on an idle or new session. After a server restart the next call reconnects; calls in progress fail.
 fn in_session(
     (idle, kind): (&Mutex<Vec<PgSession>>, SessionKind),
-    config: &Config,
+    server: &PgServer,
     until: Option<Instant>,
     body: impl FnOnce(&mut PgSession) -> Result<()>,
 ) -> Result<()> {
     let session = lock(idle).pop().filter(|session| !session.is_closed());
-    let mut session = session.map_or_else(|| PgSession::connect_until(config, kind, until), Ok)?;
+    let mut session = session.map_or_else(|| PgSession::connect_until(server, kind, until), Ok)?;
     session.deadline = until;
     let result = body(&mut session);
     let mut idle = lock(idle);

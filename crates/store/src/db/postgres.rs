@@ -17,13 +17,14 @@ use std::{
 
 use futures_util::StreamExt;
 use tokio::{runtime::Runtime, time::timeout_at};
-use tokio_postgres::{Client, Config, NoTls, Row, Statement, config::SslMode, types::ToSql};
+use tokio_postgres::{Client, Config, Row, Statement, types::ToSql};
 
 use super::{
     ColumnType, SqlValue,
     batch::{Batch, Column},
     postgres_error,
     postgres_limits::{SessionKind, set_client_limits, setup_statements},
+    postgres_tls::{PgTls, TlsParameters},
 };
 use crate::error::{Result, StoreError};
 
@@ -35,23 +36,28 @@ const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// that does not even report it.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Parses the URL and rejects settings that this build cannot honour: a request for TLS must not be silently ignored.
-pub(super) fn config(url: &str, redacted_url: &str) -> Result<Config> {
-    if ["sslmode=verify-ca", "sslmode=verify-full"].iter().any(|mode| url.contains(mode)) {
-        return Err(StoreError::TlsNotSupported { database: redacted_url.to_owned() });
-    }
-    let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| StoreError::BadUrl {
-        text: redacted_url.to_owned(),
-        why: std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string),
+/// Where the server is, and how to connect to it.
+pub(crate) struct PgServer {
+    config: Config,
+    tls: PgTls,
+    /// Without the password, for errors.
+    name: String,
+}
+
+/// Parses the URL.
+pub(super) fn server(url: &str, redacted_url: &str) -> Result<PgServer> {
+    let bad_url = |why: String| StoreError::BadUrl { text: redacted_url.to_owned(), why };
+    let (tls, url) = TlsParameters::take(url);
+    let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+        bad_url(std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
     })?;
-    if config.get_ssl_mode() == SslMode::Require {
-        return Err(StoreError::TlsNotSupported { database: redacted_url.to_owned() });
-    }
+    let tls = tls.resolve(&config).map_err(bad_url)?;
+    config.ssl_mode(tls.mode());
     if config.get_application_name().is_none() {
         config.application_name("cluster-doctor");
     }
     set_client_limits(&mut config);
-    Ok(config)
+    Ok(PgServer { config, tls, name: redacted_url.to_owned() })
 }
 
 pub(crate) struct PgSession {
@@ -106,20 +112,22 @@ pub(crate) enum SendOrder {
 }
 
 impl PgSession {
-    pub(super) fn connect(config: &Config, kind: SessionKind) -> Result<Self> {
-        Self::connect_until(config, kind, None)
+    pub(super) fn connect(server: &PgServer, kind: SessionKind) -> Result<Self> {
+        Self::connect_until(server, kind, None)
     }
 
-    pub(super) fn connect_until(config: &Config, kind: SessionKind, until: Option<Instant>) -> Result<Self> {
+    pub(super) fn connect_until(server: &PgServer, kind: SessionKind, until: Option<Instant>) -> Result<Self> {
+        let unusable = |why: String| StoreError::Tls { database: server.name.clone(), why };
+        let connector = server.tls.connector().map_err(unusable)?;
         let no_runtime =
             |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
-        let connected = wait(&runtime, until, config.connect(NoTls));
+        let connected = wait(&runtime, until, server.config.connect(connector));
         let connected = connected.ok_or(StoreError::DeadlineExceeded { operation: "connecting" })?;
         let (client, connection) = connected.map_err(postgres_error("connecting"))?;
         // Pending queries receive the error that ends the connection.
         runtime.spawn(async move { drop(connection.await) });
-        let statements = setup_statements(config, kind);
+        let statements = setup_statements(&server.config, kind);
         let settings = client.batch_execute(&statements);
         let set = wait(&runtime, until, settings).ok_or(StoreError::DeadlineExceeded { operation: "setting up" })?;
         set.map_err(postgres_error("setting up"))?;
@@ -411,14 +419,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_that_requires_tls_is_rejected() {
-        for mode in ["require", "verify-ca", "verify-full"] {
-            let url = format!("postgres://doctor@db.example/doctor?sslmode={mode}");
-            let error = config(&url, &url).unwrap_err();
-            assert!(matches!(error, StoreError::TlsNotSupported { .. }), "{mode}: {error}");
+    fn a_url_is_parsed_with_its_tls_parameters_and_an_invalid_one_is_named() {
+        let url = "postgres://doctor@db.example/doctor?sslmode=verify-full&sslrootcert=/ca.pem&connect_timeout=3";
+        let server = server(url, "shown").unwrap();
+        assert_eq!(server.config.get_ssl_mode(), tokio_postgres::config::SslMode::Require);
+        assert_eq!(server.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        for bad in ["sslmode=maybe", "sslmod=require", "connect_timeout=x"] {
+            let url = format!("postgres://doctor@db.example/doctor?{bad}");
+            let error = super::server(&url, "shown").map(drop).unwrap_err().to_string();
+            assert!(error.contains("`shown`"), "{error}");
         }
-        assert!(config("postgres://doctor@db.example/doctor?sslmode=disable", "x").is_ok());
-        let error = config("postgres://doctor@db.example/doctor?sslmode=maybe", "shown").unwrap_err().to_string();
-        assert!(error.contains("shown"), "{error}");
     }
 }

@@ -86,6 +86,12 @@ impl StoreTestbed {
         Some(Self::from_store(Store::open(&url).unwrap(), Some(url)))
     }
 
+    /// As [`Self::postgres`], on a server that requires TLS.
+    pub(crate) fn postgres_over_tls() -> Option<Self> {
+        let url = postgres::new_database_over_tls()?;
+        Some(Self::from_store(Store::open(&url).unwrap(), Some(url)))
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

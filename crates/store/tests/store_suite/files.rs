@@ -19,8 +19,13 @@ use rusqlite::Connection;
 
 use crate::{
     bed::{self, StoreTestbed, finding, hardware, node, test},
-    suite,
+    over_tls, suite,
 };
+
+over_tls!(
+    the_published_copy_supports_the_seed_queries_and_follows_changes,
+    a_backup_restores_into_an_empty_store_of_either_kind,
+);
 
 suite!(
     the_published_copy_supports_the_seed_queries_and_follows_changes,

@@ -10,11 +10,12 @@ use doctor_store::StoreUrl;
 use serde_json::json;
 
 use crate::{
+    agent_certificate::EndpointCertificate,
     config::{ConfigSource, LoadedConfig},
     context::Context,
     deploy::{
         files::{DeployFile, check_path, check_user, render, write_files},
-        slurm::{SlurmPart, SlurmSite},
+        slurm::{AgentTrust, SlurmPart, SlurmSite},
     },
     exit::Exit,
     failure::{Failure, Result},
@@ -77,7 +78,14 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
     let read = |path: &PathBuf| {
         fs::read_to_string(path).map_err(|source| Failure::File { operation: "reading", path: path.clone(), source })
     };
-    let listen_url = config.agents.listen.map(|at| format!("http://{at}"));
+    let trust = match EndpointCertificate::of(config) {
+        Some(EndpointCertificate::SelfMade) => AgentTrust::Pinned,
+        Some(EndpointCertificate::Site(_)) => AgentTrust::Authority,
+        None if config.agents.is_unencrypted() => AgentTrust::Plain,
+        None if config.agents.listen.is_some() => AgentTrust::Loopback,
+        // The endpoint is not configured here yet: it will be as shipped.
+        None => AgentTrust::Pinned,
+    };
     let mut writes = vec![config.data.clone()];
     if let StoreUrl::Sqlite(path) = &config.store {
         writes.extend(path.parent().map(Path::to_owned));
@@ -96,7 +104,8 @@ fn site(loaded: &LoadedConfig, args: &Args) -> Result<SlurmSite> {
         doctor_node: args.doctor_node.clone(),
         check_interval: loaded.settings.policy.agents.check_every,
         policy: config.policy.as_ref().map(read).transpose()?,
-        url: config.agents.url.clone().or(listen_url),
+        url: config.agents.url.clone().or_else(|| config.agents.listen_url()),
+        trust,
         user: args.user.clone(),
         config: config_path,
         writable_paths: writes,

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     super::template::{Template, TemplateCondition, list, map, text},
-    AGENT, CONFIG_DIR, POLICY, labels, metadata, mount, object, volume,
+    AGENT, AUTHORITY_DIR, CONFIG_DIR, NO_TLS, POLICY, TLS, labels, metadata, mount, object, volume,
 };
 
 /// The agent's state directory, which outlives its pod.
@@ -69,6 +69,7 @@ fn agent_pod() -> Template {
                 volume("host", "hostPath", map([("path", "/".into())])),
                 volume("state", "hostPath", map([("path", STATE_DIR.into()), ("type", "DirectoryOrCreate".into())])),
                 volume("policy", "configMap", map([("name", POLICY.into())])),
+                volume("authority", "configMap", map([("name", Template::Setting("tls.authority"))])).only_if(TLS),
                 volume("token", "projected", Template::from(token)),
             ]),
         ),
@@ -86,7 +87,11 @@ fn agent_container() -> Template {
         Template::from("doctor-node"),
         "agent".into(),
         "--controller".into(),
-        text("http://cluster-doctor.{Release.Namespace}.svc:{port}"),
+        text("https://cluster-doctor.{Release.Namespace}.svc:{port}").only_if(TLS),
+        Template::from("--ca-file").only_if(TLS),
+        Template::from("/etc/cluster-doctor-ca/ca.crt").only_if(TLS),
+        text("http://cluster-doctor.{Release.Namespace}.svc:{port}").only_if(NO_TLS),
+        Template::from("--plain").only_if(NO_TLS),
         "--token".into(),
         "/var/run/secrets/cluster-doctor/token".into(),
         "--node".into(),
@@ -115,6 +120,7 @@ fn agent_container() -> Template {
                 host,
                 mount("state", STATE_DIR, false),
                 mount("policy", CONFIG_DIR, true),
+                mount("authority", AUTHORITY_DIR, true).only_if(TLS),
                 mount("token", "/var/run/secrets/cluster-doctor", true),
             ]),
         ),

@@ -5,12 +5,14 @@ use serde_json::json;
 
 use super::{
     super::template::{Template, TemplateCondition, list, map, string_list},
-    CLAIM, CONFIG_DIR, CONTROLLER, HOST_PATH, NO_SHARED_DIRECTORY, POLICY, POSTGRES, PROFILES, SQLITE, labels,
-    metadata, mount, object, volume,
+    CLAIM, CONFIG_DIR, CONTROLLER, HOST_PATH, NO_SHARED_DIRECTORY, POLICY, POSTGRES, PROFILES, SQLITE, TLS, TLS_DIR,
+    labels, metadata, mount, object, volume,
 };
 
 /// Not below [`CONFIG_DIR`]: that is one volume, into which no other can be mounted.
 const PROFILES_DIR: &str = "/etc/cluster-doctor-profiles";
+/// Mode 0440: only the controller's group reads the key.
+const KEY_MODE: i64 = 0o440;
 
 pub(super) fn objects() -> Vec<Template> {
     let name = || metadata(CONTROLLER, "controller");
@@ -113,6 +115,12 @@ fn controller_pod() -> Template {
                 // Published copies and logs are not kept: with nothing shared and no store volume they have no place.
                 volume("data", "emptyDir", map([])).only_if(NO_SHARED_DIRECTORY).only_if(POSTGRES),
                 volume("store", "persistentVolumeClaim", claim("store.claim")).only_if(SQLITE),
+                volume(
+                    "tls",
+                    "secret",
+                    map([("secretName", Template::Setting("tls.secret")), ("defaultMode", KEY_MODE.into())]),
+                )
+                .only_if(TLS),
                 volume("temporary", "emptyDir", map([])),
             ]),
         ),
@@ -172,6 +180,7 @@ fn controller_container() -> Template {
                 mount("data", "/data", false).only_if(NO_SHARED_DIRECTORY).only_if(POSTGRES),
                 data_mount_in_store_volume().only_if(NO_SHARED_DIRECTORY).only_if(SQLITE),
                 mount("store", "/var/lib/cluster-doctor", false).only_if(SQLITE),
+                mount("tls", TLS_DIR, true).only_if(TLS),
                 mount("temporary", "/tmp", false),
             ]),
         ),

@@ -1,4 +1,4 @@
-//! TLS of the API: the current certificate, reloaded when its files change.
+//! TLS of the listeners: the current certificate, reloaded when its files change.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,7 +29,7 @@ pub struct TlsFiles {
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The current certificate, and the content it was loaded from.
-pub(super) struct Tls {
+pub(crate) struct Tls {
     files: TlsFiles,
     loaded: Mutex<LoadedCertificate>,
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    pub(super) fn open(files: &TlsFiles) -> Result<Self, String> {
+    pub(crate) fn open(files: &TlsFiles) -> Result<Self, String> {
         let contents = read_files(files)?;
         let acceptor = acceptor(&contents)?;
         let loaded = Mutex::new(LoadedCertificate { acceptor, contents, checked: Instant::now() });
@@ -55,7 +55,7 @@ impl Tls {
     }
 
     /// Returns the current acceptor. Changed files that are invalid leave the last valid one in use.
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if loaded.checked.elapsed() >= CHECK_INTERVAL {
             loaded.checked = Instant::now();
