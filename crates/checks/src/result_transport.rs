@@ -14,6 +14,12 @@ use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec_with_limi
 
 use crate::document::MAX_DOCUMENT_BYTES;
 
+/// Where a job posts its result document: a path of the agent endpoint, whose URL is in the job's environment.
+pub const RESULTS_PATH: &str = "/api/v1/results";
+pub const URL_VARIABLE: &str = "DOCTOR_RESULTS_URL";
+/// Header with the run's id, by which the key is found before the document is read.
+pub const RUN_HEADER: &str = "x-doctor-run";
+
 /// The bytes that Kubernetes keeps of a container's termination message.
 pub const MESSAGE_BYTES: usize = 4096;
 

@@ -151,6 +151,8 @@ impl Controller {
         if web.is_some() {
             engine.set_snapshot_feed(audience);
         }
+        // Without the endpoint, jobs would post in vain.
+        engine.set_results_url(config.agents.results_url().filter(|_| config.agents.listen.is_some()));
         let mut controller = Self {
             engine,
             clock: world.clock,

@@ -1,5 +1,6 @@
-//! Collects the results of each cycle: documents from the backend's response, documents on the share, and agents'
-//! messages. Valid ones are stored in one transaction; the others go to `rejected/` with the reason.
+//! Collects the results of each cycle: what nodes have sent ([`crate::queued_results`]), documents from the backend's
+//! response, and documents on the share. Valid ones are stored in one transaction; the others go to `rejected/` with the
+//! reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use doctor_core::{
 };
 use doctor_store::{
     Lease, StoreError,
-    records::{Accepted, AgentConfirmation, AgentFindings, ClassifiedResult, StoredRun},
+    records::{Accepted, AgentConfirmation, ClassifiedResult, StoredRun},
 };
 
 use crate::{
@@ -23,11 +24,10 @@ use crate::{
     cycle_report::CycleReport,
     deps::EngineDeps,
     expectations::{NodesBySku, PeerAgreements},
-    inbox::AgentMessage,
+    queued_results,
     rejection::Rejection,
     repeated_disturbance,
     result_validation::{self, KnownNode},
-    settings::Settings,
     share::{ResultFile, Share},
 };
 
@@ -82,21 +82,21 @@ impl<'a> IngestContext<'a> {
         Some(&self.nodes[index].node)
     }
 
-    fn last_record(&self, node: &NodeName) -> Option<&'a Node> {
+    pub(crate) fn last_record(&self, node: &NodeName) -> Option<&'a Node> {
         let nodes = &self.snapshot?.nodes;
         let index = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
         Some(&nodes[index].node)
     }
 
     /// Returns what is known about a node. A node that has just left the cluster keeps its last known type.
-    fn known(&self, node: &NodeName) -> KnownNode<'a> {
+    pub(crate) fn known(&self, node: &NodeName) -> KnownNode<'a> {
         let acknowledged = self.acknowledged.get(node).map_or(&[][..], Vec::as_slice);
         let observed = self.now(node).or_else(|| self.last_record(node));
         observed.map_or(KnownNode { acknowledged, ..KnownNode::default() }, |node| KnownNode::of(node, acknowledged))
     }
 
     /// Returns the nodes of each machine type, by name.
-    fn nodes_by_sku(&self) -> NodesBySku {
+    pub(crate) fn nodes_by_sku(&self) -> NodesBySku {
         let mut types = NodesBySku::new();
         for node in self.nodes.iter().map(|observed| &observed.node) {
             if let Some(sku) = &node.sku {
@@ -107,7 +107,7 @@ impl<'a> IngestContext<'a> {
     }
 
     /// Returns whether the planner needs the times of these confirmed results now.
-    fn is_reload_due(&self, confirmed: &AgentConfirmation) -> bool {
+    pub(crate) fn is_reload_due(&self, confirmed: &AgentConfirmation) -> bool {
         let Some(snapshot) = self.snapshot else { return false };
         let known = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&confirmed.node));
         known.is_ok_and(|index| agents::is_reload_due(&snapshot.nodes[index], &snapshot.tests, confirmed))
@@ -122,8 +122,10 @@ pub(crate) fn collect(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let mut changed_nodes = collect_documents(deps, lease, context, state, report)?;
-    changed_nodes.extend(collect_agent_reports(deps, lease, context, &mut state.agreements, report)?);
+    // First: a job that has sent its result need not have written it elsewhere.
+    let mut changed_nodes = queued_results::enter(deps, lease, context, &mut state.agreements, report)?;
+    changed_nodes.extend(collect_documents(deps, lease, context, state, report)?);
+    changed_nodes.extend(queued_results::collect_from_inboxes(deps, lease, context, &mut state.agreements, report)?);
     Ok(changed_nodes)
 }
 
@@ -311,81 +313,4 @@ fn reject(
         }
     }
     Ok(())
-}
-
-fn collect_agent_reports(
-    deps: &mut EngineDeps,
-    lease: &Lease,
-    context: &IngestContext<'_>,
-    agreements: &mut PeerAgreements,
-    report: &mut CycleReport,
-) -> Result<Vec<NodeName>, StoreError> {
-    let mut changed_nodes = Vec::new();
-    let mut rejected_count = 0;
-    let EngineDeps { store, settings, inboxes, .. } = deps;
-    let mut reader = BaselineReader::new(store, settings, agreements, || context.nodes_by_sku());
-    for inbox in inboxes {
-        // A new name may belong to a machine with a history: the planner identifies the machine first, and until then
-        // the messages of its agent wait.
-        let mut pending = inbox.pending();
-        pending.retain(|message| context.last_record(&message.node).is_some());
-        reader.announce(pending.iter().map(|message| message.node.clone()));
-        for message in &pending {
-            match open_report(settings, context, message, &mut reader)? {
-                Ok(findings) => {
-                    let counts = reader.take_counts();
-                    if store.accept_agent(lease, &findings)? == Accepted::Stored {
-                        reader.add_counts(&findings.node, &counts, findings.received)?;
-                        changed_nodes.push(findings.node);
-                    }
-                }
-                Err(why) => {
-                    reader.take_counts();
-                    tracing::warn!(node = %message.node, %why, "agent report rejected");
-                    rejected_count += 1;
-                }
-            }
-        }
-        reader.write_counts(lease, context.now)?;
-        if !pending.is_empty() {
-            inbox.acknowledge(&pending.iter().map(|message| message.number).collect::<Vec<_>>());
-        }
-        store.record_agent_contacts(lease, &inbox.take_last_reports(context.now))?;
-        let confirmations = inbox.take_confirmations(context.now);
-        store.confirm_agent_results(lease, &confirmations)?;
-        let renewed = confirmations.into_iter().filter(|confirmed| context.is_reload_due(confirmed));
-        changed_nodes.extend(renewed.map(|confirmed| confirmed.node));
-    }
-    if rejected_count > 0 {
-        store.count_rejected(lease, rejected_count, context.now)?;
-        report.rejected += usize::try_from(rejected_count).unwrap_or(usize::MAX);
-    }
-    Ok(changed_nodes)
-}
-
-/// Opens and classifies the report of an agent.
-///
-/// # Errors
-/// If the store cannot be read.
-fn open_report(
-    settings: &Settings,
-    context: &IngestContext<'_>,
-    message: &AgentMessage,
-    reader: &mut BaselineReader<'_>,
-) -> Result<Result<AgentFindings, Rejection>, StoreError> {
-    let known = context.known(&message.node);
-    let mut store_error = None;
-    let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
-        let query = BaselineQuery { node, sku: known.sku, evidence, before: context.now };
-        reader.load_expectations(query).unwrap_or_else(|error| {
-            store_error = Some(error);
-            result_validation::without_baselines(node, evidence)
-        })
-    };
-    let signed = (&message.node, &message.key, message.bytes.as_slice());
-    let opened = result_validation::open_report(settings, known, signed, context.now, &mut load_baselines);
-    match store_error {
-        Some(error) => Err(error),
-        None => Ok(opened),
-    }
 }

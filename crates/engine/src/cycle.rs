@@ -2,7 +2,7 @@
 //!
 //! Guarantee. A cycle completes whatever the last one left unfinished, because it reads the cluster and the recorded
 //! intents, never its own memory of what it did. A controller killed at any instant loses nothing: each intent is in
-//! the store before its effect, effects are idempotent by id, and results wait on the share.
+//! the store before its effect, effects are idempotent by id, and results wait in the ingest queue or on the share.
 //!
 //! Principles. The cycle decides nothing: [`doctor_core::plan`] does, from a snapshot. Anything that could not be
 //! observed is `Unknown` in it, never absent. Each effect may fail on its own. The planner's input is kept in memory
@@ -74,6 +74,8 @@ pub struct Engine {
     recorded_problem: bool,
     /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
+    /// The URL to which jobs post their results.
+    results_url: Option<String>,
     /// The snapshot feed for readers in this process.
     snapshot_feed: Option<Arc<SnapshotFeed>>,
 }
@@ -100,6 +102,7 @@ impl Engine {
             publisher,
             persistent_problem: None,
             recorded_problem: false,
+            results_url: None,
             snapshot_feed: None,
             routes: Vec::new(),
         }
@@ -128,6 +131,11 @@ impl Engine {
     /// plan; a delivery worker sends them.
     pub fn set_routes(&mut self, routes: Vec<(String, Route)>) {
         self.routes = routes;
+    }
+
+    /// Sets the URL of the agent endpoint to which jobs post their results, beside their other ways.
+    pub fn set_results_url(&mut self, url: Option<String>) {
+        self.results_url = url;
     }
 
     /// Publishes a snapshot to this feed after each cycle.
@@ -281,7 +289,16 @@ impl Engine {
             // Before the commit: a run that has ended is not asked again.
             let stored = self.planner_state.active_runs();
             report.problems.extend(job_outputs::collect(&self.deps, lease, stored, &plan.actions)?);
-            let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
+            let cycle = match in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan)) {
+                Ok(cycle) => cycle,
+                // The plan is outdated and nothing of it was done; the next cycle enters the result and plans anew.
+                Err(error @ StoreError::ResultWaits { .. }) => {
+                    tracing::debug!(%error, "plan discarded");
+                    self.planner_state.discard();
+                    return Ok(report);
+                }
+                Err(error) => return Err(error.into()),
+            };
             let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.problems.extend(problems);
             let problem_text = (!report.problems.is_empty()).then(|| report.problems.join("; "));
@@ -383,6 +400,7 @@ impl Engine {
             lease,
             settings: &self.deps.settings,
             share: self.deps.share.as_ref(),
+            results: self.results_url.as_deref(),
             workers: self.deps.workers,
         };
         executor.execute(&plan.actions, &runs, snapshot)

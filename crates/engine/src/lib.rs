@@ -19,6 +19,7 @@ mod mark_recovery;
 mod observe;
 pub mod operator_commands;
 mod publish;
+mod queued_results;
 mod recent_runs;
 pub mod reclassify;
 pub mod redact;

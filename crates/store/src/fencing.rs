@@ -54,8 +54,9 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<LeaseRow> {
 /// PostgreSQL the row is locked, shared or exclusive, so that a take-over waits; SQLite has a single writer.
 pub(super) fn begin_write(tx: &mut Tx<'_>, access: Access, lease: Option<&Lease>) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
-        (true, _) | (false, Access::Read | Access::ReadStatement) => "",
-        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR SHARE OF l",
+        // Any process may add to the ingest queue, whoever leads: a stream of messages must not delay a take-over.
+        (true, _) | (false, Access::Read | Access::ReadStatement | Access::Enqueue) => "",
+        (false, Access::Write | Access::EnterQueued) => " FOR SHARE OF l",
         (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(

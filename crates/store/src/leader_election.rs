@@ -7,7 +7,6 @@ use super::{
     db::{Access, vals},
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, LeaseRow, is_dead_local_process, lease_lost, read},
-    ingest_queue,
 };
 
 enum AcquireResult {
@@ -34,8 +33,6 @@ impl Store {
             let fence = held.fence + 1;
             let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE id = 1";
             tx.execute("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
-            // The previous leader may have left acknowledged results in the ingest queue.
-            ingest_queue::apply_all(tx)?;
             Ok(AcquireResult::Acquired(fence))
         })?;
         match taken {

@@ -8,7 +8,7 @@
 //!   node and two history rows for one test of one run.
 //! - **One leader.** Every write by a controller checks its [`Lease`] inside the transaction.
 //! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] lets many
-//!   results share one sync.
+//!   messages of nodes share one sync. They wait in the ingest queue until the leader enters them in history.
 //! - **`latest_result` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives
 //!   out of order causes its test to be folded again from the start. [`Store::verify`] compares the two. Results of
 //!   agents are in a table of their own, and readers combine the two.
@@ -20,6 +20,7 @@ pub mod access;
 pub mod error;
 #[doc(hidden)]
 pub mod fuzz_targets;
+pub mod messages;
 pub mod records;
 
 mod accept;
@@ -77,20 +78,21 @@ use std::{
     time::Instant,
 };
 
-use self::{
-    db::{Access, Db, Tx},
-    id_cache::IdCache,
-    ingest_queue::IngestQueue,
-};
 pub use self::{
+    accept::{Entered, Entering},
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, this_process},
-    group_commit::GroupCommit,
+    group_commit::{GroupCommit, SubmitOutcome},
     job_outputs::Earlier,
     operator_commands::OperatorCommands,
     probe::StoreProbe,
     tokens::ApiCall,
     url::StoreUrl,
+};
+use self::{
+    db::{Access, Db, Tx},
+    id_cache::IdCache,
+    ingest_queue::IngestQueue,
 };
 
 /// A handle to the store. Clones share one database.
@@ -123,8 +125,7 @@ impl Store {
     }
 
     /// Opens an existing store for reading. It needs no write permission, for the file or for its directory, never
-    /// migrates the schema, and every write through it fails. Results that a controller has accepted and not yet entered
-    /// become visible when it enters them.
+    /// migrates the schema, and every write through it fails.
     ///
     /// # Errors
     /// As [`Self::open`], and if the store does not exist or has another schema.
@@ -140,8 +141,8 @@ impl Store {
     }
 
     fn over(db: Db) -> Self {
-        let queue = IngestQueue::new(db.is_sqlite());
-        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue: queue };
+        let ingest_queue = IngestQueue::new();
+        let shared = Shared { db, ids: RwLock::default(), last_publish: Mutex::default(), ingest_queue };
         Self { shared: Arc::new(shared), deadline: None }
     }
 
@@ -154,30 +155,27 @@ impl Store {
             }
             Ok(())
         })?;
-        store.recover_ingest_queue()?;
         Ok(store)
     }
 
     /// Returns a handle to the same store whose reads fail with [`StoreError::DeadlineExceeded`] after this instant. A statement
-    /// still running then is interrupted. Such reads never wait for a writer: results that are accepted but not yet
-    /// entered become visible a moment later, as they do to another process.
+    /// still running then is interrupted.
     #[must_use]
     pub fn with_deadline(&self, until: Instant) -> Self {
         Self { shared: Arc::clone(&self.shared), deadline: Some(until) }
     }
 
-    /// Prepares a read: enters pending results, or fails if the deadline has passed.
-    fn prepare_read(&self) -> Result<()> {
+    /// Fails if the deadline has passed.
+    fn check_deadline(&self) -> Result<()> {
         match self.deadline {
-            None => self.apply_queued_results(),
             Some(until) if Instant::now() >= until => Err(StoreError::DeadlineExceeded { operation: "reading" }),
-            Some(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
-    /// Runs `body` on one consistent snapshot, which includes everything accepted before this call.
+    /// Runs `body` on one consistent snapshot.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.prepare_read()?;
+        self.check_deadline()?;
         self.transaction(Access::Read, &mut |tx| {
             tx.refresh_ids()?;
             body(tx)
@@ -187,7 +185,7 @@ impl Store {
     /// Runs a single-statement query without a transaction. It uses the cached names, and runs again with fresh ones if
     /// the query requests or finds (`None`, unreadable) a name that is not cached.
     fn query_once<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
-        self.prepare_read()?;
+        self.check_deadline()?;
         match self.transaction(Access::ReadStatement, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
             answer => answer,
@@ -210,19 +208,6 @@ impl Store {
         access: Access,
         lease: &Lease,
         foresee: impl Fn(&mut Tx<'_>),
-        body: impl FnMut(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let _no_results_come = self.shared.ingest_queue.block_submits();
-        self.apply_queued_results()?;
-        self.write_concurrently(access, lease, foresee, body)
-    }
-
-    /// As [`Self::write_with_prefetch`], for the result path itself: it runs while results come in.
-    fn write_concurrently<T>(
-        &self,
-        access: Access,
-        lease: &Lease,
-        foresee: impl Fn(&mut Tx<'_>),
         mut body: impl FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         self.transaction(access, &mut |tx| {
@@ -232,15 +217,13 @@ impl Store {
         })
     }
 
-    /// Makes durable everything committed as [`Access::EnqueueResults`].
+    /// Makes durable everything committed as [`Access::Enqueue`].
     fn sync(&self) -> Result<()> {
         self.shared.db.sync()
     }
 
     /// Runs a write that needs no lease: operators' commands and tools.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let _no_results_come = self.shared.ingest_queue.block_submits();
-        self.apply_queued_results()?;
         self.transaction(access, &mut |tx| {
             fencing::begin_write(tx, access, None)?;
             body(tx)

@@ -184,6 +184,7 @@ impl Marker {
             lease: &self.lease,
             settings: &self.settings,
             share: None,
+            results: None,
             workers: WORKERS,
         };
         let errors = executor.execute(&actions, &BTreeMap::new(), snapshot)?;

@@ -393,6 +393,7 @@ mod tests {
         let agents = |listen: Option<&str>, url: Option<&str>| AgentEndpointConfig {
             listen: listen.map(|listen| listen.parse().unwrap()),
             url: url.map(str::to_owned),
+            results: None,
         };
         let url_for = |requested: Option<&str>, agents: &AgentEndpointConfig| controller_url(requested, agents).ok();
         assert_eq!(url_for(None, &agents(Some("10.0.0.1:7443"), None)).as_deref(), Some("http://10.0.0.1:7443"));

@@ -57,6 +57,15 @@ pub(crate) struct AgentEndpointConfig {
     pub listen: Option<SocketAddr>,
     /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
+    /// Whether validation jobs post their results to `url`. `None`: if it is set.
+    pub results: Option<bool>,
+}
+
+impl AgentEndpointConfig {
+    /// Returns the URL to which validation jobs post their results.
+    pub(crate) fn results_url(&self) -> Option<String> {
+        self.url.clone().filter(|_| self.results != Some(false))
+    }
 }
 
 fn serialize_display<S: serde::Serializer>(url: &StoreUrl, serializer: S) -> Result<S::Ok, S::Error> {
@@ -184,6 +193,14 @@ impl RawConfig {
             && !url.starts_with("https://")
         {
             let message = format!("`agents.url` is `{url}`, expected http:// or https://, a host and a port");
+            return Err(TomlError::at(text, Some(agents.span()), message));
+        }
+        if let Some(agents) = &self.agents
+            && agents.get_ref().results == Some(true)
+            && agents.get_ref().url.is_none()
+        {
+            let message =
+                "`agents.results` is true, expected `agents.url`, to which jobs post their results".to_owned();
             return Err(TomlError::at(text, Some(agents.span()), message));
         }
         if let Some(web) = &self.web {

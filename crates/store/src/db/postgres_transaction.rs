@@ -43,9 +43,7 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<IdCache>, bo
             let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
             Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
         }
-        (Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive, _) => {
-            Cow::Borrowed("BEGIN")
-        }
+        (Access::Write | Access::Enqueue | Access::EnterQueued | Access::WriteExclusive, _) => Cow::Borrowed("BEGIN"),
     };
     session.begin(begin);
     let mut tx = Tx::new(Conn::Postgres(session), Arc::clone(names));
