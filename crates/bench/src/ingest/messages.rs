@@ -101,7 +101,7 @@ impl Messages {
         let mut messages = Vec::with_capacity(results);
         for _ in 0..documents {
             let run = self.runs.pop().context("there are as many runs")?;
-            messages.push(self.document(&run, at)?);
+            messages.push(self.document(&run)?);
             self.sent_runs.push(run.run.id);
         }
         for _ in documents..results {
@@ -128,9 +128,10 @@ impl Messages {
         Ok(Message { path: "/api/v1/ingest", headers, bytes: report.sign(key)? })
     }
 
-    fn document(&self, stored: &StoredRun, ended: Timestamp) -> Result<Message> {
+    fn document(&self, stored: &StoredRun) -> Result<Message> {
         let (run, node) = (&stored.run, stored.run.nodes.first());
-        let started = ended.minus(Span::from_secs(30));
+        // By the clock of the simulated cluster.
+        let (started, ended) = (run.planned.plus(Span::from_secs(1)), run.planned.plus(Span::from_secs(2)));
         let of_run = |evidence: &&TestEvidence| run.tests.contains(&evidence.test);
         let tests: Vec<TestEvidence> = self.template.checks.iter().filter(of_run).cloned().collect();
         ensure!(tests.len() == run.tests.len(), "{} has tests that the agent does not run", run.id);
