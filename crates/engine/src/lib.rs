@@ -13,6 +13,7 @@ mod free_node_list;
 pub mod gzip;
 pub mod heap;
 pub mod inbox;
+mod ingest_context;
 mod job_failures;
 mod job_outputs;
 mod mark_recovery;

@@ -23,10 +23,11 @@ use doctor_store::{Lease, StoreError, records::StoredRun};
 use tracing::field::Empty;
 
 use crate::{
-    collect_results::{self, IngestContext, IngestState},
+    collect_results::{self, IngestState},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::Inbox,
+    ingest_context::IngestContext,
     job_failures::JobFailures,
     mark_recovery::restore_marks,
     snapshot::{active_runs, mark_unknown_jobs, node_record},

@@ -20,11 +20,11 @@ use doctor_store::{
 
 use crate::{
     baseline_reader::{BaselineQuery, BaselineReader},
-    collect_results::IngestContext,
     cycle_report::CycleReport,
     deps::EngineDeps,
     expectations::PeerAgreements,
     inbox::AgentMessage,
+    ingest_context::IngestContext,
     rejection::Rejection,
     repeated_disturbance, result_validation,
     settings::Settings,

@@ -25,7 +25,7 @@ use doctor_node::{
     job::{self, JobParams, ResultTarget, node_paths},
     policy::load_policy,
     profile::{self, MachineArgs},
-    profile_command, repair, report,
+    profile_command, repair, report, result_post,
     runner::{self, BUILTIN_ARGUMENT, DRIVER_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
@@ -521,6 +521,9 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
             (node, logs, ResultTarget::File(document))
         }
     };
+    // A job whose URL is unusable still has its other way.
+    let unusable = |error| eprintln!("doctor-node: the result cannot be posted: {error}");
+    let post = args.results.and_then(|url| result_post::to(&url, run, node.clone()).map_err(unusable).ok());
     let params = JobParams {
         run,
         node,
@@ -528,7 +531,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         key: key(args.key_file.as_deref(), by_hand)?,
         logs,
         result_target: hand_over,
-        results: args.results,
+        post,
         policy,
         root: args.paths.root,
         library: args.paths.nvml,

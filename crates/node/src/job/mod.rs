@@ -44,9 +44,10 @@ use crate::{
 };
 use claim::Claim;
 use log::Log;
-use post::{PostOutcome, ResultPost};
+use post::PostOutcome;
 
 pub use claim::ClaimError;
+pub use post::{PostReply, ResultPost, SendDocument};
 
 /// The parameters of a job.
 #[derive(Debug)]
@@ -58,8 +59,8 @@ pub struct JobParams {
     /// One log for all tests, or one per test.
     pub logs: Vec<PathBuf>,
     pub result_target: ResultTarget,
-    /// The URL of the controller's agent endpoint, to which the document is posted as well.
-    pub results: Option<String>,
+    /// Where the document is posted as well.
+    pub post: Option<ResultPost>,
     pub policy: Policy,
     pub root: PathBuf,
     /// NVML, by name or path.
@@ -159,14 +160,13 @@ fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
 /// Posts the document and writes it to its target. One of them is enough; where only the post is left, it is repeated
 /// until the job's time limit.
 fn deliver_result(job: &JobParams, bytes: &[u8], stop: &Stop, log: &Log) -> Result<(), JobError> {
-    let post = job.results.as_deref().map(|url| ResultPost { url, run: job.run, node: &job.node, bytes });
-    let mut posted = post.as_ref().map(|post| post.send_soon(stop, log));
+    let mut posted = job.post.as_ref().map(|post| post.send_soon(bytes, stop, log));
     let written = write_result(&job.result_target, bytes);
     let Err(error) = written else { return Ok(()) };
     let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
     log.line("job", &format!("the result could not be written{cause}"));
-    if let (Some(post), Some(PostOutcome::Unanswered)) = (&post, &posted) {
-        posted = Some(post.send_until_stopped(stop, log));
+    if let (Some(post), Some(PostOutcome::Unanswered)) = (&job.post, &posted) {
+        posted = Some(post.send_until_stopped(bytes, stop, log));
     }
     if posted == Some(PostOutcome::Accepted) { Ok(()) } else { Err(error) }
 }

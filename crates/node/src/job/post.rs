@@ -1,17 +1,15 @@
 //! Posts the result document to the controller, so that no shared directory is needed.
 //!
 //! A repeated post is harmless: the first one counts. A job that is asked to stop gives up within seconds, because its
-//! node is wanted.
+//! node is wanted. How the document is sent is the caller's: this module knows no addresses.
 
-use std::time::{Duration, Instant};
-
-use doctor_core::ids::{NodeName, RunId};
+use std::{
+    fmt, io,
+    time::{Duration, Instant},
+};
 
 use super::log::Log;
-use crate::{
-    agent::http::{self, Address},
-    stop::Stop,
-};
+use crate::stop::Stop;
 
 /// How long a post is repeated while the document has another way.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,12 +20,28 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_secs(15);
 
-/// A document and where it is posted.
-pub(super) struct ResultPost<'a> {
-    pub(super) url: &'a str,
-    pub(super) run: RunId,
-    pub(super) node: &'a NodeName,
-    pub(super) bytes: &'a [u8],
+/// Sends a document within a time limit.
+pub type SendDocument = Box<dyn Fn(&[u8], Duration) -> io::Result<PostReply>>;
+
+/// Where the result document is posted.
+pub struct ResultPost {
+    /// The controller's address, for the log.
+    pub address: String,
+    pub send: SendDocument,
+}
+
+impl fmt::Debug for ResultPost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResultPost").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// The controller's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PostReply {
+    pub status: u16,
+    pub retry_after: Option<Duration>,
+    pub text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,130 +54,126 @@ pub(super) enum PostOutcome {
     Unanswered,
 }
 
-impl ResultPost<'_> {
+/// What one exchange says about the next.
+enum Exchange {
+    Over(PostOutcome, String),
+    Repeat { wait: Duration, why: String },
+}
+
+impl ResultPost {
     /// Posts the document for a while.
-    pub(super) fn send_soon(&self, stop: &Stop, log: &Log) -> PostOutcome {
-        self.send(PATIENCE, stop, log)
+    pub(super) fn send_soon(&self, document: &[u8], stop: &Stop, log: &Log) -> PostOutcome {
+        self.repeat(document, PATIENCE, stop, log)
     }
 
     /// Posts the document until the job's limit.
-    pub(super) fn send_until_stopped(&self, stop: &Stop, log: &Log) -> PostOutcome {
-        self.send(Duration::MAX, stop, log)
+    pub(super) fn send_until_stopped(&self, document: &[u8], stop: &Stop, log: &Log) -> PostOutcome {
+        self.repeat(document, Duration::MAX, stop, log)
     }
 
-    fn send(&self, patience: Duration, stop: &Stop, log: &Log) -> PostOutcome {
-        let address: Address = match self.url.parse() {
-            Ok(address) => address,
-            Err(error) => {
-                log.line("job", &format!("the result cannot be posted: {error}"));
-                return PostOutcome::Rejected;
-            }
-        };
+    fn repeat(&self, document: &[u8], patience: Duration, stop: &Stop, log: &Log) -> PostOutcome {
         let began = Instant::now();
-        let (mut wait, mut stopped, mut last_failure) = (FIRST_WAIT, None, String::new());
+        let (mut pause, mut stopped, mut last_failure) = (FIRST_WAIT, None::<Instant>, String::new());
         loop {
-            if stopped.is_none() {
-                stopped = stop.requested().map(|_| Instant::now());
-            }
-            let left_after_stop = stopped.map(|at: Instant| PATIENCE_AFTER_STOP.saturating_sub(at.elapsed()));
-            let left = patience.saturating_sub(began.elapsed()).min(left_after_stop.unwrap_or(Duration::MAX));
+            stopped = stopped.or_else(|| stop.requested().map(|_| Instant::now()));
+            let after_stop = stopped.map_or(Duration::MAX, |at| PATIENCE_AFTER_STOP.saturating_sub(at.elapsed()));
+            let left = patience.saturating_sub(began.elapsed()).min(after_stop);
             if left.is_zero() {
                 log.line("job", "the result was not posted in time");
                 return PostOutcome::Unanswered;
             }
-            let failure = match http::post_result(&address, self.run, self.node, self.bytes, left.min(EXCHANGE_TIMEOUT))
-            {
-                Ok(reply) => match reply.status {
-                    200..=299 => {
-                        log.line("job", &format!("{address} has the result"));
-                        return PostOutcome::Accepted;
+            match self.exchange(document, left.min(EXCHANGE_TIMEOUT)) {
+                Exchange::Over(outcome, text) => {
+                    log.line("job", &text);
+                    return outcome;
+                }
+                Exchange::Repeat { wait, why } => {
+                    if why != last_failure {
+                        log.line("job", &why);
+                        last_failure = why;
                     }
-                    408 | 429 | 500..=599 => {
-                        wait = wait.max(reply.retry_after.unwrap_or_default()).min(MAX_WAIT);
-                        format!("{address} is busy ({}: {})", reply.status, reply.text)
+                    let wait = wait.max(pause).min(left);
+                    match stopped {
+                        Some(_) => std::thread::sleep(wait),
+                        None => drop(stop.requested_within(wait)),
                     }
-                    _ => {
-                        log.line(
-                            "job",
-                            &format!("{address} does not accept the result ({}: {})", reply.status, reply.text),
-                        );
-                        return PostOutcome::Rejected;
-                    }
-                },
-                Err(error) => format!("{address} does not answer: {error}"),
-            };
-            if failure != last_failure {
-                log.line("job", &failure);
-                last_failure = failure;
+                    pause = (pause * 2).min(MAX_WAIT);
+                }
             }
-            match stopped {
-                // The request was noted; the pause ends with the patience that is left.
-                Some(_) => std::thread::sleep(wait.min(left)),
-                None => drop(stop.requested_within(wait.min(left))),
+        }
+    }
+
+    fn exchange(&self, document: &[u8], limit: Duration) -> Exchange {
+        let address = &self.address;
+        let reply = match (self.send)(document, limit) {
+            Ok(reply) => reply,
+            Err(error) => {
+                return Exchange::Repeat { wait: Duration::ZERO, why: format!("{address} does not answer: {error}") };
             }
-            wait = (wait * 2).min(MAX_WAIT);
+        };
+        let PostReply { status, retry_after, text } = reply;
+        match status {
+            200..=299 => Exchange::Over(PostOutcome::Accepted, format!("{address} has the result")),
+            408 | 429 | 500..=599 => Exchange::Repeat {
+                wait: retry_after.unwrap_or_default().min(MAX_WAIT),
+                why: format!("{address} is busy ({status}: {text})"),
+            },
+            _ => Exchange::Over(
+                PostOutcome::Rejected,
+                format!("{address} does not accept the result ({status}: {text})"),
+            ),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{Read, Write},
-        net::TcpListener,
-        thread,
-    };
+    use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
     use super::*;
 
-    /// Answers one connection after the other with these responses. Returns its URL, and what it received.
-    fn controller(responses: Vec<&'static str>) -> (String, thread::JoinHandle<Vec<String>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}/doctor", listener.local_addr().unwrap());
-        let answer = move |response: &str| {
-            let (mut stream, _) = listener.accept().unwrap();
-            let (mut received, mut buffer) = (Vec::new(), [0; 1024]);
-            while !received.ends_with(b"DOCUMENT") {
-                let count = stream.read(&mut buffer).unwrap();
-                received.extend(&buffer[..count]);
-            }
-            write!(stream, "HTTP/1.1 {response}\r\ncontent-length: 0\r\n\r\n").unwrap();
-            String::from_utf8(received).unwrap()
-        };
-        (url, thread::spawn(move || responses.into_iter().map(answer).collect()))
+    /// A controller that gives these answers, in order, and then does not answer. Returns also the number of posts.
+    fn controller(answers: &[u16]) -> (ResultPost, Rc<RefCell<usize>>) {
+        let posts = Rc::new(RefCell::new(0));
+        let answers: RefCell<VecDeque<u16>> = RefCell::new(answers.iter().copied().collect());
+        let count = Rc::clone(&posts);
+        let send: SendDocument = Box::new(move |document, _| {
+            assert_eq!(document, b"DOCUMENT");
+            *count.borrow_mut() += 1;
+            let status = answers.borrow_mut().pop_front().ok_or(io::ErrorKind::ConnectionRefused)?;
+            Ok(PostReply { status, retry_after: Some(Duration::ZERO), text: String::new() })
+        });
+        (ResultPost { address: "http://ctl".to_owned(), send }, posts)
     }
 
-    fn send(url: &str, stop: &Stop, patience: Duration) -> PostOutcome {
-        let node = NodeName::new("n1").unwrap();
-        let post = ResultPost { url, run: RunId::from_number(7), node: &node, bytes: b"DOCUMENT" };
-        post.send(patience, stop, &Log::to_output())
+    fn send(post: &ResultPost, patience: Duration, stop: &Stop) -> PostOutcome {
+        post.repeat(b"DOCUMENT", patience, stop, &Log::to_output())
     }
+
+    const LONG: Duration = Duration::from_secs(240);
 
     #[test]
     fn a_result_is_posted_again_until_the_controller_has_it() {
-        let (url, controller) = controller(vec!["503 Service Unavailable\r\nretry-after: 0", "202 Accepted"]);
-        assert_eq!(send(&url, &Stop::never(), Duration::from_secs(240)), PostOutcome::Accepted);
-        let received = controller.join().unwrap();
-        assert_eq!(received.len(), 2);
-        assert!(received[1].starts_with("POST /doctor/api/v1/results HTTP/1.1\r\n"), "{received:?}");
-        assert!(received[1].contains("\r\nx-doctor-run: r0000000000007\r\nX-Doctor-Node: n1\r\n"), "{received:?}");
+        let (post, posts) = controller(&[503, 202]);
+        assert_eq!((send(&post, LONG, &Stop::never()), *posts.borrow()), (PostOutcome::Accepted, 2));
+        let (post, posts) = controller(&[200]);
+        assert_eq!((send(&post, LONG, &Stop::never()), *posts.borrow()), (PostOutcome::Accepted, 1));
     }
 
     #[test]
     fn a_result_that_is_never_accepted_is_posted_once() {
-        for status in ["410 Gone", "403 Forbidden", "413 Payload Too Large", "404 Not Found"] {
-            let (url, controller) = controller(vec![status]);
-            assert_eq!(send(&url, &Stop::never(), Duration::from_secs(240)), PostOutcome::Rejected, "{status}");
-            controller.join().unwrap();
+        for status in [301, 400, 403, 404, 410, 411, 413, 422] {
+            let (post, posts) = controller(&[status]);
+            assert_eq!((send(&post, LONG, &Stop::never()), *posts.borrow()), (PostOutcome::Rejected, 1), "{status}");
         }
-        assert_eq!(send("nonsense", &Stop::never(), Duration::from_secs(240)), PostOutcome::Rejected);
     }
 
     #[test]
     fn a_job_at_its_limit_does_not_wait_for_an_absent_controller() {
         let began = Instant::now();
         let stop = Stop::never().after(Duration::ZERO);
-        assert_eq!(send("http://127.0.0.1:1", &stop, Duration::MAX), PostOutcome::Unanswered);
-        assert!(began.elapsed() < Duration::from_secs(120));
+        let (post, posts) = controller(&[]);
+        assert_eq!(send(&post, Duration::MAX, &stop), PostOutcome::Unanswered);
+        assert!(began.elapsed() < LONG && *posts.borrow() >= 1);
     }
 }
