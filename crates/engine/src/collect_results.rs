@@ -227,11 +227,19 @@ fn store_results(
             }
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
             Accepted::Duplicate if matches!(source, Source::File(_)) => {}
+            // The job has also posted it.
+            Accepted::Duplicate if is_stored(deps, &result)? => {}
             Accepted::Duplicate => bad.push((run_id, Rejection::Duplicate, source)),
             Accepted::UnknownRun => bad.push((run_id, Rejection::UnknownRun, source)),
         }
     }
     Ok(changed_nodes)
+}
+
+/// Returns whether the stored result of this run and node is this very document.
+fn is_stored(deps: &EngineDeps, result: &ClassifiedResult) -> Result<bool, StoreError> {
+    let stored = deps.store.evidence(result.run, &result.node)?;
+    Ok(stored.is_some_and(|row| !row.truncated && row.bytes == result.evidence))
 }
 
 fn reject(
