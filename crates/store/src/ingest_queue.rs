@@ -74,6 +74,8 @@ struct KnownQueue {
 struct KnownMessage {
     /// `None`: too much was kept already.
     message: Option<Arc<VerifiedMessage>>,
+    /// Before that, the database need not have it.
+    is_committed: bool,
     /// Number of times it was listed.
     offered: u8,
 }
@@ -167,13 +169,29 @@ impl KnownQueue {
         let fits = self.kept_bytes + bytes <= MAX_KEPT_BYTES;
         self.kept_bytes += if fits { bytes } else { 0 };
         let message = fits.then(|| Arc::clone(&packed.message));
-        self.messages.insert(id, KnownMessage { message, offered: 0 });
+        self.messages.insert(id, KnownMessage { message, is_committed: false, offered: 0 });
         self.usage.add(&packed.message.node, 1, packed.body.len() as u64);
     }
 
     fn forget(&mut self, id: i64) {
         let message = self.messages.remove(&id).and_then(|known| known.message);
         self.kept_bytes -= message.map_or(0, |message| message.bytes.len());
+    }
+
+    /// Marks the added messages of a batch, and forgets the others.
+    fn settle(&mut self, batch: &[PackedMessage], ids: &[i64], is_added: impl Fn(usize) -> bool) {
+        for (index, (packed, id)) in batch.iter().zip(ids).enumerate() {
+            if !is_added(index) {
+                self.forget(*id);
+                self.usage.remove(&packed.message.node, packed.body.len() as u64);
+            } else if let Some(known) = self.messages.get_mut(id) {
+                known.is_committed = true;
+            }
+        }
+    }
+
+    fn committed(&self) -> Vec<i64> {
+        self.messages.iter().filter(|(_, known)| known.is_committed).map(|(id, _)| *id).collect()
     }
 }
 
@@ -186,17 +204,18 @@ impl Store {
     pub(super) fn enqueue_messages(&self, batch: &[PackedMessage]) -> Result<Vec<Enqueued>> {
         let refused = self.over_limit(batch)?;
         let ids = self.ingest_queue().ids(batch.iter().map(|packed| packed.message.received));
+        {
+            // Before the commit, because a cycle may enter them right after it.
+            let mut known = self.ingest_queue().lock();
+            batch.iter().zip(&ids).for_each(|(packed, id)| known.keep(*id, packed));
+        }
         let outcomes = self.transaction(Access::Enqueue, &mut |tx| {
             fencing::begin_write(tx, Access::Enqueue, None)?;
             enqueue(tx, batch, &ids, &refused)
-        })?;
-        let mut known = self.ingest_queue().lock();
-        for ((packed, id), outcome) in batch.iter().zip(ids).zip(&outcomes) {
-            if *outcome == Enqueued::Queued {
-                known.keep(id, packed);
-            }
-        }
-        Ok(outcomes)
+        });
+        let is_added = |index: usize| outcomes.as_ref().is_ok_and(|outcomes| outcomes[index] == Enqueued::Queued);
+        self.ingest_queue().lock().settle(batch, &ids, is_added);
+        outcomes
     }
 
     /// Returns which messages of a batch exceed the limits.
@@ -249,6 +268,7 @@ impl Store {
     pub fn queued_messages(&self, after: Option<i64>, limit: u32) -> Result<Vec<QueuedMessage>> {
         let sql = "SELECT id, node, run, received, length, stored_length FROM ingest_queue \
                    WHERE id > $1 ORDER BY id LIMIT $2";
+        let before = self.ingest_queue().lock().committed();
         let listed = self.read(|tx| {
             let names = Arc::clone(&tx.ids);
             tx.all("listing waiting messages", sql, vals![after.unwrap_or(-1), limit], |row| {
@@ -266,10 +286,10 @@ impl Store {
         if after.is_none() {
             // Another leader has entered what is missing among them.
             let there: HashSet<i64> = listed.iter().map(|message| message.id).collect();
+            let is_complete = listed.len() < limit as usize;
             let newest = listed.last().map_or(0, |message| message.id);
-            let gone: Vec<i64> =
-                known.messages.keys().copied().filter(|id| *id <= newest && !there.contains(id)).collect();
-            gone.into_iter().for_each(|id| known.forget(id));
+            let is_gone = |id: &i64| (is_complete || *id <= newest) && !there.contains(id);
+            before.into_iter().filter(is_gone).for_each(|id| known.forget(id));
         }
         for message in &listed {
             if let Some(known) = known.messages.get_mut(&message.id) {
