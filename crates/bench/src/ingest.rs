@@ -148,14 +148,14 @@ fn figures(all: &Rounds, suffix: &str, inputs: &Value) -> Vec<Figure> {
         figure(
             "results_per_s",
             "1/s",
-            &of(|round| RESULTS as f64 / round.sample.wall.as_secs_f64()),
+            &of(|round: &Round| RESULTS as f64 / round.sample.wall.as_secs_f64()),
             "from the first byte sent until each result can be read",
         ),
         figure("p99_ms", "ms", &of(Round::p99_ms), "from sending a message to its answer, when it is durable"),
         figure(
             "durable_per_s",
             "1/s",
-            &of(|round| RESULTS as f64 / round.answered.as_secs_f64()),
+            &of(|round: &Round| RESULTS as f64 / round.answered.as_secs_f64()),
             "until the last answer",
         ),
         figure("controller_cpu_us_per_result", "us", &controller, "CPU time of doctor serve"),

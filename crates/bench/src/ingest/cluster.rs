@@ -48,6 +48,7 @@ impl Cluster {
         let folder = tempfile::tempdir().context("creating a temporary folder")?;
         fs::create_dir(folder.path().join("data")).context("creating the shared directory")?;
         let address = free_address()?;
+        let store = Store::open(url).context("creating the store")?;
         let store_text = match url {
             StoreUrl::Sqlite(path) => format!("sqlite:{}", path.display()),
             StoreUrl::Postgres(text) => text.clone(),
@@ -75,7 +76,6 @@ impl Cluster {
         let simulation =
             start("cluster.log", &["sim", "serve", "--socket", "sim.sock", "--world", "world.toml", "--speed", "1"])?;
         let controller = start("controller.log", &["--config", "doctor.toml", "serve"])?;
-        let store = Store::open(url).context("opening the store")?;
         let mut cluster = Self { address, store, controller, simulation, folder };
         cluster.wait_for_nodes(nodes)?;
         Ok(cluster)

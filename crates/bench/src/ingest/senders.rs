@@ -118,7 +118,7 @@ impl Connection {
 
     fn exchange(&mut self, message: &Message) -> Result<(u16, String)> {
         let stream = self.stream.get_mut();
-        let Message { path, headers, bytes, .. } = message;
+        let Message { path, headers, bytes } = message;
         let head = format!("POST {path} HTTP/1.1\r\nhost: bench\r\n{headers}content-length: {}\r\n\r\n", bytes.len());
         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(bytes)).context("sending")?;
         let mut line = String::new();
