@@ -210,6 +210,11 @@ impl Controller {
         report
     }
 
+    /// Enters the messages that nodes have sent since the last cycle.
+    pub(crate) fn enter_messages(&mut self) -> std::result::Result<(), StoreError> {
+        self.engine.enter_messages()
+    }
+
     /// Stores the requests of a simulated cluster's operators as operator commands.
     fn store_simulated_requests(&self) -> std::result::Result<(), StoreError> {
         let Some(sim) = &self.sim else { return Ok(()) };

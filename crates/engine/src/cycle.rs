@@ -197,6 +197,16 @@ impl Engine {
         outcome
     }
 
+    /// Enters the messages that nodes have sent since the last cycle, without one. Does nothing while another controller
+    /// leads, or before the cluster was observed.
+    ///
+    /// # Errors
+    /// If the store fails. The messages stay in the ingest queue.
+    pub fn enter_messages(&mut self) -> Result<(), StoreError> {
+        let Some(lease) = self.lease.clone() else { return Ok(()) };
+        self.planner_state.enter_messages(&self.deps, &lease)
+    }
+
     /// A controller that is not the leader knows no more than the store, which every process can read.
     fn publish_snapshot(&self, leads: bool) {
         let Some(feed) = &self.snapshot_feed else { return };
