@@ -253,13 +253,18 @@ impl PlannerState {
         self.entered.results += report.results;
         self.entered.rejected += report.rejected;
         self.entered.problems.append(&mut report.problems);
-        self.record_changes(deps, changed_nodes)
+        self.record_changes(deps, changed_nodes, report.results > 0)
     }
 
-    /// Notes which nodes have newer data in the store.
-    fn record_changes(&mut self, deps: &EngineDeps, changed_nodes: Vec<NodeName>) -> Result<(), StoreError> {
-        if !changed_nodes.is_empty() {
-            self.dirty.extend(changed_nodes);
+    /// Notes which nodes have newer data in the store, and reads the runs again if some have results.
+    fn record_changes(
+        &mut self,
+        deps: &EngineDeps,
+        changed_nodes: Vec<NodeName>,
+        has_results: bool,
+    ) -> Result<(), StoreError> {
+        self.dirty.extend(changed_nodes);
+        if has_results {
             self.runs = deps.store.active_runs()?;
             self.stale.node_hours = true;
         }
@@ -285,9 +290,10 @@ impl PlannerState {
             now: deps.clock.now(),
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
+        let results_before = report.results;
         let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
-        self.record_changes(deps, changed_nodes)
+        self.record_changes(deps, changed_nodes, report.results > results_before)
     }
 
     /// Records the progress of jobs once: that the backend has them, and that they started.
