@@ -188,7 +188,7 @@ struct JobArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "documents"])]
     data: Option<PathBuf>,
     /// URL of the controller's agent endpoint, to which the result document is posted as well.
-    #[arg(long, value_name = "URL", env = URL_VARIABLE, conflicts_with = "data")]
+    #[arg(long, value_name = "URL", env = URL_VARIABLE)]
     results: Option<String>,
     /// File that holds the run's key in hexadecimal; read once.
     #[arg(long, value_name = "FILE")]
@@ -521,9 +521,16 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
             (node, logs, ResultTarget::File(document))
         }
     };
-    // A job whose URL is unusable still has its other way.
-    let unusable = |error| eprintln!("doctor-node: the result cannot be posted: {error}");
-    let post = args.results.and_then(|url| result_post::to(&url, run, node.clone()).map_err(unusable).ok());
+    // No controller accepts a result of a run that it did not plan.
+    let url = args.results.filter(|_| !by_hand);
+    let post = url.and_then(|url| match result_post::to(&url, run, node.clone()) {
+        Ok(post) => Some(post),
+        // The job still has its other way.
+        Err(error) => {
+            eprintln!("doctor-node: the result cannot be posted: {error}");
+            None
+        }
+    });
     let params = JobParams {
         run,
         node,

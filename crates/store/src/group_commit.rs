@@ -129,14 +129,14 @@ fn run_syncer(store: &Store, unsynced: &Receiver<Unsynced>, synced: &Sender<()>)
             batch.resolve(result.clone().map(|()| outcomes));
         }
         // The checkpoint thread ends only after this one.
-        drop(synced.send(()));
+        let _ended = synced.send(());
     }
 }
 
 fn run_checkpoints(store: &Store, synced: &Receiver<()>) {
     let mut checkpoints = store.shared.db.checkpoints();
     while synced.recv().is_ok() {
-        synced.try_iter().for_each(drop);
+        synced.try_iter().for_each(|()| {});
         if let Err(error) = checkpoints.run_if_due() {
             tracing::warn!(%error, "checkpoint failed; the next writer runs it");
         }

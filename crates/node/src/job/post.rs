@@ -95,7 +95,9 @@ impl ResultPost {
                     let wait = wait.max(pause).min(left);
                     match stopped {
                         Some(_) => std::thread::sleep(wait),
-                        None => drop(stop.requested_within(wait)),
+                        None => {
+                            let _seen_next = stop.requested_within(wait);
+                        }
                     }
                     pause = (pause * 2).min(MAX_WAIT);
                 }
