@@ -243,7 +243,7 @@ impl Store {
             };
             // PostgreSQL's sum of integers is a decimal number.
             let postgres = sql.replace("SUM(stored_length)", "SUM(stored_length)::int8");
-            let sql = if tx.is_sqlite() { sql } else { &postgres };
+            let sql: &str = if tx.is_sqlite() { sql } else { &postgres };
             tx.rows("counting waiting messages", sql, &[], visit)?;
             Ok(usage)
         })?;
