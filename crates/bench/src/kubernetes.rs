@@ -28,7 +28,7 @@ mod left_out {
 
     pub(crate) fn run() -> anyhow::Result<Measured> {
         let why = "this program was built without the feature `kubernetes`; `make bench M=M2` enables it";
-        Ok(Measured::NotHere(why.to_owned()))
+        Ok(Measured::NotAvailable(why.to_owned()))
     }
 }
 
