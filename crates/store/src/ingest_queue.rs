@@ -435,7 +435,7 @@ impl Claims {
         let locking = format!("{sql} FOR UPDATE");
         let mut active: HashSet<i64> = HashSet::new();
         tx.rows_by_key(operation, if tx.is_sqlite() { sql } else { &locking }, &runs, |row| {
-            let is_expected = row.opt_int(2)?.is_none() && !row.flag(3)?;
+            let is_expected = row.opt_int(2)?.is_none() && row.int(3)? == 0;
             active.insert(row.int(0)?);
             claims.pending.insert((row.run(0)?, row.int(1)?), is_expected);
             Ok(())
