@@ -1,4 +1,4 @@
-//! Queue of agent messages for the engine, and when each agent last reported.
+//! Hands verified messages of nodes to the store's ingest queue, and knows when each agent last reported.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -6,18 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use doctor_backend::ObservedNode;
 use doctor_checks::{drain_permit::DrainPermit, site_profiles::SiteProfiles};
 use doctor_core::{
     ids::NodeName,
     plan::TakeOutPermit,
     time::{Span, Timestamp},
 };
-use doctor_engine::{
-    inbox::{AgentMessage, Inbox},
-    trigger::Trigger,
-};
+use doctor_engine::{inbox::Inbox, trigger::Trigger};
 use doctor_store::{
-    Store, StoreError,
+    GroupCommit, Store, StoreError, SubmitOutcome,
+    messages::VerifiedMessage,
     records::{AgentConfirmation, AgentContact},
 };
 use tokio::sync::oneshot;
@@ -26,27 +25,25 @@ use tokio::sync::oneshot;
 const STORE_INTERVAL: Span = Span::minutes(1);
 /// Rounds of checks of one agent that are kept until they are stored; an agent has three or four a minute at most.
 const MAX_ROUNDS: usize = 16;
-/// Limits of what may wait for one cycle.
-const MAX_MESSAGES: usize = 1024;
-const MAX_BYTES: usize = 256 << 20;
 /// A node asks once a minute: losing one reply keeps the permit, and an opened breaker takes effect soon.
 const PERMIT: DrainPermit = DrainPermit { duration: Span::minutes(2) };
 /// The breaker's permits lapse when the next cycle is late by this much.
 const PERMIT_GRACE: Duration = Duration::from_secs(60);
 
-/// The queue between the agent endpoint and the engine.
+/// What the agent endpoint and the engine share.
 #[derive(Debug)]
 pub(super) struct AgentQueue {
     state: Mutex<QueueState>,
+    messages: GroupCommit,
+    store: Store,
     cycle_trigger: Arc<Trigger>,
 }
 
 #[derive(Debug, Default)]
 struct QueueState {
     leading: bool,
-    last_number: u64,
-    waiting: BTreeMap<u64, QueuedMessage>,
-    bytes: usize,
+    /// The cluster's nodes, by name; `None`: no cycle has observed it yet.
+    nodes: Option<Arc<[NodeName]>>,
     /// By agent that may report. One that never reported counts from its enrolment: silence is not health.
     last_contact: BTreeMap<NodeName, Timestamp>,
     latest_report: BTreeMap<NodeName, AgentContact>,
@@ -90,17 +87,10 @@ pub(super) enum AgentIdentity {
     New,
 }
 
-#[derive(Debug)]
-struct QueuedMessage {
-    message: AgentMessage,
-    stored: oneshot::Sender<()>,
-    /// Number of cycles it was offered to. The first one may not know the cluster yet.
-    offered: u8,
-}
-
 impl AgentQueue {
-    pub(super) fn new(cycle_trigger: Arc<Trigger>) -> Self {
-        Self { state: Mutex::default(), cycle_trigger }
+    pub(super) fn new(store: &Store, cycle_trigger: Arc<Trigger>) -> Result<Self, StoreError> {
+        let messages = GroupCommit::start(store)?;
+        Ok(Self { state: Mutex::default(), messages, store: store.clone(), cycle_trigger })
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -165,41 +155,42 @@ impl AgentQueue {
         }
     }
 
-    /// Queues a message and wakes the engine. The receiver resolves when it is stored; `None` if the queue is full.
-    pub(super) fn enqueue(&self, message: AgentMessage) -> Option<(u64, oneshot::Receiver<()>)> {
-        let mut state = self.lock();
-        let bytes = state.bytes + message.bytes.len();
-        if state.waiting.len() >= MAX_MESSAGES || bytes > MAX_BYTES {
-            return None;
+    /// Returns whether the cluster has this node, as far as it is known. If it has not, the engine looks again.
+    pub(super) fn is_in_cluster(&self, node: &NodeName) -> bool {
+        let nodes = self.lock().nodes.clone();
+        let is_in = nodes.is_none_or(|nodes| nodes.binary_search(node).is_ok());
+        if !is_in {
+            self.cycle_trigger.fire();
         }
-        state.bytes = bytes;
-        state.last_number += 1;
-        let number = state.last_number;
-        let (stored, receiver) = oneshot::channel();
-        state.waiting.insert(number, QueuedMessage { message: AgentMessage { number, ..message }, stored, offered: 0 });
-        drop(state);
-        self.cycle_trigger.fire();
-        Some((number, receiver))
+        is_in
     }
 
-    /// Wakes the engine if messages remain that the last cycle did not store on their first offer, or that arrived
-    /// during it, so that they need not wait for the regular interval.
+    /// Submits a message; the receiver resolves when it is durable. It is compressed here, which takes time.
+    pub(super) fn submit(&self, message: VerifiedMessage) -> oneshot::Receiver<SubmitOutcome> {
+        let (sender, outcome) = oneshot::channel();
+        // The sender may have given up: it then repeats the message, which is recognised.
+        self.messages.submit(message, move |answer| drop(sender.send(answer)));
+        outcome
+    }
+
+    /// Wakes the engine for messages that wait.
+    pub(super) fn trigger_cycle(&self) {
+        self.cycle_trigger.fire();
+    }
+
+    /// Wakes the engine if messages arrived during the last cycle or were not entered on their first offer, so that they
+    /// need not wait for the regular interval.
     pub(super) fn trigger_if_pending(&self) {
-        if self.lock().waiting.values().any(|waiting| waiting.offered < 2) {
+        if self.store.has_new_messages() {
             self.cycle_trigger.fire();
         }
     }
 
-    /// Returns how many reports wait on nodes, as their agents reported to this process, and how many here.
+    /// Returns how many reports wait on nodes, as their agents reported to this process, and how many messages here.
     pub(super) fn waiting_counts(&self) -> (u64, usize) {
         let state = self.lock();
         let on_nodes = state.latest_report.values().map(|report| u64::from(report.versions.queued)).sum();
-        (on_nodes, state.waiting.len())
-    }
-
-    /// Withdraws a message whose sender no longer waits. The agent will resend it.
-    pub(super) fn withdraw(&self, number: u64) {
-        self.lock().remove(number);
+        (on_nodes, self.messages.waiting())
     }
 }
 
@@ -217,12 +208,6 @@ impl QueueState {
                 known.rounds.drain(..surplus);
             }
         }
-    }
-
-    fn remove(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
-        let waiting = self.waiting.remove(&number)?;
-        self.bytes -= waiting.message.bytes.len();
-        Some(waiting.stored)
     }
 }
 
@@ -282,21 +267,11 @@ impl AgentInbox {
 }
 
 impl Inbox for AgentInbox {
-    fn pending(&mut self) -> Vec<AgentMessage> {
-        let offer = |waiting: &mut QueuedMessage| {
-            waiting.offered = waiting.offered.saturating_add(1);
-            waiting.message.clone()
-        };
-        self.queue.lock().waiting.values_mut().map(offer).collect()
-    }
-
-    fn acknowledge(&mut self, numbers: &[u64]) {
-        let mut state = self.queue.lock();
-        for number in numbers {
-            if let Some(stored) = state.remove(*number) {
-                // The handler may have given up: the agent then resends, and the store recognises the duplicate.
-                let _sent = stored.send(());
-            }
+    fn set_nodes(&mut self, nodes: &[ObservedNode]) {
+        let names = || nodes.iter().map(|observed| &observed.node.name);
+        let known = self.queue.lock().nodes.clone();
+        if !known.is_some_and(|known| known.iter().eq(names())) {
+            self.queue.lock().nodes = Some(names().cloned().collect());
         }
     }
 

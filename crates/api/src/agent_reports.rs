@@ -15,12 +15,15 @@ use doctor_checks::{
     drain_permit::PERMIT_HEADER,
 };
 use doctor_core::ids::NodeName;
-use doctor_engine::inbox::AgentMessage;
 use doctor_store::{
-    Store,
+    Store, SubmitOutcome,
+    messages::{Enqueued, MessageContent, VerifiedMessage},
     records::{AgentConfirmation, AgentContact, AgentKey, ConfirmedRound},
 };
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
 
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
@@ -29,7 +32,7 @@ use super::{
 
 /// Deadline for memory to become available and the body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Deadline for the engine to store a report.
+/// Deadline for a message to become durable.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 const NODE_HEADER: &str = "x-doctor-node";
 
@@ -44,15 +47,40 @@ pub(super) struct IngestState {
     pub(super) token_reviews: Option<TokenReviewCache>,
 }
 
+/// Why the body of a message was not read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BodyError {
+    #[error("Content-Length is required")]
+    NoLength,
+    #[error("a message is at most {MAX_DOCUMENT_BYTES} bytes long")]
+    TooLong,
+    #[error("the body is incomplete")]
+    Incomplete,
+    #[error("the body did not arrive in time")]
+    Late,
+    #[error("the controller is stopping")]
+    Stopping,
+}
+
+impl BodyError {
+    pub(super) const fn status(&self) -> StatusCode {
+        match self {
+            Self::NoLength => StatusCode::LENGTH_REQUIRED,
+            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Incomplete => StatusCode::BAD_REQUEST,
+            Self::Late => StatusCode::REQUEST_TIMEOUT,
+            Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
 /// Why a report was rejected.
 #[derive(Debug, thiserror::Error)]
 enum IngestError {
     #[error("the header X-Doctor-Node with the node's name is missing or invalid")]
     NoNode,
-    #[error("Content-Length is required")]
-    NoLength,
-    #[error("a report is at most {MAX_DOCUMENT_BYTES} bytes long")]
-    TooLong,
+    #[error(transparent)]
+    Body(#[from] BodyError),
     #[error("{0} is not enrolled: `doctor agent enroll {0}`")]
     NotEnrolled(NodeName),
     #[error("the credential of {0} was revoked")]
@@ -75,12 +103,14 @@ enum IngestError {
     Malformed(String),
     #[error("this controller is not the leader, or is still starting")]
     NotLeading,
-    #[error("the report did not arrive in time")]
-    BodyTimeout,
-    #[error("the report queue is full")]
+    #[error("the ingest queue is full")]
     QueueFull,
-    #[error("the report was not stored in time; is {0} a node of this cluster?")]
-    NotStored(NodeName),
+    #[error("too many reports of {0} wait")]
+    NodeQueueFull(NodeName),
+    #[error("{0} was not a node of this cluster when it was last observed")]
+    NotInCluster(NodeName),
+    #[error("the report was not stored in time")]
+    NotStored,
     #[error("the store does not respond")]
     StoreUnavailable,
 }
@@ -89,8 +119,7 @@ impl IngestError {
     const fn status(&self) -> StatusCode {
         match self {
             Self::NoNode | Self::Malformed(_) => StatusCode::BAD_REQUEST,
-            Self::NoLength => StatusCode::LENGTH_REQUIRED,
-            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(error) => error.status(),
             Self::NotEnrolled(_)
             | Self::Revoked(_)
             | Self::BadAuthorization(_)
@@ -98,10 +127,11 @@ impl IngestError {
             | Self::NotVouched(TokenReviewError::Rejected(_)) => StatusCode::UNAUTHORIZED,
             Self::BadSignature(_) | Self::AboutOther { .. } | Self::OtherNode { .. } => StatusCode::FORBIDDEN,
             Self::Schema(_) => StatusCode::CONFLICT,
-            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::NotLeading
             | Self::QueueFull
-            | Self::NotStored(_)
+            | Self::NodeQueueFull(_)
+            | Self::NotInCluster(_)
+            | Self::NotStored
             | Self::StoreUnavailable
             | Self::NotVouched(TokenReviewError::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -133,7 +163,7 @@ pub(super) async fn ingest(State(state): State<Arc<IngestState>>, headers: Heade
     }
 }
 
-fn node_header(headers: &HeaderMap) -> Option<NodeName> {
+pub(super) fn node_header(headers: &HeaderMap) -> Option<NodeName> {
     NodeName::new(headers.get(NODE_HEADER)?.to_str().ok()?).ok()
 }
 
@@ -153,52 +183,57 @@ async fn accept_report(
     body: Body,
 ) -> Result<IngestOutcome, IngestError> {
     let node = node.ok_or(IngestError::NoNode)?;
-    let length: u64 = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|length| length.to_str().ok()?.parse().ok())
-        .ok_or(IngestError::NoLength)?;
-    if length > MAX_DOCUMENT_BYTES {
-        return Err(IngestError::TooLong);
-    }
+    let length = announced_length(headers, MAX_DOCUMENT_BYTES)?;
+    // Only the leader knows when agents last reported, and which nodes they may drain.
     if !state.queue.is_leading() {
         return Err(IngestError::NotLeading);
     }
     let ReportAuth { key, identity } = authenticate(state, &node, headers).await?;
-    let kib = u32::try_from(length / 1024 + 1).map_err(|_| IngestError::TooLong)?;
-    let read_body = async {
-        let memory_permit =
-            Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| IngestError::QueueFull)?;
-        let max_bytes = usize::try_from(length).map_err(|_| IngestError::TooLong)?;
-        let bytes =
-            to_bytes(body, max_bytes).await.map_err(|_| IngestError::Malformed("the body is incomplete".to_owned()))?;
-        Ok::<_, IngestError>((memory_permit, bytes))
-    };
-    let (_memory_permit, bytes) = timeout(BODY_TIMEOUT, read_body).await.map_err(|_| IngestError::BodyTimeout)??;
-    let bytes: Vec<u8> = bytes.into();
-    let (report, key, bytes) = verify_report(&node, key, bytes).await?;
-    let at = state.clock.now();
-    let is_heartbeat = report.is_heartbeat();
-    let AgentReport { sequence: number, at: sent, versions, confirmed, profiles, .. } = report;
-    let contact = AgentContact { at, number, sent, versions };
-    // The engine stores what a report confirms, together with its results.
-    let confirmed = confirmed.filter(|_| is_heartbeat).map(|confirmed| AgentConfirmation {
-        node: node.clone(),
-        through: confirmed.through,
-        rounds: ConfirmedRound::from_message(confirmed, at),
-    });
-    state.queue.record_contact(&node, &identity, contact, confirmed);
-    if is_heartbeat {
+    let (_memory_permit, bytes) = read_body(state, length, body).await?;
+    let (shared, name) = (Arc::clone(state), node.clone());
+    let verify = move || verify_report(&shared, &name, ReportAuth { key, identity }, bytes);
+    let verified = tokio::task::spawn_blocking(verify).await.map_err(|_| IngestError::QueueFull)??;
+    let VerifiedReport { number, profiles, key, durable } = verified;
+    let Some(durable) = durable else {
         return Ok(respond(state, &node, number, profiles, key, "heard\n").await);
-    }
-    let message = AgentMessage { number: 0, node: node.clone(), key: key.clone(), bytes };
-    let (message_number, stored) = state.queue.enqueue(message).ok_or(IngestError::QueueFull)?;
-    match timeout(STORE_TIMEOUT, stored).await {
-        Ok(Ok(())) => Ok(respond(state, &node, number, profiles, key, "kept\n").await),
-        _ => {
-            state.queue.withdraw(message_number);
-            Err(IngestError::NotStored(node))
+    };
+    match timeout(STORE_TIMEOUT, durable).await {
+        Ok(Ok(Ok(Enqueued::QueueFull))) => Err(IngestError::QueueFull),
+        Ok(Ok(Ok(Enqueued::NodeQueueFull))) => Err(IngestError::NodeQueueFull(node)),
+        Ok(Ok(Ok(_))) => {
+            state.queue.trigger_cycle();
+            Ok(respond(state, &node, number, profiles, key, "kept\n").await)
         }
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(%error, "cannot store an agent's report");
+            Err(IngestError::StoreUnavailable)
+        }
+        _ => Err(IngestError::NotStored),
     }
+}
+
+/// Returns the length of the body that a sender announces.
+pub(super) fn announced_length(headers: &HeaderMap, max: u64) -> Result<u64, BodyError> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let length: u64 = length.ok_or(BodyError::NoLength)?;
+    if length > max { Err(BodyError::TooLong) } else { Ok(length) }
+}
+
+/// Reads a body of the announced length, as soon as there is memory for it.
+pub(super) async fn read_body(
+    state: &IngestState,
+    length: u64,
+    body: Body,
+) -> Result<(OwnedSemaphorePermit, Vec<u8>), BodyError> {
+    let kib = u32::try_from(length / 1024 + 1).map_err(|_| BodyError::TooLong)?;
+    let read = async {
+        let memory_permit =
+            Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| BodyError::Stopping)?;
+        let max_bytes = usize::try_from(length).map_err(|_| BodyError::TooLong)?;
+        let bytes = to_bytes(body, max_bytes).await.map_err(|_| BodyError::Incomplete)?;
+        Ok((memory_permit, Vec::from(bytes)))
+    };
+    timeout(BODY_TIMEOUT, read).await.map_err(|_| BodyError::Late)?
 }
 
 /// Builds the response to an accepted message: with the permit of this moment, and with the site's profiles if the agent
@@ -271,22 +306,51 @@ async fn authenticate(
     }
 }
 
-/// Opens a report: verified with that node's key, of a supported schema, and about that node.
-async fn verify_report(
-    node: &NodeName,
+/// A verified report on its way into the ingest queue.
+struct VerifiedReport {
+    number: u64,
+    /// Digest of the site's profiles that the agent has.
+    profiles: Option<String>,
     key: RunKey,
+    /// `None`: a heartbeat, which is recorded with others.
+    durable: Option<oneshot::Receiver<SubmitOutcome>>,
+}
+
+/// Opens a report: verified with that node's key, of a supported schema, and about that node. Records the contact, and
+/// submits the report unless it is a heartbeat.
+fn verify_report(
+    state: &IngestState,
+    node: &NodeName,
+    auth: ReportAuth,
     bytes: Vec<u8>,
-) -> Result<(AgentReport, RunKey, Vec<u8>), IngestError> {
-    let work = move || (AgentReport::open(&bytes, &key), key, bytes);
-    let (report, key, bytes) = tokio::task::spawn_blocking(work).await.map_err(|_| IngestError::QueueFull)?;
-    let report = report.map_err(|error| match error {
+) -> Result<VerifiedReport, IngestError> {
+    let ReportAuth { key, identity } = auth;
+    let report = AgentReport::open(&bytes, &key).map_err(|error| match error {
         DocumentError::MissingSignature | DocumentError::WrongSignature => IngestError::BadSignature(node.clone()),
-        DocumentError::TooLong { .. } => IngestError::TooLong,
+        DocumentError::TooLong { .. } => BodyError::TooLong.into(),
         DocumentError::NewerSchema { .. } | DocumentError::OlderSchema { .. } => IngestError::Schema(error),
         DocumentError::Malformed(_) => IngestError::Malformed(error.to_string()),
     })?;
     if report.node != *node {
         return Err(IngestError::AboutOther { about: report.node, named: node.clone() });
     }
-    Ok((report, key, bytes))
+    let (at, is_heartbeat) = (state.clock.now(), report.is_heartbeat());
+    let contact = AgentContact { at, number: report.sequence, sent: report.at, versions: report.versions.clone() };
+    // The engine stores what a report confirms, together with its results.
+    let confirmed = report.confirmed.as_ref().filter(|_| is_heartbeat).map(|confirmed| AgentConfirmation {
+        node: node.clone(),
+        through: confirmed.through,
+        rounds: ConfirmedRound::from_message(confirmed.clone(), at),
+    });
+    state.queue.record_contact(node, &identity, contact, confirmed);
+    let (number, profiles) = (report.sequence, report.profiles.clone());
+    if is_heartbeat {
+        return Ok(VerifiedReport { number, profiles, key, durable: None });
+    }
+    if !state.queue.is_in_cluster(node) {
+        return Err(IngestError::NotInCluster(node.clone()));
+    }
+    let content = MessageContent::Report(Box::new(report));
+    let durable = state.queue.submit(VerifiedMessage { node: node.clone(), received: at, content, bytes });
+    Ok(VerifiedReport { number, profiles, key, durable: Some(durable) })
 }

@@ -38,7 +38,8 @@ impl FuzzAgentEndpoint {
         let store = Store::open_in_memory().map_err(io::Error::other)?;
         let clock = Arc::new(SystemClock);
         store.enroll_agent(node, key, "fuzzer", "fuzzing", clock.now()).map_err(io::Error::other)?;
-        let queue = Arc::new(AgentQueue::new(Arc::new(Trigger::default())));
+        let queue = AgentQueue::new(&store, Arc::new(Trigger::default())).map_err(io::Error::other)?;
+        let queue = Arc::new(queue);
         queue.set_leading(true);
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;

@@ -1,11 +1,13 @@
-//! The agent endpoint: a small HTTP server on its own thread, beside an engine that knows nothing of HTTP.
+//! The agent endpoint: a small HTTP server on its own thread, beside an engine that knows nothing of HTTP. Agents send
+//! their reports to it, and validation jobs their results.
 //!
 //! The API, the metrics and the health probes have listeners of their own, with the same limits of connections ([`connections`]).
 //!
 //! Messages are checked before they cost anything. A sender that is neither enrolled nor authenticated by the cluster is
-//! rejected before its body is read; a body that is not signed with that node's key is rejected before it is parsed;
-//! everything has a limit and a deadline, the TLS handshake included. A report is answered with 200 only when the engine has stored it; a heartbeat
-//! is answered immediately and stored with others.
+//! rejected before its body is read, and so is a result of a run that is not active; a body that is not signed with that
+//! node's or run's key is rejected before it is parsed; everything has a limit and a deadline, the TLS handshake included. A
+//! message is answered when it is durable in the store's ingest queue, whatever the control loop does; a heartbeat is
+//! answered immediately and stored with others.
 
 mod agent_queue;
 mod agent_reports;
@@ -14,6 +16,7 @@ mod dashboard;
 #[doc(hidden)]
 pub mod fuzz_targets;
 mod health;
+mod job_results;
 mod liveness;
 pub mod metrics;
 mod metrics_listener;
@@ -69,7 +72,7 @@ pub enum ListenError {
     Metrics { at: SocketAddr, source: io::Error },
     #[error("cannot listen on {at} for health probes")]
     Probes { at: SocketAddr, source: io::Error },
-    #[error("cannot read the enrolled agents")]
+    #[error("cannot open the agent endpoint on the store")]
     Store(#[from] doctor_store::StoreError),
 }
 
@@ -135,7 +138,7 @@ pub struct AgentListener {
     queue: Arc<AgentQueue>,
 }
 
-/// Agent messages that the engine has not taken yet.
+/// Messages that are not durable yet.
 #[derive(Debug, Clone)]
 pub struct Spool(Arc<AgentQueue>);
 
@@ -240,7 +243,7 @@ impl AgentListener {
         let tls = tls.map(open_agent_tls).transpose()?;
         let tls = tls.map(|tls| -> AcceptorSource { Arc::new(move || tls.acceptor()) });
         let listener = try_agent_address(at)?;
-        let queue = Arc::new(AgentQueue::new(cycle_trigger));
+        let queue = Arc::new(AgentQueue::new(store, cycle_trigger)?);
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
         let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
         let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
@@ -258,7 +261,8 @@ impl AgentListener {
         Spool(Arc::clone(&self.queue))
     }
 
-    /// Call this after each cycle. Only the leader can store reports; the others answer agents with 503.
+    /// Call this after each cycle. Only the leader accepts agents' reports; the others answer them with 503. Results of
+    /// runs are accepted in any case: the ingest queue is in the store, and the leader enters it.
     pub fn cycle_ended(&self, leading: bool) {
         self.queue.set_leading(leading);
         if leading {
@@ -283,7 +287,8 @@ impl AgentListener {
 fn router(state: IngestState) -> Router {
     Router::new()
         .route("/api/v1/ingest", post(agent_reports::ingest))
-        // `ingest` applies its own limit when it reads the body.
+        .route("/api/v1/results", post(job_results::post_result))
+        // The handlers apply their own limit when they read a body.
         .layer(DefaultBodyLimit::disable())
         .with_state(Arc::new(state))
 }

@@ -93,8 +93,7 @@ impl MetricsState {
         if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHE_TTL) {
             return Ok(Arc::clone(text));
         }
-        // Before reading the store, because a read enters waiting results.
-        let mut waiting = vec![("history", self.store.queued_results() as u64)];
+        let mut waiting = vec![("history", self.store.queued_count()?)];
         if let Some(Spool(queue)) = &self.process.spool {
             let (on_nodes, queued) = queue.waiting_counts();
             waiting.extend([("nodes", on_nodes), ("endpoint", queued as u64)]);

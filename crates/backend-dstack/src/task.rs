@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use doctor_backend::JobRequest;
+use doctor_checks::result_transport::URL_VARIABLE;
 use doctor_core::{
     access::Access,
     ids::{JobId, NodeName},
@@ -46,6 +47,9 @@ pub(super) fn run_plan(
     };
     let given = given_access(config).iter().map(|access| access.code()).collect::<Vec<_>>().join(",");
     let mut environment = json!({ KEY_VARIABLE: key, ACCESS_VARIABLE: given });
+    if let Some(url) = &job.results {
+        environment[URL_VARIABLE] = json!(url);
+    }
     let mut commands = Vec::new();
     if let Some(policy) = policy {
         // In base64, because the shell and dstack would each interpret some characters.
@@ -221,6 +225,7 @@ mod tests {
             access: Vec::new(),
             limit: Span::minutes(90),
             key: RunKey::new([7; 32]),
+            results: None,
             outputs: vec![JobOutput { node, logs: Vec::new(), document: "x.json".into() }],
         }
     }
@@ -247,6 +252,10 @@ mod tests {
         assert_eq!(task["commands"], json!([command_line]));
         let environment = json!({ "DOCTOR_RUN_KEY": "${{ secrets.doctor_r0000000000007 }}", "DOCTOR_ACCESS": "gpu" });
         assert_eq!(task["env"], environment);
+        let posting = JobRequest { results: Some("http://controller:7443".to_owned()), ..request() };
+        let plan = run_plan(&posting, posting.nodes.first(), ("bed", &instance()), None, &DstackConfig::default());
+        let environment = &plan["plan"]["run_spec"]["configuration"]["env"];
+        assert_eq!(environment["DOCTOR_RESULTS_URL"], "http://controller:7443");
     }
 
     #[test]

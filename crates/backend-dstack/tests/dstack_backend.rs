@@ -124,6 +124,7 @@ impl Host {
             access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
+            results: None,
             outputs: vec![JobOutput { node, logs: Vec::new(), document: format!("{run}.json").into() }],
         }
     }

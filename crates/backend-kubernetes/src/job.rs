@@ -1,6 +1,7 @@
 //! Builds the Job of a run, and derives the run's state from the Job and its pods. Pure.
 
 use doctor_backend::JobRequest;
+use doctor_checks::result_transport::URL_VARIABLE;
 use doctor_core::{
     ids::RunId,
     run::{JobEnd, ObservedJobState},
@@ -52,11 +53,15 @@ pub(super) fn manifest(
         mounts.push(json!({ "name": "policy", "mountPath": POLICY_PATH, "readOnly": true }));
     }
     let access = JobAccess::new(&job.access, template.requests_devices(config), config);
+    let mut variables = vec![json!({
+        "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } },
+    })];
+    variables.extend(job.results.iter().map(|url| json!({ "name": URL_VARIABLE, "value": url })));
     let container = json!({
         "name": CONTAINER,
         "command": command(job, access.has_host(), config),
         "terminationMessagePath": TERMINATION_LOG, "terminationMessagePolicy": "File",
-        "env": [{ "name": KEY_VARIABLE, "valueFrom": { "secretKeyRef": { "name": object_name(job.run), "key": KEY } } }],
+        "env": variables,
         "resources": { "limits": gpus },
         "volumeMounts": mounts,
     });

@@ -6,7 +6,10 @@
 use std::path::Path;
 
 use doctor_backend::{JobOutput, JobRequest};
-use doctor_checks::job_file::{JobFile, POLICY_DIGEST_VARIABLE};
+use doctor_checks::{
+    job_file::{JobFile, POLICY_DIGEST_VARIABLE},
+    result_transport::URL_VARIABLE,
+};
 use doctor_core::{
     ids::{JobId, NodeName, RunId},
     run::{JobEnd, ObservedJobState},
@@ -110,6 +113,7 @@ pub(super) fn script(job: &JobRequest, paths: Paths<'_>, config: &SlurmConfig) -
     let mut lines = vec!["#!/bin/sh".to_owned(), format!("# Cluster Doctor, run {}", job.run), UNSET_TOKEN.to_owned()];
     lines.push(format!("export DOCTOR_RUN_KEY={}", job.key.to_hex()));
     lines.extend(paths.policy.map(|(_, digest)| format!("export {POLICY_DIGEST_VARIABLE}={digest}")));
+    lines.extend(job.results.iter().map(|url| format!("export {URL_VARIABLE}={}", quote(url))));
     let parts = || job.outputs.iter().map(|output| (&output.node, quoted(&command(job, output, paths, config))));
     match &*job.outputs {
         [_] => lines.extend(parts().map(|(_, command_line)| format!("exec {command_line}"))),
@@ -252,6 +256,7 @@ mod tests {
             access: Vec::new(),
             limit: Span::minutes(10),
             key: RunKey::new([7; 32]),
+            results: None,
             outputs: nodes.iter().map(output).collect(),
         }
     }

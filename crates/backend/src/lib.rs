@@ -240,6 +240,9 @@ pub struct JobRequest {
     pub limit: Span,
     /// The job signs its result document with this key.
     pub key: RunKey,
+    /// The URL of the agent endpoint to which the job also posts its result document, for its environment
+    /// (`doctor_checks::result_transport::URL_VARIABLE`).
+    pub results: Option<String>,
     /// Where the logs and the result document are written.
     pub outputs: Vec<JobOutput>,
 }

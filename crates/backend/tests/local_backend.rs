@@ -72,6 +72,7 @@ impl Local {
             access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
+            results: None,
             outputs: vec![JobOutput { node, logs: vec![log(run)], document: format!("memory/here/{run}.json").into() }],
         }
     }

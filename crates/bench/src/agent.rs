@@ -12,7 +12,7 @@
 //! Correctness check: the first report is signed, has evidence of every check that an agent runs, and no rule matches;
 //! a changed GPU is found in every round after the change, and nothing else is.
 
-mod report_sink;
+pub(crate) mod report_sink;
 
 use std::{
     collections::BTreeSet,
@@ -201,7 +201,7 @@ fn changed_round_cpu(program: &Path, library: &Path, key: &RunKey) -> Result<f64
 }
 
 /// Returns the next report that is more than a heartbeat.
-fn next_full_report(sink: &ReportSink, key: &RunKey) -> Result<AgentReport> {
+pub(crate) fn next_full_report(sink: &ReportSink, key: &RunKey) -> Result<AgentReport> {
     loop {
         let report = AgentReport::open(&sink.next(REPLY_TIMEOUT)?, key).context("opening a report")?;
         if !report.checks.is_empty() {

@@ -165,9 +165,7 @@ impl Document {
     /// # Errors
     /// If the document is incomplete or malformed.
     pub fn parse_stored(bytes: &[u8]) -> Result<Self, DocumentError> {
-        let rest = bytes.strip_prefix(HEADER.as_bytes()).ok_or(DocumentError::MissingSignature)?;
-        let body = rest.get(65..).ok_or(DocumentError::MissingSignature)?;
-        parse(body).map(Self::bounded)
+        parse(stored_body(HEADER, bytes)?).map(Self::bounded)
     }
 
     fn bounded(mut self) -> Self {
@@ -277,6 +275,18 @@ impl AgentReport {
     /// # Errors
     /// If the bytes are not a complete report signed with this key, or have an unsupported schema version.
     pub fn open(bytes: &[u8], key: &RunKey) -> Result<Self, DocumentError> {
+        Self::parse_body(verify_body(REPORT_HEADER, bytes, key)?)
+    }
+
+    /// Parses a stored report, which was verified on receipt.
+    ///
+    /// # Errors
+    /// If the report is incomplete or malformed, or has an unsupported schema version.
+    pub fn parse_stored(bytes: &[u8]) -> Result<Self, DocumentError> {
+        Self::parse_body(stored_body(REPORT_HEADER, bytes)?)
+    }
+
+    fn parse_body(body: &[u8]) -> Result<Self, DocumentError> {
         #[derive(Default, Deserialize)]
         struct Envelope {
             #[serde(default)]
@@ -287,17 +297,20 @@ impl AgentReport {
             #[serde(default)]
             schema: Schema,
         }
-        let body = verify_body(REPORT_HEADER, bytes, key)?;
-        // Parse the schema version first: the fields of a newer version would only be reported as unknown.
-        let envelope: Envelope = parse(body)?;
-        let (found, older, known) = (envelope.versions.schema, Schema::OLDEST, Schema::CURRENT);
+        let parsed: Result<Self, DocumentError> = parse(body);
+        // The fields of a newer schema would only be reported as unknown.
+        let found = match &parsed {
+            Ok(report) => report.versions.schema,
+            Err(_) => parse::<Envelope>(body)?.versions.schema,
+        };
+        let (older, known) = (Schema::OLDEST, Schema::CURRENT);
         if found > known {
             return Err(DocumentError::NewerSchema { found, older, known });
         }
         if found < older {
             return Err(DocumentError::OlderSchema { found, older, known });
         }
-        let mut report: Self = parse(body)?;
+        let mut report = parsed?;
         if !report.confirmed.as_ref().is_none_or(ConfirmedResults::is_acceptable) {
             return Err(DocumentError::Malformed("it confirms more results than there are checks".to_owned()));
         }
@@ -354,6 +367,12 @@ fn verify_body<'a>(header: &str, bytes: &'a [u8], key: &RunKey) -> Result<&'a [u
     // The library compares in constant time.
     key.mac(body).verify_slice(&signature.0).map_err(|_| DocumentError::WrongSignature)?;
     Ok(body)
+}
+
+/// Returns the body of a document that was verified on receipt.
+fn stored_body<'a>(header: &str, bytes: &'a [u8]) -> Result<&'a [u8], DocumentError> {
+    let rest = bytes.strip_prefix(header.as_bytes()).ok_or(DocumentError::MissingSignature)?;
+    rest.get(65..).ok_or(DocumentError::MissingSignature)
 }
 
 fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, DocumentError> {

@@ -12,7 +12,39 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use miniz_oxide::{deflate::compress_to_vec, inflate::decompress_to_vec_with_limit};
 
-use crate::document::MAX_DOCUMENT_BYTES;
+use crate::{
+    document::MAX_DOCUMENT_BYTES,
+    key_fingerprint::{BadFingerprint, KeyFingerprint},
+};
+
+/// Where a job posts its result document: a path of the agent endpoint, whose URL is in the job's environment, with its
+/// keys ([`with_keys`]).
+pub const RESULTS_PATH: &str = "/api/v1/results";
+pub const URL_VARIABLE: &str = "DOCTOR_RESULTS_URL";
+/// Between the URL and the fingerprints of the endpoint's keys.
+const KEYS: char = '#';
+
+/// Returns where a job posts its result, in one word: the URL, and the keys by which the job authenticates an encrypted
+/// endpoint. The job has its own key from the same place, and trusts nothing else.
+pub fn with_keys(url: &str, fingerprints: &[KeyFingerprint]) -> String {
+    if fingerprints.is_empty() {
+        return url.to_owned();
+    }
+    let keys: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
+    format!("{url}{KEYS}{}", keys.join(","))
+}
+
+/// Splits what [`with_keys`] has joined.
+///
+/// # Errors
+/// If there is something else than fingerprints.
+pub fn split_keys(text: &str) -> Result<(&str, Vec<KeyFingerprint>), BadFingerprint> {
+    let Some((url, keys)) = text.split_once(KEYS) else { return Ok((text, Vec::new())) };
+    Ok((url, keys.split(',').map(str::parse).collect::<Result<_, _>>()?))
+}
+
+/// Header with the run's id, by which the key is found before the document is read.
+pub const RUN_HEADER: &str = "x-doctor-run";
 
 /// The bytes that Kubernetes keeps of a container's termination message.
 pub const MESSAGE_BYTES: usize = 4096;
@@ -151,6 +183,16 @@ mod tests {
             (state >> 56) as u8
         };
         (0..bytes).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn the_keys_of_an_endpoint_travel_with_its_url() {
+        let keys = [KeyFingerprint::of(b"now"), KeyFingerprint::of(b"next")];
+        for keys in [&keys[..], &keys[..1], &[]] {
+            let text = with_keys("https://ctl:7443/doctor", keys);
+            assert_eq!(split_keys(&text), Ok(("https://ctl:7443/doctor", keys.to_vec())), "{text}");
+        }
+        assert!(split_keys("https://ctl:7443#").is_err() && split_keys("https://ctl:7443#sha256:00").is_err());
     }
 
     #[test]

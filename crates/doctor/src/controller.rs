@@ -14,7 +14,7 @@ use doctor_backend::{
     progress::{Progress, stall_limit},
     registration::OpenedCluster,
 };
-use doctor_checks::document::RunKey;
+use doctor_checks::{document::RunKey, result_transport::with_keys};
 use doctor_core::{ids::NodeName, snapshot::CommandKind, time::Span};
 use doctor_engine::{
     cycle::{CycleError, Engine},
@@ -77,6 +77,8 @@ pub(crate) struct Controller {
     alerter: Option<Alerter>,
     mode: ProcessMode,
     sim: Option<Arc<RemoteSim>>,
+    /// As at the start: a change of the endpoints needs another one.
+    config: Config,
 }
 
 /// Whether this process is a service, which opens listeners and delivers alerts, or runs one command and exits.
@@ -102,6 +104,25 @@ fn agent_tls(config: &Config) -> Result<Option<TlsFiles>> {
         tracing::info!(certificate = %files.certificate.display(), "made a certificate for the agent endpoint");
     }
     Ok(Some(files))
+}
+
+/// Returns where jobs post their results: the URL, with the keys of an encrypted endpoint. `None`: nowhere, or to an endpoint
+/// that jobs could not authenticate, behind a proxy that decrypts.
+fn results_url(config: &Config) -> Option<String> {
+    // Without the endpoint, jobs would post in vain.
+    config.agents.listen?;
+    let url = config.agents.results_url()?;
+    if url.starts_with("http://") {
+        return Some(url);
+    }
+    match EndpointCertificate::of(config)?.fingerprints(config) {
+        Ok(fingerprints) => Some(with_keys(&url, &fingerprints)),
+        // The start has read it: it is being replaced.
+        Err(error) => {
+            tracing::debug!(%error, "jobs do not post their results for now");
+            None
+        }
+    }
 }
 
 impl Controller {
@@ -203,6 +224,7 @@ impl Controller {
             alerter: None,
             mode: serving,
             sim: world.sim,
+            config: config.clone(),
         };
         controller.set_alerts(&config.alerts)?;
         Ok(controller)
@@ -235,6 +257,8 @@ impl Controller {
         let progress = self.engine.progress();
         progress.set_limit(stall_limit(every));
         progress.enter("begin a cycle");
+        // In each cycle, because the certificate may have been replaced.
+        self.engine.set_results_url(results_url(&self.config));
         self.store_simulated_requests()?;
         let report = self.engine.cycle();
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {
@@ -251,6 +275,11 @@ impl Controller {
             listener.set_drain_permits(self.engine.removal_allowance().filter(|_| report.is_ok()), every);
         }
         report
+    }
+
+    /// Enters the messages that nodes have sent since the last cycle.
+    pub(crate) fn enter_messages(&mut self) -> std::result::Result<(), StoreError> {
+        self.engine.enter_messages()
     }
 
     /// Stores the requests of a simulated cluster's operators as operator commands.

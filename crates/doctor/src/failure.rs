@@ -225,7 +225,9 @@ const fn store_exit(error: &StoreError) -> Exit {
         | StoreError::NotMigrated { .. } => Exit::Damaged,
         StoreError::NetworkFileSystem { .. } | StoreError::Tls { .. } => Exit::Configuration,
         StoreError::BadUrl { .. } => Exit::Usage,
-        StoreError::Refused { .. } | StoreError::StateChanged { .. } => Exit::ProblemsFound,
+        StoreError::Refused { .. } | StoreError::StateChanged { .. } | StoreError::ResultWaits { .. } => {
+            Exit::ProblemsFound
+        }
         _ => Exit::Unreachable,
     }
 }

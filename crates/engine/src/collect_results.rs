@@ -1,33 +1,28 @@
-//! Collects the results of each cycle: documents from the backend's response, documents on the share, and agents'
-//! messages. Valid ones are stored in one transaction; the others go to `rejected/` with the reason.
+//! Collects the results of each cycle: what nodes have sent ([`crate::queued_results`]), documents from the backend's
+//! response, and documents on the share. Valid ones are stored in one transaction; the others go to `rejected/` with the
+//! reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use doctor_backend::{ObservedNode, PolledJob};
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
     ids::{NodeName, RunId},
-    node::Node,
-    observation::AcknowledgedEvents,
-    snapshot::Snapshot,
     time::Timestamp,
 };
 use doctor_store::{
     Lease, StoreError,
-    records::{Accepted, AgentConfirmation, AgentFindings, ClassifiedResult, StoredRun},
+    records::{Accepted, ClassifiedResult, StoredRun},
 };
 
 use crate::{
-    agents,
     baseline_reader::{BaselineQuery, BaselineReader},
     cycle_report::CycleReport,
     deps::EngineDeps,
-    expectations::{NodesBySku, PeerAgreements},
-    inbox::AgentMessage,
+    expectations::PeerAgreements,
+    ingest_context::IngestContext,
+    queued_results,
     rejection::Rejection,
-    repeated_disturbance,
-    result_validation::{self, KnownNode},
-    settings::Settings,
+    repeated_disturbance, result_validation,
     share::{ResultFile, Share},
 };
 
@@ -64,56 +59,6 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The context in which documents are classified.
-pub(crate) struct IngestContext<'a> {
-    pub(crate) runs: &'a [StoredRun],
-    pub(crate) polled: &'a BTreeMap<RunId, PolledJob>,
-    /// The cluster as observed now, by name, and as of the last cycle.
-    pub(crate) nodes: &'a [ObservedNode],
-    pub(crate) snapshot: Option<&'a Snapshot>,
-    /// Acknowledged events.
-    pub(crate) acknowledged: &'a BTreeMap<NodeName, Vec<AcknowledgedEvents>>,
-    pub(crate) now: Timestamp,
-}
-
-impl<'a> IngestContext<'a> {
-    fn now(&self, node: &NodeName) -> Option<&'a Node> {
-        let index = self.nodes.binary_search_by(|observed| observed.node.name.cmp(node)).ok()?;
-        Some(&self.nodes[index].node)
-    }
-
-    fn last_record(&self, node: &NodeName) -> Option<&'a Node> {
-        let nodes = &self.snapshot?.nodes;
-        let index = nodes.binary_search_by(|record| record.node.name.cmp(node)).ok()?;
-        Some(&nodes[index].node)
-    }
-
-    /// Returns what is known about a node. A node that has just left the cluster keeps its last known type.
-    fn known(&self, node: &NodeName) -> KnownNode<'a> {
-        let acknowledged = self.acknowledged.get(node).map_or(&[][..], Vec::as_slice);
-        let observed = self.now(node).or_else(|| self.last_record(node));
-        observed.map_or(KnownNode { acknowledged, ..KnownNode::default() }, |node| KnownNode::of(node, acknowledged))
-    }
-
-    /// Returns the nodes of each machine type, by name.
-    fn nodes_by_sku(&self) -> NodesBySku {
-        let mut types = NodesBySku::new();
-        for node in self.nodes.iter().map(|observed| &observed.node) {
-            if let Some(sku) = &node.sku {
-                types.entry(sku.clone()).or_default().push(node.name.clone());
-            }
-        }
-        types
-    }
-
-    /// Returns whether the planner needs the times of these confirmed results now.
-    fn is_reload_due(&self, confirmed: &AgentConfirmation) -> bool {
-        let Some(snapshot) = self.snapshot else { return false };
-        let known = snapshot.nodes.binary_search_by(|record| record.node.name.cmp(&confirmed.node));
-        known.is_ok_and(|index| agents::is_reload_due(&snapshot.nodes[index], &snapshot.tests, confirmed))
-    }
-}
-
 /// Processes everything that is waiting. Returns the nodes whose stored data changed.
 pub(crate) fn collect(
     deps: &mut EngineDeps,
@@ -122,8 +67,10 @@ pub(crate) fn collect(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let mut changed_nodes = collect_documents(deps, lease, context, state, report)?;
-    changed_nodes.extend(collect_agent_reports(deps, lease, context, &mut state.agreements, report)?);
+    // First: a job that has sent its result need not have written it elsewhere.
+    let mut changed_nodes = queued_results::enter(deps, lease, context, &mut state.agreements, report)?;
+    changed_nodes.extend(collect_documents(deps, lease, context, state, report)?);
+    changed_nodes.extend(queued_results::collect_from_inboxes(deps, lease, context, &mut state.agreements, report)?);
     Ok(changed_nodes)
 }
 
@@ -335,11 +282,19 @@ fn store_results(
             }
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
             Accepted::Duplicate if matches!(source, Source::File(_)) => {}
+            // The job has also posted it.
+            Accepted::Duplicate if is_stored(deps, &result)? => {}
             Accepted::Duplicate => bad.push((run_id, Rejection::Duplicate, source)),
             Accepted::UnknownRun => bad.push((run_id, Rejection::UnknownRun, source)),
         }
     }
     Ok(changed_nodes)
+}
+
+/// Returns whether the stored result of this run and node is this very document.
+fn is_stored(deps: &EngineDeps, result: &ClassifiedResult) -> Result<bool, StoreError> {
+    let stored = deps.store.evidence(result.run, &result.node)?;
+    Ok(stored.is_some_and(|row| !row.truncated && row.bytes == result.evidence))
 }
 
 fn reject(
@@ -368,81 +323,4 @@ fn reject(
         }
     }
     Ok(())
-}
-
-fn collect_agent_reports(
-    deps: &mut EngineDeps,
-    lease: &Lease,
-    context: &IngestContext<'_>,
-    agreements: &mut PeerAgreements,
-    report: &mut CycleReport,
-) -> Result<Vec<NodeName>, StoreError> {
-    let mut changed_nodes = Vec::new();
-    let mut rejected_count = 0;
-    let EngineDeps { store, settings, inboxes, .. } = deps;
-    let mut reader = BaselineReader::new(store, settings, agreements, || context.nodes_by_sku());
-    for inbox in inboxes {
-        // A new name may belong to a machine with a history: the planner identifies the machine first, and until then
-        // the messages of its agent wait.
-        let mut pending = inbox.pending();
-        pending.retain(|message| context.last_record(&message.node).is_some());
-        reader.announce(pending.iter().map(|message| message.node.clone()));
-        for message in &pending {
-            match open_report(settings, context, message, &mut reader)? {
-                Ok(findings) => {
-                    let counts = reader.take_counts();
-                    if store.accept_agent(lease, &findings)? == Accepted::Stored {
-                        reader.add_counts(&findings.node, &counts, findings.received)?;
-                        changed_nodes.push(findings.node);
-                    }
-                }
-                Err(why) => {
-                    reader.take_counts();
-                    tracing::warn!(node = %message.node, %why, "agent report rejected");
-                    rejected_count += 1;
-                }
-            }
-        }
-        reader.write_counts(lease, context.now)?;
-        if !pending.is_empty() {
-            inbox.acknowledge(&pending.iter().map(|message| message.number).collect::<Vec<_>>());
-        }
-        store.record_agent_contacts(lease, &inbox.take_last_reports(context.now))?;
-        let confirmations = inbox.take_confirmations(context.now);
-        store.confirm_agent_results(lease, &confirmations)?;
-        let renewed = confirmations.into_iter().filter(|confirmed| context.is_reload_due(confirmed));
-        changed_nodes.extend(renewed.map(|confirmed| confirmed.node));
-    }
-    if rejected_count > 0 {
-        store.count_rejected(lease, rejected_count, context.now)?;
-        report.rejected += usize::try_from(rejected_count).unwrap_or(usize::MAX);
-    }
-    Ok(changed_nodes)
-}
-
-/// Opens and classifies the report of an agent.
-///
-/// # Errors
-/// If the store cannot be read.
-fn open_report(
-    settings: &Settings,
-    context: &IngestContext<'_>,
-    message: &AgentMessage,
-    reader: &mut BaselineReader<'_>,
-) -> Result<Result<AgentFindings, Rejection>, StoreError> {
-    let known = context.known(&message.node);
-    let mut store_error = None;
-    let mut load_baselines = |node: &NodeName, evidence: &TestEvidence| {
-        let query = BaselineQuery { node, sku: known.sku, evidence, before: context.now };
-        reader.load_expectations(query).unwrap_or_else(|error| {
-            store_error = Some(error);
-            result_validation::without_baselines(node, evidence)
-        })
-    };
-    let signed = (&message.node, &message.key, message.bytes.as_slice());
-    let opened = result_validation::open_report(settings, known, signed, context.now, &mut load_baselines);
-    match store_error {
-        Some(error) => Err(error),
-        None => Ok(opened),
-    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantee. A cycle completes whatever the last one left unfinished, because it reads the cluster and the recorded
 //! intents, never its own memory of what it did. A controller killed at any instant loses nothing: each intent is in
-//! the store before its effect, effects are idempotent by id, and results wait on the share.
+//! the store before its effect, effects are idempotent by id, and results wait in the ingest queue or on the share.
 //!
 //! Principles. The cycle decides nothing: [`doctor_core::plan`] does, from a snapshot. Anything that could not be
 //! observed is `Unknown` in it, never absent. Each effect may fail on its own. The planner's input is kept in memory
@@ -80,6 +80,8 @@ pub struct Engine {
     recorded_problem: bool,
     /// Notification routes by receiver.
     routes: Vec<(String, Route)>,
+    /// The URL to which jobs post their results.
+    results_url: Option<String>,
     /// The snapshot feed for readers in this process.
     snapshot_feed: Option<Arc<SnapshotFeed>>,
 }
@@ -112,6 +114,7 @@ impl Engine {
             publisher,
             persistent_problem: None,
             recorded_problem: false,
+            results_url: None,
             snapshot_feed: None,
             routes: Vec::new(),
         }
@@ -162,6 +165,11 @@ impl Engine {
     /// plan; a delivery worker sends them.
     pub fn set_routes(&mut self, routes: Vec<(String, Route)>) {
         self.routes = routes;
+    }
+
+    /// Sets the URL of the agent endpoint to which jobs post their results, beside their other ways.
+    pub fn set_results_url(&mut self, url: Option<String>) {
+        self.results_url = url;
     }
 
     /// Publishes a snapshot to this feed after each cycle.
@@ -218,6 +226,16 @@ impl Engine {
         }
         self.deps.progress.enter("between cycles");
         outcome
+    }
+
+    /// Enters the messages that nodes have sent since the last cycle, without one. Does nothing while another controller
+    /// leads, or before the cluster was observed.
+    ///
+    /// # Errors
+    /// If the store fails. The messages stay in the ingest queue.
+    pub fn enter_messages(&mut self) -> Result<(), StoreError> {
+        let Some(lease) = self.lease.clone() else { return Ok(()) };
+        self.planner_state.enter_messages(&self.deps, &lease)
     }
 
     /// A controller that is not the leader knows no more than the store, which every process can read.
@@ -329,7 +347,16 @@ impl Engine {
             progress.enter("collect the output of jobs");
             report.problems.extend(job_outputs::collect(&self.deps, lease, stored, &plan.actions)?);
             progress.enter("commit");
-            let cycle = in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan))?;
+            let cycle = match in_span(&span!("commit", failed = Empty), || self.commit(lease, now, &plan)) {
+                Ok(cycle) => cycle,
+                // The plan is outdated and nothing of it was done; the next cycle enters the result and plans anew.
+                Err(error @ StoreError::ResultWaits { .. }) => {
+                    tracing::debug!(%error, "plan discarded");
+                    self.planner_state.discard();
+                    return Ok(report);
+                }
+                Err(error) => return Err(error.into()),
+            };
             progress.enter("act");
             let problems = in_span(&span!("act", failed = Empty), || self.act(lease, &plan))?;
             report.problems.extend(problems);
@@ -443,6 +470,7 @@ impl Engine {
             progress: &self.deps.progress,
             settings: &self.deps.settings,
             share: self.deps.share.as_ref(),
+            results: self.results_url.as_deref(),
             workers: self.deps.workers,
         };
         executor.execute(&plan.actions, &runs, snapshot)

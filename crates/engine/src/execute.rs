@@ -49,6 +49,8 @@ pub struct Executor<'a> {
     pub settings: &'a Settings,
     /// Where the support bundle of a case is kept before a step that destroys evidence.
     pub share: Option<&'a Share>,
+    /// The URL to which jobs post their results.
+    pub results: Option<&'a str>,
     /// Number of concurrent effects. With one, a simulation stays deterministic.
     pub workers: usize,
 }
@@ -159,7 +161,7 @@ impl Executor<'_> {
         match action {
             Action::Submit(Run { id, .. }) | Action::Resubmit { run: id } => {
                 let (run, key) = runs.get(id)?;
-                Some(PlannedEffect::Submit(job_request(run, key.clone(), self.settings)))
+                Some(PlannedEffect::Submit(job_request(run, key.clone(), self)))
             }
             Action::Cancel { run, .. } => Some(PlannedEffect::Cancel(*run)),
             Action::RemoveMaintenanceMark { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
@@ -470,7 +472,7 @@ fn our_marks(snapshot: &Snapshot, node: &NodeName) -> Vec<OurMark> {
     marks.into_iter().flatten().filter(|mark| mark.kind != MarkKind::Cordon).cloned().collect()
 }
 
-fn job_request(run: &Run, key: RunKey, settings: &Settings) -> JobRequest {
+fn job_request(run: &Run, key: RunKey, executor: &Executor<'_>) -> JobRequest {
     let outputs = run
         .nodes
         .iter()
@@ -481,5 +483,6 @@ fn job_request(run: &Run, key: RunKey, settings: &Settings) -> JobRequest {
         })
         .collect();
     let (nodes, tests) = (run.nodes.clone(), run.tests.clone());
-    JobRequest { run: run.id, nodes, access: settings.access_of(&tests), tests, limit: run.limit, key, outputs }
+    let (access, results) = (executor.settings.access_of(&tests), executor.results.map(str::to_owned));
+    JobRequest { run: run.id, nodes, access, tests, limit: run.limit, key, results, outputs }
 }

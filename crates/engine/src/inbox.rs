@@ -1,5 +1,6 @@
-//! The interface through which agents' messages reach the engine.
+//! The interface to what is known of agents, and to sources of their messages other than the store's ingest queue.
 
+use doctor_backend::ObservedNode;
 use doctor_checks::document::RunKey;
 use doctor_core::{ids::NodeName, time::Timestamp};
 use doctor_store::records::{AgentConfirmation, AgentContact};
@@ -14,11 +15,17 @@ pub struct AgentMessage {
     pub bytes: Vec<u8>,
 }
 
-/// Holds agents' messages until they are stored: a controller that restarts in between finds them again.
+/// The engine's side of a source of agents' messages. Messages that nodes send to the agent endpoint are in the store's
+/// ingest queue; a simulated cluster keeps its agents' messages itself.
 pub trait Inbox: Send {
-    fn pending(&mut self) -> Vec<AgentMessage>;
+    /// Returns messages that are not in the ingest queue. They are returned again until they are acknowledged.
+    fn pending(&mut self) -> Vec<AgentMessage> {
+        Vec::new()
+    }
     /// These were processed, accepted or not.
-    fn acknowledge(&mut self, numbers: &[u64]);
+    fn acknowledge(&mut self, _numbers: &[u64]) {}
+    /// Tells of the nodes that the cluster has, by name. Messages of others are not accepted.
+    fn set_nodes(&mut self, _nodes: &[ObservedNode]) {}
     /// Returns when this node's agent last reported, if messages arrive here and not in the cluster's own response. For
     /// an agent that never reported: since when it is expected to.
     fn last_report(&self, _node: &NodeName) -> Option<Timestamp> {

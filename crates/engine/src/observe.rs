@@ -16,19 +16,21 @@ use doctor_core::{
     plan::{Action, Plan, Planner, TakeOutPermit},
     reason::WithReason,
     run::{ObservedJobState, Run, RunState},
-    snapshot::{CommandKind, RecentActions, Snapshot, TestRecords, Trial},
+    snapshot::{CommandKind, NodeRecord, RecentActions, Snapshot, TestRecords, Trial},
     time::{Span, Timestamp},
 };
 use doctor_store::{Lease, StoreError, records::StoredRun};
 use tracing::field::Empty;
 
 use crate::{
-    collect_results::{self, IngestContext, IngestState},
+    collect_results::{self, IngestState},
     cycle_report::CycleReport,
     deps::EngineDeps,
     inbox::Inbox,
+    ingest_context::IngestContext,
     job_failures::JobFailures,
     mark_recovery::restore_marks,
+    queued_results,
     snapshot::{active_runs, mark_unknown_jobs, node_record},
     spans::{in_span, span},
 };
@@ -43,6 +45,8 @@ pub(crate) struct PlannerState {
     /// Since when the backend has not known a run's job.
     absent_since: BTreeMap<RunId, Timestamp>,
     ingest: IngestState,
+    /// What was entered since the last cycle.
+    entered: CycleReport,
     /// Logs that arrived with jobs and were given to the shared directory.
     saved_logs: BTreeSet<(RunId, NodeName)>,
     failures: JobFailures,
@@ -142,6 +146,10 @@ impl PlannerState {
         lease: &Lease,
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
+        let entered = std::mem::take(&mut self.entered);
+        report.results += entered.results;
+        report.rejected += entered.rejected;
+        report.problems.extend(entered.problems);
         self.detect_operator_changes(deps)?;
         self.observed_now = false;
         if self.planner.is_none() || self.stale.runs {
@@ -246,6 +254,50 @@ impl PlannerState {
         }
     }
 
+    /// Enters the messages of the ingest queue without a cycle, with the cluster as the last one observed it. The next
+    /// cycle plans with them, and reports them.
+    pub(crate) fn enter_messages(&mut self, deps: &EngineDeps, lease: &Lease) -> Result<(), StoreError> {
+        let Some(snapshot) = self.planner.as_ref().map(Planner::snapshot) else { return Ok(()) };
+        let observed = |record: &NodeRecord| ObservedNode {
+            node: Arc::clone(&record.node),
+            agent_last_seen: record.last_report,
+            jobs: Vec::new(),
+        };
+        let nodes: Vec<ObservedNode> = snapshot.nodes.iter().map(observed).collect();
+        let known = IngestContext {
+            runs: &self.runs,
+            polled: &BTreeMap::new(),
+            nodes: &nodes,
+            snapshot: Some(snapshot),
+            acknowledged: &self.acknowledged,
+            now: deps.clock.now(),
+        };
+        let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
+        let mut report = CycleReport::default();
+        let agreements = &mut self.ingest.agreements;
+        let changed_nodes = in_span(&span, || queued_results::enter(deps, lease, &known, agreements, &mut report))?;
+        span.record("results", report.results as u64).record("rejected", report.rejected as u64);
+        self.entered.results += report.results;
+        self.entered.rejected += report.rejected;
+        self.entered.problems.append(&mut report.problems);
+        self.record_changes(deps, changed_nodes, report.results > 0)
+    }
+
+    /// Notes which nodes have newer data in the store, and reads the runs again if some have results.
+    fn record_changes(
+        &mut self,
+        deps: &EngineDeps,
+        changed_nodes: Vec<NodeName>,
+        has_results: bool,
+    ) -> Result<(), StoreError> {
+        self.dirty.extend(changed_nodes);
+        if has_results {
+            self.runs = deps.store.active_runs()?;
+            self.stale.node_hours = true;
+        }
+        Ok(())
+    }
+
     /// Collects results first, because the plan depends on them.
     fn collect_results(
         &mut self,
@@ -266,14 +318,10 @@ impl PlannerState {
         };
         deps.progress.enter("collect results");
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
+        let results_before = report.results;
         let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
-        if !changed_nodes.is_empty() {
-            self.dirty.extend(changed_nodes);
-            self.runs = deps.store.active_runs()?;
-            self.stale.node_hours = true;
-        }
-        Ok(())
+        self.record_changes(deps, changed_nodes, report.results > results_before)
     }
 
     /// Records the progress of jobs once: that the backend has them, and that they started.

@@ -1,8 +1,9 @@
 //! Validation and classification of all incoming results, in this order: verify, parse, classify.
 //!
-//! A document arrives through the shared directory or with a job's output. Nothing in it is trusted before its
-//! signature matches the one-time key of an active run; then it must be for one of that run's nodes and contain only
-//! requested tests. The controller derives the verdict from the raw evidence; a node's own verdict is not used.
+//! A document arrives through the shared directory, with a job's output, or is posted by the job. Nothing in it is
+//! trusted before its signature matches the one-time key of an active run; then it must be for one of that run's nodes
+//! and contain only requested tests. The controller derives the verdict from the raw evidence; a node's own verdict is
+//! not used. What is posted was verified and parsed before it was queued, so the two halves can be called separately.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use doctor_core::{
     observation::AcknowledgedEvents,
     profile::Profile,
     reason::ReasonCode,
-    run::Outcome,
+    run::{Outcome, Run},
     time::{Span, Timestamp},
 };
 use doctor_store::records::{AgentFindings, AgentResult, ClassifiedResult, ConfirmedRound, StoredRun};
@@ -43,15 +44,24 @@ pub fn open_document<'a>(
     baselines: &mut BaselineLoader<'_>,
 ) -> Result<ClassifiedResult, Rejection> {
     let document = Document::open(&bytes, &run.key)?;
-    if document.run != run.run.id {
+    check_document(&run.run, &document)?;
+    Ok(classify_document(settings, &run.run, (&document, bytes), received, known(&document.node), baselines))
+}
+
+/// Checks that a document is of this run: of one of its nodes, with requested tests only, each once.
+///
+/// # Errors
+/// With the reason for the rejection.
+pub fn check_document(run: &Run, document: &Document) -> Result<(), Rejection> {
+    if document.run != run.id {
         return Err(Rejection::WrongRun(document.run));
     }
-    if !run.run.nodes.contains(&document.node) {
-        return Err(Rejection::WrongNode(document.node));
+    if !run.nodes.contains(&document.node) {
+        return Err(Rejection::WrongNode(document.node.clone()));
     }
     let mut seen: Vec<&TestId> = Vec::with_capacity(document.tests.len());
     for evidence in &document.tests {
-        if !run.run.tests.contains(&evidence.test) {
+        if !run.tests.contains(&evidence.test) {
             return Err(Rejection::UnexpectedTest(evidence.test.clone()));
         }
         if seen.contains(&&evidence.test) {
@@ -59,31 +69,41 @@ pub fn open_document<'a>(
         }
         seen.push(&evidence.test);
     }
-    let complete = run.run.tests.iter().all(|test| seen.contains(&test));
-    let known = known(&document.node);
+    Ok(())
+}
+
+/// Classifies every test in a checked document, which is given parsed and as it was received.
+pub fn classify_document(
+    settings: &Settings,
+    run: &Run,
+    (document, bytes): (&Document, Vec<u8>),
+    received: Timestamp,
+    known: KnownNode<'_>,
+    baselines: &mut BaselineLoader<'_>,
+) -> ClassifiedResult {
+    let complete = run.tests.iter().all(|test| document.tests.iter().any(|evidence| evidence.test == *test));
     let profile = settings.profiles.resolve(known.sku, document.machine.as_ref());
     let context = ClassifyContext { settings, profile, declared: known.declared, acknowledged: known.acknowledged };
     let classified = document.tests.iter().map(|evidence| {
         let baselines = baselines(&document.node, evidence);
-        outcome(&document, evidence, classify_evidence(context, evidence, &baselines, document.uptime), received)
+        outcome(document, evidence, classify_evidence(context, evidence, &baselines, document.uptime), received)
     });
     let mut outcomes: Vec<Outcome> = classified.collect();
     if let Some(first) = outcomes.first_mut() {
-        let planned = run.run.planned;
         let test = first.test.clone();
-        first.findings.extend(classify::check_clock(&test, planned, document.started, document.ended, received));
+        first.findings.extend(classify::check_clock(&test, run.planned, document.started, document.ended, received));
     }
-    Ok(ClassifiedResult {
+    ClassifiedResult {
         run: document.run,
-        node: document.node,
+        node: document.node.clone(),
         outcomes,
-        hardware: document.hardware,
+        hardware: document.hardware.clone(),
         evidence: bytes,
         complete,
         received,
         policy_version: settings.policy.version,
         profile_version: profile.map(|profile| profile.version),
-    })
+    }
 }
 
 fn outcome(
@@ -177,12 +197,23 @@ pub fn open_report(
     if report.node != *node {
         return Err(Rejection::WrongNode(report.node));
     }
+    Ok(classify_report(settings, known, &report, received, baselines))
+}
+
+/// Classifies every check in a verified report, which was received at this time.
+pub fn classify_report(
+    settings: &Settings,
+    known: KnownNode<'_>,
+    report: &AgentReport,
+    received: Timestamp,
+    baselines: &mut BaselineLoader<'_>,
+) -> AgentFindings {
     let profile = settings.profiles.resolve(known.sku, report.machine.as_ref());
     let context = ClassifyContext { settings, profile, declared: known.declared, acknowledged: known.acknowledged };
     let mut by_check: BTreeMap<TestId, Vec<Finding>> = BTreeMap::new();
     let mut results = BTreeMap::new();
     for evidence in &report.checks {
-        let baselines = baselines(node, evidence);
+        let baselines = baselines(&report.node, evidence);
         let classification = classify_evidence(context, evidence, &baselines, report.uptime);
         // Agents run no test that needs the node for itself, and a node could name any number of unknown checks.
         if context.settings.catalogue.get(&evidence.test).is_some_and(|check| !check.spec.exclusive) {
@@ -195,9 +226,12 @@ pub fn open_report(
             by_check.insert(evidence.test.clone(), classification.findings);
         }
     }
-    let AgentReport { node, hardware, sequence: number, at: sent, dropped, waited, confirmed, .. } = report;
+    let &AgentReport { ref node, ref hardware, sequence: number, at: sent, ref dropped, waited, ref confirmed, .. } =
+        report;
     let waited = waited.unwrap_or_default();
     // What a report confirms is as of its own results.
-    let confirmed = confirmed.map_or_else(Vec::new, |confirmed| ConfirmedRound::from_message(confirmed, received));
-    Ok(AgentFindings { node, number, sent, received, waited, by_check, results, confirmed, hardware, dropped })
+    let confirmed =
+        confirmed.clone().map_or_else(Vec::new, |confirmed| ConfirmedRound::from_message(confirmed, received));
+    let (node, hardware, dropped) = (node.clone(), hardware.clone(), dropped.clone());
+    AgentFindings { node, number, sent, received, waited, by_check, results, confirmed, hardware, dropped }
 }

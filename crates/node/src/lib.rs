@@ -22,6 +22,7 @@ pub mod profile_command;
 pub mod record;
 pub mod repair;
 pub mod report;
+pub mod result_post;
 pub mod runner;
 pub mod stop;
 pub mod test;

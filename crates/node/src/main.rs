@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use doctor_checks::{document::RunKey, job_file, probe::Probe};
+use doctor_checks::{document::RunKey, job_file, probe::Probe, result_transport::URL_VARIABLE};
 use doctor_core::{
     access::Access,
     ids::{CheckId, NodeName, RunId, TestId},
@@ -26,7 +26,7 @@ use doctor_node::{
     job::{self, JobParams, ResultTarget, node_paths},
     policy::{load_policy, load_submitted_policy},
     profile::{self, MachineArgs},
-    profile_command, repair, report,
+    profile_command, repair, report, result_post,
     runner::{self, BUILTIN_ARGUMENT, DRIVER_ARGUMENT, HELPER_ARGUMENT, KEY_VARIABLE, LocalRunner},
     stop::Stop,
     test,
@@ -157,7 +157,10 @@ struct RecordArgs {
 /// manually: `doctor-node job --suite standard --data DIR`. A multi-node run names all of its nodes, each with its own
 /// --log and --document; DOCTOR_NODE_NAME or, in Slurm, SLURMD_NODENAME selects the one that this node is.
 ///
-/// Exit codes: 0 every test ran, whatever it found; 1 the result could not be written; 2 the job could not start; 3
+/// With --results the document is also posted to the controller, for 20 seconds; if it cannot be written either, until
+/// the time limit.
+///
+/// Exit codes: 0 every test ran, whatever it found; 1 the result could not be delivered; 2 the job could not start; 3
 /// another process owns this run, or the run was cancelled; 124 time limit exceeded; 143 stopped by a signal.
 #[derive(Debug, Args)]
 struct JobArgs {
@@ -185,6 +188,9 @@ struct JobArgs {
     /// controller accepts it.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["logs", "documents"])]
     data: Option<PathBuf>,
+    /// URL of the controller's agent endpoint, to which the result document is posted as well.
+    #[arg(long, value_name = "URL", env = URL_VARIABLE)]
+    results: Option<String>,
     /// File that holds the run's key in hexadecimal; read once.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -523,6 +529,16 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
             (node, logs, ResultTarget::File(document))
         }
     };
+    // No controller accepts a result of a run that it did not plan.
+    let url = args.results.filter(|_| !by_hand);
+    let post = url.and_then(|url| match result_post::to(&url, run, node.clone()) {
+        Ok(post) => Some(post),
+        // The job still has its other way.
+        Err(error) => {
+            eprintln!("doctor-node: the result cannot be posted: {error}");
+            None
+        }
+    });
     let params = JobParams {
         run,
         node,
@@ -530,6 +546,7 @@ fn job(args: JobArgs) -> anyhow::Result<u8> {
         key: key(args.key_file.as_deref(), by_hand)?,
         logs,
         result_target: hand_over,
+        post,
         policy,
         root: args.paths.root,
         library: args.paths.nvml,

@@ -175,6 +175,7 @@ impl WireJob {
             access: Vec::new(),
             limit: self.limit,
             key: RunKey::from_hex(&self.key)?,
+            results: None,
             outputs: self.outputs.into_iter().map(output).collect(),
         })
     }

@@ -74,6 +74,7 @@ impl<F: Fn(&Incident) -> bool> Testbed for SimBed<F> {
             access: Vec::new(),
             limit: Span::hours(1),
             key: RunKey::new([1; 32]),
+            results: None,
             outputs: vec![JobOutput {
                 document: format!("gpu-health/{name}/{run}.json").into(),
                 logs: vec![format!("gpu-health/{name}/{run}.log").into()],

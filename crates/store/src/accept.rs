@@ -17,7 +17,7 @@ use doctor_core::{
 };
 
 use super::{
-    Store,
+    Store, agent_findings,
     audit::{self, Counter},
     compression::Packed,
     db::{Access, ColumnType, SqlValue, Tx, vals},
@@ -26,13 +26,57 @@ use super::{
     fencing::Lease,
     findings::{CheckFindings, FindingChanges, OpenFindings},
     id_cache::OutcomeKind,
+    ingest_queue,
+    messages::QueuedMessage,
     node_hours::{self, RunSpan},
     nodes::{self, HardwareReport},
-    records::{Accepted, ClassifiedResult},
+    records::{Accepted, AgentFindings, ClassifiedResult},
     result_writer::{self, NewHistoryRow, StateBefore},
 };
 
+/// Classified messages of the ingest queue that are entered together.
+#[derive(Debug, Default)]
+pub struct Entering<'a> {
+    pub results: &'a [ClassifiedResult],
+    /// Several of one node in the order in which they arrived.
+    pub reports: &'a [AgentFindings],
+    /// The messages that these are made from, and those that were rejected: they leave the queue.
+    pub messages: &'a [&'a QueuedMessage],
+}
+
+/// What became of them, in order.
+#[derive(Debug, Default)]
+pub struct Entered {
+    pub results: Vec<Accepted>,
+    pub reports: Vec<Accepted>,
+}
+
 impl Store {
+    /// Enters messages of the ingest queue in history, in the transaction that removes them from it.
+    pub fn enter(&self, lease: &Lease, entering: &Entering<'_>) -> Result<Entered> {
+        let &Entering { results, reports, messages } = entering;
+        if messages.is_empty() {
+            return Ok(Entered::default());
+        }
+        let standalone: Vec<Option<Packed>> =
+            results.iter().map(evidence_pack::compress_standalone).collect::<Result<_>>()?;
+        let batch = BatchKeys::new(results.iter().collect());
+        let ids: Vec<i64> = messages.iter().map(|message| message.id).collect();
+        let entered = self.write_with_prefetch(
+            Access::EnterQueued,
+            lease,
+            |tx| batch.prefetch(tx),
+            |tx| {
+                let results = enter_results(tx, &batch, results, &standalone)?;
+                let reports = agent_findings::enter_reports(tx, reports)?;
+                ingest_queue::remove(tx, &ids)?;
+                Ok(Entered { results, reports })
+            },
+        )?;
+        self.forget_messages(messages);
+        Ok(entered)
+    }
+
     /// Stores results. They are durable when this returns. A result that is already stored changes nothing.
     pub fn accept(&self, lease: &Lease, results: &[ClassifiedResult]) -> Result<Vec<Accepted>> {
         let standalone: Vec<Option<Packed>> =
@@ -42,58 +86,40 @@ impl Store {
             Access::Write,
             lease,
             |tx| batch.prefetch(tx),
-            |tx| {
-                let mut expected = PendingRuns::load(tx, &batch.runs)?;
-                let admitted: Vec<_> = results.iter().map(|result| expected.admit(tx, result)).collect();
-                let arrivals: Vec<IncomingResult<'_>> = results
-                    .iter()
-                    .zip(&standalone)
-                    .zip(&admitted)
-                    .filter_map(|((result, standalone), admitted)| {
-                        let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
-                        Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
-                    })
-                    .collect();
-                let bundles = evidence_pack::store_results(tx, &arrivals)?;
-                let stored: Vec<PendingHistoryEntry<'_>> = arrivals
-                    .iter()
-                    .zip(bundles)
-                    .map(|(arrival, bundle)| PendingHistoryEntry { node: arrival.node, result: arrival.result, bundle })
-                    .collect();
-                write_results(tx, &expected.conclusions, &batch, &stored)?;
-                count_rejected_results(tx, &admitted)?;
-                Ok(admitted.into_iter().map(|one| one.map_or_else(Accepted::from, |_| Accepted::Stored)).collect())
-            },
+            |tx| enter_results(tx, &batch, results, &standalone),
         )
     }
 }
 
-/// An admitted result whose document is in a bundle.
-#[derive(Debug)]
-pub(super) struct AdmittedResult {
-    pub(super) result: ClassifiedResult,
-    pub(super) bundle: i64,
-    /// The admission decision; `None` if it is no longer known, because another process made it.
-    pub(super) info: Option<AdmissionInfo>,
-}
-
-/// Enters admitted results in history. A result that has been entered since changes nothing.
-pub(super) fn apply_admitted(tx: &mut Tx<'_>, batch: &BatchKeys<'_>, results: &[&AdmittedResult]) -> Result<()> {
-    let mut expected = PendingRuns::load(tx, &batch.runs)?;
-    let mut entries = Vec::with_capacity(results.len());
-    for AdmittedResult { result, bundle, info: admitted } in results {
-        let admitted = match *admitted {
-            Some(admitted) if admitted.is_single_node => {
-                expected.conclusions.add(result.run, &admitted);
-                Ok(admitted)
-            }
-            _ => expected.admit(tx, result),
-        };
-        if let Ok(AdmissionInfo { node, .. }) = admitted {
-            entries.push(PendingHistoryEntry { node, result, bundle: *bundle });
-        }
+fn enter_results(
+    tx: &mut Tx<'_>,
+    batch: &BatchKeys<'_>,
+    results: &[ClassifiedResult],
+    standalone: &[Option<Packed>],
+) -> Result<Vec<Accepted>> {
+    if results.is_empty() {
+        return Ok(Vec::new());
     }
-    write_results(tx, &expected.conclusions, batch, &entries)
+    let mut expected = PendingRuns::load(tx, &batch.runs)?;
+    let admitted: Vec<_> = results.iter().map(|result| expected.admit(tx, result)).collect();
+    let arrivals: Vec<IncomingResult<'_>> = results
+        .iter()
+        .zip(standalone)
+        .zip(&admitted)
+        .filter_map(|((result, standalone), admitted)| {
+            let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
+            Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
+        })
+        .collect();
+    let bundles = evidence_pack::store_results(tx, &arrivals)?;
+    let stored: Vec<PendingHistoryEntry<'_>> = arrivals
+        .iter()
+        .zip(bundles)
+        .map(|(arrival, bundle)| PendingHistoryEntry { node: arrival.node, result: arrival.result, bundle })
+        .collect();
+    write_results(tx, &expected.conclusions, batch, &stored)?;
+    count_rejected_results(tx, &admitted)?;
+    Ok(admitted.into_iter().map(|one| one.map_or_else(Accepted::from, |_| Accepted::Stored)).collect())
 }
 
 /// A result that is not in history yet.
@@ -106,22 +132,15 @@ struct PendingHistoryEntry<'a> {
 
 /// The rows that a batch reads from the database.
 #[derive(Debug)]
-pub(super) struct BatchKeys<'a> {
-    pub(super) runs: Vec<i64>,
+struct BatchKeys<'a> {
+    runs: Vec<i64>,
     results: Vec<&'a ClassifiedResult>,
 }
 
 impl<'a> BatchKeys<'a> {
-    pub(super) fn new(results: Vec<&'a ClassifiedResult>) -> Self {
+    fn new(results: Vec<&'a ClassifiedResult>) -> Self {
         let runs = sorted(results.iter().map(|result| number_of(result.run)));
         Self { runs, results }
-    }
-
-    /// For [`apply_admitted`], which need not read `pending_results` for runs of one node.
-    pub(super) fn for_apply(admissions: &[&'a AdmittedResult]) -> Self {
-        let sole = |one: &AdmittedResult| one.info.is_some_and(|admitted| admitted.is_single_node);
-        let runs = sorted(admissions.iter().filter(|one| !sole(one)).map(|one| number_of(one.result.run)));
-        Self { runs, results: admissions.iter().map(|one| &one.result).collect() }
     }
 
     /// The known nodes that the batch reports on.
@@ -130,13 +149,9 @@ impl<'a> BatchKeys<'a> {
     }
 
     /// Announces all queries of this batch.
-    pub(super) fn prefetch(&self, tx: &mut Tx<'_>) {
-        self.prefetch_runs(tx);
-        result_writer::prefetch(tx, &self.nodes(tx));
-    }
-
-    pub(super) fn prefetch_runs(&self, tx: &mut Tx<'_>) {
+    fn prefetch(&self, tx: &mut Tx<'_>) {
         tx.prefetch(READING_RUNS, PENDING_RESULTS_SQL, &self.runs);
+        result_writer::prefetch(tx, &self.nodes(tx));
     }
 }
 
@@ -158,7 +173,7 @@ const PENDING_RESULTS_SQL: &str = "SELECT a.run, a.node, a.received_at, a.comple
 
 /// The pending results of the runs in a batch.
 #[derive(Debug, Default)]
-pub(super) struct PendingRuns {
+struct PendingRuns {
     runs: HashMap<RunId, PendingRun>,
     conclusions: RunConclusions,
     /// Nodes of runs that ended before this batch.
@@ -183,18 +198,16 @@ impl RunConclusions {
 
 /// A new result, for a run that is waiting for it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AdmissionInfo {
-    pub(super) node: i64,
+struct AdmissionInfo {
+    node: i64,
     /// Evidence of a case's run is stored with the case.
-    pub(super) case: Option<CaseId>,
-    /// The run has one node, so only this result can decide how it ends.
-    is_single_node: bool,
+    case: Option<CaseId>,
     ended: Option<RunSpan>,
 }
 
 /// Why a result is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RejectReason {
+enum RejectReason {
     Duplicate,
     UnknownRun,
 }
@@ -226,7 +239,7 @@ enum NodeResult {
 }
 
 impl PendingRuns {
-    pub(super) fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
+    fn load(tx: &mut Tx<'_>, runs: &[i64]) -> Result<Self> {
         let mut expected = Self::default();
         tx.rows_by_key(READING_RUNS, PENDING_RESULTS_SQL, runs, |row| {
             let waiting = expected.runs.entry(row.run(0)?).or_default();
@@ -250,11 +263,7 @@ impl PendingRuns {
         Ok(expected)
     }
 
-    pub(super) fn admit(
-        &mut self,
-        tx: &Tx<'_>,
-        result: &ClassifiedResult,
-    ) -> std::result::Result<AdmissionInfo, RejectReason> {
+    fn admit(&mut self, tx: &Tx<'_>, result: &ClassifiedResult) -> std::result::Result<AdmissionInfo, RejectReason> {
         let node = tx.ids.node_id(&result.node).ok_or(RejectReason::UnknownRun)?;
         if self.ended_nodes.contains(&(result.run, node)) {
             return Err(RejectReason::Duplicate);
@@ -267,7 +276,7 @@ impl PendingRuns {
         *answer = if result.complete { NodeResult::Complete } else { NodeResult::Partial };
         waiting.ended = waiting.nodes.values().all(|answer| *answer == NodeResult::Complete);
         let ended = waiting.ended.then(|| waiting.run_span(result));
-        let admitted = AdmissionInfo { node, case: waiting.case, is_single_node: waiting.nodes.len() == 1, ended };
+        let admitted = AdmissionInfo { node, case: waiting.case, ended };
         self.conclusions.add(result.run, &admitted);
         Ok(admitted)
     }
@@ -424,7 +433,7 @@ fn remove_pending(tx: &mut Tx<'_>, ended: &BTreeMap<RunId, RunSpan>, stored: &[P
     tx.execute_each(operation, (sqlite, postgres), &[ColumnType::Int; 4], &rows)
 }
 
-pub(super) fn count_rejected_results(
+fn count_rejected_results(
     tx: &mut Tx<'_>,
     admitted: &[std::result::Result<AdmissionInfo, RejectReason>],
 ) -> Result<()> {

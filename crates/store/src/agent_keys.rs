@@ -49,24 +49,26 @@ impl Store {
 
     /// Returns the credential with which messages from this node must be authenticated.
     pub fn agent_key(&self, node: &NodeName) -> Result<AgentKey> {
-        self.read(|tx| {
-            let sql = format!("SELECT {COLUMNS} FROM agent WHERE node = $1");
+        // One statement without names, because each message of an agent asks for it.
+        let sql = format!("SELECT {COLUMNS} FROM agent WHERE node = $1");
+        let found = self.query_once(|tx| {
             let found = tx.first("reading an agent's key", &sql, vals![node.as_str()], |row| {
                 Ok((read_agent(row)?, row.text(9)?.to_owned()))
             })?;
-            let Some((agent, secret)) = found else { return Ok(AgentKey::Unknown) };
-            if agent.revoked.is_some() {
-                return Ok(AgentKey::Revoked);
-            }
-            if agent.auth == AgentAuth::Token {
-                return Ok(AgentKey::ClusterToken { last_contact: agent.last_contact });
-            }
-            let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
-                what: "agent's key",
-                why: format!("the key of {node} is not 64 hexadecimal digits"),
-            })?;
-            Ok(AgentKey::Enrolled { key, last_contact: agent.last_contact, since: agent.created })
-        })
+            Ok(Some(found))
+        })?;
+        let Some((agent, secret)) = found.flatten() else { return Ok(AgentKey::Unknown) };
+        if agent.revoked.is_some() {
+            return Ok(AgentKey::Revoked);
+        }
+        if agent.auth == AgentAuth::Token {
+            return Ok(AgentKey::ClusterToken { last_contact: agent.last_contact });
+        }
+        let key = RunKey::from_hex(&secret).ok_or_else(|| StoreError::Unreadable {
+            what: "agent's key",
+            why: format!("the key of {node} is not 64 hexadecimal digits"),
+        })?;
+        Ok(AgentKey::Enrolled { key, last_contact: agent.last_contact, since: agent.created })
     }
 
     /// Records agents that authenticate by a token of their cluster, each since the given time. A known agent is

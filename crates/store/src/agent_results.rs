@@ -30,13 +30,6 @@ pub(super) const NO_RUN: i64 = 0;
 pub(super) struct CheckTimes(BTreeMap<i64, Timestamp>);
 
 impl CheckTimes {
-    /// Reads the times of one node.
-    pub(super) fn of_node(tx: &mut Tx<'_>, node: i64) -> Result<Self> {
-        let sql = "SELECT agent_checked FROM node WHERE id = $1";
-        let times = tx.first("reading a node", sql, vals![node], |row| Self::decode(row.opt_text(0)?))?;
-        Ok(times.unwrap_or_default())
-    }
-
     pub(super) fn decode(text: Option<&str>) -> Result<Self> {
         let unreadable = || StoreError::Unreadable {
             what: "times of an agent's checks",
@@ -159,21 +152,32 @@ fn renew(status: &mut StoredTestStatus, at: Timestamp) {
     }
 }
 
-/// Returns the results of a node's agent, by test.
-pub(super) fn statuses_of(tx: &mut Tx<'_>, node: i64, checked: &CheckTimes) -> Result<BTreeMap<i64, StoredTestStatus>> {
+/// Returns the results of agents, by node and test.
+pub(super) fn statuses_of<'a>(
+    tx: &mut Tx<'_>,
+    nodes: impl Iterator<Item = (i64, &'a CheckTimes)>,
+) -> Result<HashMap<(i64, i64), StoredTestStatus>> {
     let names = Arc::clone(&tx.ids);
-    let sql = format!("SELECT {COLUMNS} FROM agent_result WHERE node = $1");
-    let rows =
-        tx.all("reading results of an agent", &sql, vals![node], |row| read_status(row, Some(checked), &names))?;
-    Ok(rows.into_iter().collect())
+    let checked: HashMap<i64, &CheckTimes> = nodes.collect();
+    let ids: Vec<i64> = checked.keys().copied().collect();
+    let mut statuses = HashMap::new();
+    let sql = format!("SELECT {COLUMNS} FROM agent_result WHERE node IN {{keys}}");
+    tx.rows_by_key("reading results of agents", &sql, &ids, |row| {
+        let node = row.int(0)?;
+        let (test, status) = read_status(row, checked.get(&node).copied(), &names)?;
+        statuses.insert((node, test), status);
+        Ok(())
+    })?;
+    Ok(statuses)
 }
 
-pub(super) fn write_statuses(tx: &mut Tx<'_>, node: i64, changed: &[(i64, StoredTestStatus)]) -> Result<()> {
+/// Writes results of agents, by node and test.
+pub(super) fn write_statuses(tx: &mut Tx<'_>, changed: &[((i64, i64), StoredTestStatus)]) -> Result<()> {
     let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(changed.len() * 8);
-    for (test, status) in changed {
+    for ((node, test), status) in changed {
         let record = &status.record;
         rows.extend_from_slice(vals![
-            node,
+            *node,
             *test,
             record.attempt(),
             status.outcome,

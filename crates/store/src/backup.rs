@@ -14,7 +14,6 @@ use super::{
     db::{Access, ColumnType, Conn, SqlValue, Tx, open_read_only, sqlite_error, vals},
     error::{Result, StoreError},
     id_cache::IdCache,
-    ingest_queue,
     publish::TemporaryFile,
     schema::{self, SchemaHistory},
 };
@@ -61,8 +60,7 @@ impl Store {
             )?;
             // Name ids were replaced, so the transaction's cached names are invalid.
             tx.ids = Arc::new(IdCache::default());
-            tx.refresh_ids()?;
-            ingest_queue::apply_all(tx)
+            tx.refresh_ids()
         })
     }
 

@@ -19,7 +19,7 @@ use super::{
     error::{Result, StoreError},
     fencing::Lease,
     findings::{CheckFindings, FindingChanges, OpenFindings},
-    json, measured_counts, nodes, operator_commands, outbox,
+    ingest_queue, json, measured_counts, nodes, operator_commands, outbox,
     records::{CycleId, CycleIntent},
     runs,
     runs_without_result::conclude,
@@ -27,6 +27,9 @@ use super::{
 
 impl Store {
     /// Writes a cycle's plan. After this returns, each of its effects happens exactly once, possibly after a restart.
+    ///
+    /// # Errors
+    /// [`StoreError::ResultWaits`] if the plan ends a run whose result has arrived since the plan was made.
     pub fn commit(&self, lease: &Lease, intent: &CycleIntent<'_>) -> Result<CycleId> {
         self.write(lease, |tx| {
             let submitted = intent.actions.iter().filter(|action| matches!(action.value, Action::Submit(_))).count();
@@ -83,6 +86,9 @@ fn apply(
         // An earlier cycle stored it.
         Action::Resubmit { .. } => Ok(()),
         Action::Cancel { run, why } => runs::cancel_run(tx, *run, *why, at),
+        Action::Conclude { run, .. } if ingest_queue::result_is_queued(tx, *run)? => {
+            Err(StoreError::ResultWaits { run: *run })
+        }
         Action::Conclude { run, end } => conclude(tx, *run, *end, at, intent.retry).map(drop),
         Action::OpenCase(case) => cases::open(tx, case),
         Action::Escalate { case, to } => cases::escalate(tx, *case, *to),

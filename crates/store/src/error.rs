@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use doctor_core::time::Timestamp;
+use doctor_core::{ids::RunId, time::Timestamp};
 use tokio_postgres::error::SqlState;
 
 /// A failed store operation. Nothing was changed: every write is one transaction.
@@ -86,6 +86,10 @@ pub enum StoreError {
     /// The state that the plan was based on has changed. Nothing was done.
     #[error("{what} has changed since the plan was made: review the new plan")]
     StateChanged { what: String },
+
+    /// The plan ends a run whose result has arrived since the plan was made. Nothing was done: enter the result first.
+    #[error("a result of {run} has arrived since the plan was made: the next cycle enters it")]
+    ResultWaits { run: RunId },
 
     /// The caller's deadline passed. The store is not at fault.
     #[error("{operation} exceeded the deadline of the request")]

@@ -1,11 +1,10 @@
-//! Bundles: many documents and their results, compressed together.
+//! Bundles: many documents, compressed together.
 //!
 //! Documents of one test are alike; compressed together they take a small part of the space and time that each would
-//! take alone. A bundle is small, because reading one document decompresses the whole bundle. It also contains the
-//! results, so that they can be entered in history after the process that classified them has died.
+//! take alone. A bundle is small, because reading one document decompresses the whole bundle.
 //!
 //! Decompressed, a bundle is a four-byte length, that many bytes of JSON listing the results, and the documents in
-//! sequence.
+//! sequence. Bundles of earlier versions list more of each result.
 
 use doctor_core::ids::{CaseId, NodeName, RunId};
 use serde::{Deserialize, Serialize};
@@ -27,26 +26,21 @@ const STANDALONE_MIN_BYTES: usize = 16 << 10;
 /// A result, and the length of its document in the bundle; `None` if the document is stored elsewhere.
 #[derive(Debug, Serialize)]
 struct PackEntry<'a> {
-    result: &'a ClassifiedResult,
+    result: DocumentHeader<&'a NodeName>,
     bytes: Option<usize>,
 }
 
-#[derive(Debug, Deserialize)]
-struct StoredPackEntry {
-    result: ClassifiedResult,
-}
-
-/// The part of [`StoredPackEntry`] that reading a document needs.
+/// [`PackEntry`] as it is read back.
 #[derive(Debug, Deserialize)]
 struct StoredDocumentEntry {
-    result: DocumentHeader,
+    result: DocumentHeader<NodeName>,
     bytes: Option<usize>,
 }
 
-#[derive(Debug, Deserialize)]
-struct DocumentHeader {
+#[derive(Debug, Serialize, Deserialize)]
+struct DocumentHeader<N> {
     run: RunId,
-    node: NodeName,
+    node: N,
     received: doctor_core::time::Timestamp,
     policy_version: u32,
     profile_version: Option<u32>,
@@ -142,7 +136,11 @@ fn pack(arrivals: &[IncomingResult<'_>]) -> Result<Vec<u8>> {
     let refused = |why: String| StoreError::Refused { operation: "storing documents", why };
     let entries: Vec<PackEntry<'_>> = arrivals
         .iter()
-        .map(|one| PackEntry { result: one.result, bytes: (!one.is_standalone()).then_some(one.result.evidence.len()) })
+        .map(|one| {
+            let &ClassifiedResult { run, ref node, received, policy_version, profile_version, .. } = one.result;
+            let result = DocumentHeader { run, node, received, policy_version, profile_version };
+            PackEntry { result, bytes: (!one.is_standalone()).then_some(one.result.evidence.len()) }
+        })
         .collect();
     let mut bytes = vec![0; LENGTH];
     serde_json::to_writer(&mut bytes, &entries).map_err(|error| refused(error.to_string()))?;
@@ -158,7 +156,7 @@ fn pack(arrivals: &[IncomingResult<'_>]) -> Result<Vec<u8>> {
 const LENGTH: usize = size_of::<u32>();
 
 /// Splits a bundle into its list and the documents after it.
-fn unpack<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<(Vec<T>, Vec<u8>)> {
+fn unpack(body: &[u8]) -> Result<(Vec<StoredDocumentEntry>, Vec<u8>)> {
     let bytes = decompress(body)?;
     let (length, rest) = bytes.split_first_chunk::<LENGTH>().ok_or_else(|| unreadable("it is empty"))?;
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|error| unreadable(&error.to_string()))?;
@@ -171,12 +169,6 @@ fn unreadable(why: &str) -> StoreError {
     StoreError::Unreadable { what: "bundle", why: why.to_owned() }
 }
 
-/// Returns the results in a bundle, without their documents.
-pub(super) fn results(body: &[u8]) -> Result<Vec<ClassifiedResult>> {
-    let (found, _) = unpack::<StoredPackEntry>(body)?;
-    Ok(found.into_iter().map(|StoredPackEntry { result }| result).collect())
-}
-
 /// Returns the document of one result, if it is in the bundle that history names.
 pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<EvidenceRow>> {
     let Some(name) = tx.ids.node(node).ok().cloned() else { return Ok(None) };
@@ -187,7 +179,7 @@ pub(super) fn find(tx: &mut Tx<'_>, run: RunId, node: i64) -> Result<Option<Evid
 }
 
 fn document(body: &[u8], run: RunId, node: &NodeName) -> Result<Option<EvidenceRow>> {
-    let (list, documents) = unpack::<StoredDocumentEntry>(body)?;
+    let (list, documents) = unpack(body)?;
     let mut first = 0;
     for StoredDocumentEntry { result, bytes } in list {
         let end = first + bytes.unwrap_or(0);
@@ -235,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pack_returns_each_document_unchanged_and_results_without_evidence() {
+    fn a_pack_returns_each_document_unchanged() {
         let results: Vec<_> = (0..9).map(|n| result(n, vec![u8::try_from(n).unwrap(); 100 * n as usize])).collect();
         let arrivals: Vec<_> = results.iter().map(arrival).collect();
         let body = pack(&arrivals).unwrap();
@@ -244,10 +236,17 @@ mod tests {
             assert_eq!((&found.bytes, found.policy_version), (&result.evidence, 3));
         }
         assert_eq!(document(&body, results[1].run, &results[2].node).unwrap(), None);
-        let found = super::results(&body).unwrap();
-        assert!(
-            found.iter().zip(&results).all(|(found, original)| found.run == original.run && found.evidence.is_empty())
-        );
+    }
+
+    #[test]
+    fn a_pack_of_an_earlier_version_is_read() {
+        let one = result(7, b"document".to_vec());
+        let list = serde_json::to_vec(&[serde_json::json!({ "result": one, "bytes": 8 })]).unwrap();
+        let mut bytes = u32::try_from(list.len()).unwrap().to_le_bytes().to_vec();
+        bytes.extend(list);
+        bytes.extend(b"document");
+        let found = document(&compress(&bytes).unwrap(), one.run, &one.node).unwrap().unwrap();
+        assert_eq!((found.bytes, found.policy_version), (b"document".to_vec(), 3));
     }
 
     #[test]
@@ -272,7 +271,7 @@ mod tests {
             assert!(document(bytes, one.run, &one.node).is_err());
         }
         for list in [&b""[..], &[1, 0], &[255, 255, 255, 255, 1], b"\x02\x00\x00\x00{}"] {
-            let error = results(&compress(list).unwrap()).unwrap_err();
+            let error = document(&compress(list).unwrap(), one.run, &one.node).unwrap_err();
             assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
         }
     }

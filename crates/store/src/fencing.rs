@@ -62,8 +62,10 @@ pub(super) fn begin_write(
     history: SchemaHistory,
 ) -> Result<()> {
     let lock = match (tx.is_sqlite(), access) {
-        (true, _) | (false, Access::Read | Access::ReadStatement) => "",
-        (false, Access::Write | Access::EnqueueResults | Access::ApplyResults) => " FOR KEY SHARE OF l",
+        // Any process may add to the ingest queue, whoever leads: a stream of messages must not delay a take-over. A migration
+        // locks that table, which was locked at the begin.
+        (true, _) | (false, Access::Read | Access::ReadStatement | Access::Enqueue) => "",
+        (false, Access::Write | Access::EnterQueued) => " FOR KEY SHARE OF l",
         (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(

@@ -1,15 +1,15 @@
-//! Group commit: results that wait concurrently are written in one transaction and one sync.
+//! Group commit: messages that arrive concurrently are made durable in one transaction and one sync.
 //!
-//! A sync takes longer than writing a result. Each submitting thread adds its result to the open batch and waits; one
-//! thread takes the batch and writes it. Where the database can commit first and sync later, a second thread syncs:
-//! while it waits for the disk the next batch is written, and one sync covers all batches written meanwhile. All
-//! threads of a batch wake together when it is durable. No batch waits to fill up. A third thread enters durable
-//! results in history, many batches together ([`super::ingest_queue`]).
+//! A sync takes longer than writing a message. Each submitter adds its message to the open batch; one thread takes the
+//! batch and writes it. Where the database can commit first and sync later, a second thread syncs: while it waits for
+//! the disk the next batch is written, and one sync covers all batches written meanwhile. All submitters of a batch are
+//! answered together when it is durable. No batch waits to fill up. A third thread keeps the write-ahead log short
+//! beside the writer.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -18,21 +18,23 @@ use std::{
 use super::{
     Store,
     error::StoreError,
-    evidence_pack,
-    fencing::Lease,
-    ingest_queue::{IngestQueue, SubmittedResult},
-    records::{Accepted, ClassifiedResult},
+    ingest_queue::PackedMessage,
+    messages::{Enqueued, VerifiedMessage},
 };
 
-/// Maximum results per transaction.
+/// Limits of one transaction: other writers wait for it.
 const MAX_BATCH: usize = 128;
+const MAX_BATCH_BYTES: usize = 8 << 20;
 
-/// The outcome of a batch, in order, which its submitters wait for.
-type BatchOutcome = OnceLock<Result<Vec<Accepted>, Arc<StoreError>>>;
+/// The outcome of one message.
+pub type SubmitOutcome = Result<Enqueued, Arc<StoreError>>;
+/// Receives the outcome of one message, on a thread that must not wait.
+type Answer = Box<dyn FnOnce(SubmitOutcome) + Send>;
+
 /// A batch that is committed but not yet durable.
-type Unsynced = (CommitBatch, Vec<Accepted>);
+type Unsynced = (CommitBatch, Vec<Enqueued>);
 
-/// The shared writer of results. Dropping it waits for work in progress.
+/// The shared writer of messages. Dropping it waits for work in progress.
 #[derive(Debug)]
 pub struct GroupCommit {
     queue: Arc<Queue>,
@@ -42,19 +44,20 @@ pub struct GroupCommit {
 impl GroupCommit {
     /// # Errors
     /// If the operating system cannot create a thread.
-    pub fn start(store: &Store, lease: &Lease) -> Result<Self, StoreError> {
-        let apart = store.shared.db.has_separate_sync();
+    pub fn start(store: &Store) -> Result<Self, StoreError> {
         let mut group = Self { queue: Arc::default(), threads: Vec::new() };
+        let apart = store.shared.db.has_separate_sync();
         let (written, unsynced) = channel();
+        let (synced, long) = channel();
         if apart {
+            let syncer = store.clone();
+            group.spawn("doctor-sync", move || run_syncer(&syncer, &unsynced, &synced))?;
             let store = store.clone();
-            group.spawn("doctor-sync", move || run_syncer(&store, &unsynced))?;
+            group.spawn("doctor-log", move || run_checkpoints(&store, &long))?;
         }
-        let (writer, lease, queue) = (store.clone(), lease.clone(), Arc::clone(&group.queue));
-        let written = apart.then_some(written);
-        group.spawn("doctor-results", move || run_writer(&writer, &lease, &queue, written.as_ref()))?;
         let (store, queue) = (store.clone(), Arc::clone(&group.queue));
-        group.spawn("doctor-enter", move || run_applier(&store, &queue))?;
+        let written = apart.then_some(written);
+        group.spawn("doctor-ingest", move || run_writer(&store, &queue, written.as_ref()))?;
         Ok(group)
     }
 
@@ -65,14 +68,27 @@ impl GroupCommit {
         Ok(())
     }
 
-    /// Submits a result and waits until it is durable.
+    /// Submits a message. `answer` is called once, when it is durable or will not be; submitting it again is safe.
+    pub fn submit(&self, message: VerifiedMessage, answer: impl FnOnce(SubmitOutcome) + Send + 'static) {
+        match PackedMessage::new(message) {
+            Ok(packed) => self.queue.join(packed, Box::new(answer)),
+            Err(error) => answer(Err(Arc::new(error))),
+        }
+    }
+
+    /// Submits a message and waits for the outcome.
     ///
     /// # Errors
-    /// If the batch could not be written or made durable. Submitting the result again is safe.
-    pub fn submit(&self, result: ClassifiedResult) -> Result<Accepted, Arc<StoreError>> {
-        let standalone = evidence_pack::compress_standalone(&result).map_err(Arc::new)?;
-        let (written, index) = self.queue.join(SubmittedResult { result, standalone }).ok_or_else(stopped)?;
-        written.wait().as_ref().map(|accepted| accepted[index]).map_err(Arc::clone)
+    /// If it could not be made durable. Submitting it again is safe.
+    pub fn submit_and_wait(&self, message: VerifiedMessage) -> SubmitOutcome {
+        let (sender, outcome) = channel();
+        self.submit(message, move |answer| drop(sender.send(answer)));
+        outcome.recv().unwrap_or_else(|_| Err(stopped()))
+    }
+
+    /// Returns the number of messages that are not durable yet.
+    pub fn waiting(&self) -> usize {
+        self.queue.lock().batches.iter().map(|batch| batch.messages.len()).sum()
     }
 }
 
@@ -80,57 +96,54 @@ impl Drop for GroupCommit {
     fn drop(&mut self) {
         self.queue.close();
         for thread in self.threads.drain(..) {
-            // A panic was printed to standard error, and its waiters got an error.
+            // A panic was printed to standard error, and its submitters got an error.
             drop(thread.join());
         }
     }
 }
 
 fn stopped() -> Arc<StoreError> {
-    Arc::new(StoreError::Refused { operation: "storing a result", why: "the writer has stopped".to_owned() })
+    Arc::new(StoreError::Refused { operation: "storing a message", why: "the writer has stopped".to_owned() })
 }
 
-fn run_writer(store: &Store, lease: &Lease, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
-    let _closed_however_this_ends = CloseOnDrop { queue, ingest_queue: store.ingest_queue() };
+fn run_writer(store: &Store, queue: &Queue, unsynced: Option<&Sender<Unsynced>>) {
+    let _closed_however_this_ends = CloseOnDrop(queue);
     while let Some(mut batch) = queue.next() {
-        let results = std::mem::take(&mut batch.results);
-        match (store.enqueue_results(lease, results), unsynced) {
-            // If the sync thread has ended, the batch comes back and its drop returns an error to the waiters.
-            (Ok(accepted), Some(unsynced)) => drop(unsynced.send((batch, accepted))),
+        match (store.enqueue_messages(&batch.messages), unsynced) {
+            (Ok(outcomes), Some(unsynced)) => {
+                // What is kept of a message until it is entered is in the ingest queue.
+                batch.messages = Vec::new();
+                // If the sync thread has ended, the batch comes back and its drop answers the submitters with an error.
+                drop(unsynced.send((batch, outcomes)));
+            }
             (written, _) => batch.resolve(written.map_err(Arc::new)),
         }
     }
 }
 
-/// Enters stored results in history. A failure is retried when more results arrive and before any other read or write,
-/// whose caller gets the error.
-fn run_applier(store: &Store, queue: &Queue) {
-    let mut checkpoints = store.shared.db.checkpoints();
-    while store.ingest_queue().wait(|| queue.is_over()) {
-        if let Err(error) = store.apply_oldest_batches() {
-            tracing::warn!(%error, "entering results in history failed; will be retried");
-            if queue.is_over() {
-                return;
-            }
-            store.ingest_queue().wait_after_failure();
+fn run_syncer(store: &Store, unsynced: &Receiver<Unsynced>, synced: &Sender<()>) {
+    while let Ok(first) = unsynced.recv() {
+        let all: Vec<Unsynced> = std::iter::once(first).chain(unsynced.try_iter()).collect();
+        let result = store.sync().map_err(Arc::new);
+        for (batch, outcomes) in all {
+            batch.resolve(result.clone().map(|()| outcomes));
         }
+        // The checkpoint thread ends only after this one.
+        let _ended = synced.send(());
+    }
+}
+
+fn run_checkpoints(store: &Store, synced: &Receiver<()>) {
+    let mut checkpoints = store.shared.db.checkpoints();
+    while synced.recv().is_ok() {
+        synced.try_iter().for_each(|()| {});
         if let Err(error) = checkpoints.run_if_due() {
             tracing::warn!(%error, "checkpoint failed; the next writer runs it");
         }
     }
 }
 
-fn run_syncer(store: &Store, unsynced: &Receiver<Unsynced>) {
-    while let Ok(first) = unsynced.recv() {
-        let all: Vec<Unsynced> = std::iter::once(first).chain(unsynced.try_iter()).collect();
-        let synced = store.sync().map_err(Arc::new);
-        for (batch, accepted) in all {
-            batch.resolve(synced.clone().map(|()| accepted));
-        }
-    }
-}
-
-/// Results waiting for the writer, in batches; the last one is open.
+/// Messages waiting for the writer, in batches; the last one is open.
 #[derive(Debug, Default)]
 struct Queue {
     state: Mutex<QueueState>,
@@ -140,55 +153,53 @@ struct Queue {
 #[derive(Debug, Default)]
 struct QueueState {
     batches: VecDeque<CommitBatch>,
-    /// No further results are accepted.
+    /// No further messages are accepted.
     closed: bool,
-    /// Every accepted result is written, or never will be.
-    ended: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct CommitBatch {
-    results: Vec<SubmittedResult>,
-    outcome: Arc<BatchOutcome>,
+    messages: Vec<PackedMessage>,
+    bytes: usize,
+    answers: Vec<Answer>,
+}
+
+impl std::fmt::Debug for CommitBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CommitBatch").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
 }
 
 impl Queue {
-    /// Adds a result to the open batch and returns where its outcome appears. Returns `None` if the writer has stopped.
-    fn join(&self, one: SubmittedResult) -> Option<(Arc<BatchOutcome>, usize)> {
+    /// Adds a message to the open batch.
+    fn join(&self, packed: PackedMessage, answer: Answer) {
         let mut waiting = self.lock();
         if waiting.closed {
-            return None;
+            drop(waiting);
+            return answer(Err(stopped()));
         }
-        if waiting.batches.back().is_none_or(|batch| batch.results.len() >= MAX_BATCH) {
+        let length = packed.stored_length();
+        let is_full = |batch: &CommitBatch| batch.messages.len() >= MAX_BATCH || batch.bytes + length > MAX_BATCH_BYTES;
+        if waiting.batches.back().is_none_or(is_full) {
             waiting.batches.push_back(CommitBatch::default());
             self.arrived.notify_one();
         }
-        let batch = waiting.batches.back_mut()?;
-        batch.results.push(one);
-        Some((Arc::clone(&batch.outcome), batch.results.len() - 1))
+        if let Some(batch) = waiting.batches.back_mut() {
+            batch.bytes += length;
+            batch.messages.push(packed);
+            batch.answers.push(answer);
+        }
     }
 
     /// Waits for the oldest batch. Returns `None` when the queue is closed and empty.
     fn next(&self) -> Option<CommitBatch> {
-        let waiting = self.lock();
         let idle = |waiting: &mut QueueState| waiting.batches.is_empty() && !waiting.closed;
-        self.arrived.wait_while(waiting, idle).unwrap_or_else(PoisonError::into_inner).batches.pop_front()
+        self.arrived.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner).batches.pop_front()
     }
 
     fn close(&self) {
         self.lock().closed = true;
         self.arrived.notify_all();
-    }
-
-    /// Marks the queue as abandoned by the writer.
-    fn end(&self) {
-        let mut waiting = self.lock();
-        waiting.batches.clear();
-        waiting.ended = true;
-    }
-
-    fn is_over(&self) -> bool {
-        self.lock().ended
     }
 
     /// Locks, ignoring poison: only a failed allocation can panic under this lock, and it leaves the queue unchanged.
@@ -198,32 +209,30 @@ impl Queue {
 }
 
 impl CommitBatch {
-    fn resolve(&self, answer: Result<Vec<Accepted>, Arc<StoreError>>) {
-        // The first outcome counts.
-        drop(self.outcome.set(answer));
-    }
-}
-
-/// Returns an error to the waiters of a batch that was never written.
-impl Drop for CommitBatch {
-    fn drop(&mut self) {
-        if self.outcome.get().is_none() {
-            self.resolve(Err(stopped()));
+    fn resolve(mut self, outcome: Result<Vec<Enqueued>, Arc<StoreError>>) {
+        let answers = std::mem::take(&mut self.answers);
+        match outcome {
+            Ok(outcomes) => answers.into_iter().zip(outcomes).for_each(|(answer, outcome)| answer(Ok(outcome))),
+            Err(error) => answers.into_iter().for_each(|answer| answer(Err(Arc::clone(&error)))),
         }
     }
 }
 
-/// Releases all waiters if the writer dies.
-struct CloseOnDrop<'a> {
-    queue: &'a Queue,
-    ingest_queue: &'a IngestQueue,
+/// Answers the submitters of a batch that was never written.
+impl Drop for CommitBatch {
+    fn drop(&mut self) {
+        self.answers.drain(..).for_each(|answer| answer(Err(stopped())));
+    }
 }
+
+/// Answers all submitters if the writer dies.
+struct CloseOnDrop<'a>(&'a Queue);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        self.queue.close();
-        self.queue.end();
-        self.ingest_queue.wake();
+        self.0.close();
+        let left = std::mem::take(&mut self.0.lock().batches);
+        drop(left);
     }
 }
 
@@ -232,22 +241,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiters_of_a_batch_that_is_never_written_get_an_error() {
-        let batch = CommitBatch::default();
-        let written = Arc::clone(&batch.outcome);
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| written.wait().is_err());
-            drop(batch);
-            assert!(waits.join().unwrap());
-        });
+    fn submitters_of_a_batch_that_is_never_written_get_an_error() {
+        let (sender, outcomes) = channel();
+        let answer: Answer = Box::new(move |outcome| sender.send(outcome).unwrap());
+        let mut batch = CommitBatch::default();
+        batch.answers.push(answer);
+        drop(batch);
+        assert!(outcomes.recv().unwrap().is_err());
+        assert!(outcomes.recv().is_err(), "it was answered once");
     }
 
     #[test]
-    fn a_result_stays_readable_after_its_batch_is_dropped() {
-        let batch = CommitBatch::default();
-        let written = Arc::clone(&batch.outcome);
-        batch.resolve(Ok(vec![Accepted::Stored]));
-        drop(batch);
-        assert_eq!(written.wait().as_ref().unwrap(), &[Accepted::Stored]);
+    fn each_submitter_gets_the_outcome_of_its_own_message_once() {
+        let (sender, outcomes) = channel();
+        let answer = |index: usize| -> Answer {
+            let sender = sender.clone();
+            Box::new(move |outcome| sender.send((index, outcome.unwrap())).unwrap())
+        };
+        let mut batch = CommitBatch::default();
+        batch.answers.extend([answer(0), answer(1)]);
+        batch.resolve(Ok(vec![Enqueued::Queued, Enqueued::Duplicate]));
+        drop(sender);
+        assert_eq!(outcomes.iter().collect::<Vec<_>>(), [(0, Enqueued::Queued), (1, Enqueued::Duplicate)]);
     }
 }

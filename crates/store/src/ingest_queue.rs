@@ -1,363 +1,537 @@
-//! Results that are stored but not yet entered in history.
+//! Verified messages of nodes that are durable and not in history yet: reports of agents, and result documents of runs.
 //!
-//! Entering a result touches pages of history, `latest_result` and `pending_results`, at different places for each
-//! node. In batches as small as waiting submitters allow, that is most of the cost of a result; hundreds together share
-//! pages, statements and transactions. So a batch is first only stored: its documents and results form a bundle, which
-//! is written and made durable, and the submitters are acknowledged. Later many bundles are entered together.
+//! Entering a message needs the cluster as the control loop knows it: machine types, baselines, acknowledged events. The
+//! loop may be busy for a minute with a slow cluster, and a node should not wait for that. So a message is first only
+//! verified and made durable here, together with whatever else arrived meanwhile ([`super::group_commit`]), and the node
+//! is answered; the next cycle classifies many of them and enters them in one transaction.
 //!
-//! These rules make it one consistent store:
+//! These rules make it exactly once:
 //!
-//! - A bundle is in the ingest queue from the transaction that stores it to the one that enters its results.
-//! - A reader in this process first enters everything stored before.
-//! - Any other writer in this process first closes the ingest queue and enters its content: nothing changes underneath an
-//!   admitted result.
-//! - Another process sees results when they are entered, a moment later. A process that opens the store for writing or
-//!   takes the lease enters what it finds. Two processes that enter the same results do so one after the other, because both lock
-//!   the lease's row, and the second finds nothing.
+//! - A message leaves the queue in the transaction that enters it. Only the leader enters messages.
+//! - Any process may add messages, whether it leads or not: what may be added is decided by rows in the same transaction.
+//! - A document is claimed when it is added: `pending_results.queued` admits one for each run and node, and a run that
+//!   has ended admits none.
+//! - A run with a document in the queue is not ended for want of it: [`result_is_queued`].
+//! - A repeated report is recognised by its number when it is entered.
+//!
+//! The queue is bounded, in all and for each node, so that no node can fill the disk or keep others out.
 
 use std::{
-    collections::{HashSet, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard},
-    time::Duration,
+    collections::{BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
-use doctor_core::ids::RunId;
+use doctor_checks::document::{AgentReport, Document, DocumentError};
+use doctor_core::{
+    ids::{NodeName, RunId},
+    time::Timestamp,
+};
 
 use super::{
     Store,
-    accept::{self, AdmissionInfo, AdmittedResult, BatchKeys, PendingRuns, RejectReason},
-    compression::Packed,
-    db::{Access, ColumnType, SqlValue, Tx},
-    error::{Result, StoreError},
-    evidence_pack::{self, IncomingResult},
-    fencing::Lease,
-    records::{Accepted, ClassifiedResult},
+    compression::{compress, decompress},
+    db::{Access, ColumnType, Row, SqlValue, Tx, vals},
+    error::Result,
+    fencing,
+    messages::{Enqueued, MessageContent, QueuedMessage, VerifiedMessage},
 };
 
-/// Maximum wait of fewer results than [`Limits::apply_at`].
-const MAX_DELAY: Duration = Duration::from_millis(50);
+/// Limits of the whole queue. Agents may use three quarters of it: the result of a run arrives once, while a report
+/// waits on its node and comes again.
+const MAX_MESSAGES: u64 = 50_000;
+const MAX_BYTES: u64 = 1 << 30;
+/// Limits of one node. Its agent sends one report after another, and a report may be as long as a document.
+const MAX_MESSAGES_OF_NODE: u64 = 32;
+const MAX_BYTES_OF_NODE: u64 = 32 << 20;
+/// Other processes add and remove messages, too.
+const RECOUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// Bytes of messages that are kept parsed until they are entered; others are read back.
+const MAX_KEPT_BYTES: usize = 64 << 20;
+/// A message that was offered this often to cycles waits for the regular one.
+const PROMPT_OFFERS: u8 = 2;
 
-/// Wait after a failure.
-const PAUSE: Duration = Duration::from_secs(1);
-
-/// Batch sizes for entering results.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    /// Enter immediately from this many results.
-    apply_at: usize,
-    /// Maximum results entered in one transaction.
-    max_per_transaction: usize,
-    /// From this many waiting, a batch is stored only after some have been entered.
-    max_queued: usize,
-}
-
-/// SQLite has one writer, so the thread that stores results also enters them while others wait.
-const SQLITE_LIMITS: Limits = Limits { apply_at: 4096, max_per_transaction: 4096, max_queued: 4096 };
-/// Entering runs concurrently with storing, so the server is busy from the start and little is left at the end.
-const POSTGRES_LIMITS: Limits = Limits { apply_at: 1024, max_per_transaction: 2048, max_queued: 8192 };
-
-/// Results that this process has stored and not entered.
+/// What this process knows of the queue.
 #[derive(Debug)]
 pub(super) struct IngestQueue {
-    limits: Limits,
-    /// Shared by threads that store results, exclusive for other writes.
-    submit_lock: RwLock<()>,
-    queued: Mutex<QueuedResults>,
-    arrived: Condvar,
-    /// Held while results are entered.
-    apply_lock: Mutex<()>,
+    known: Mutex<KnownQueue>,
+    /// Low bits of ids, by which those of two processes differ.
+    salt: i64,
 }
 
 #[derive(Debug, Default)]
-struct QueuedResults {
-    batches: VecDeque<Arc<StoredBatch>>,
-    results: usize,
-    queued_keys: HashSet<(RunId, i64)>,
-    /// Number of batches ever stored.
-    batches_stored: u64,
+struct KnownQueue {
+    /// Messages that this process has added.
+    messages: HashMap<i64, KnownMessage>,
+    kept_bytes: usize,
+    usage: Usage,
+    counted: Option<Instant>,
+    last_id: i64,
 }
 
-/// Results stored in one transaction, each with its bundle.
 #[derive(Debug)]
-struct StoredBatch {
-    number: u64,
-    lease: Lease,
-    results: Vec<AdmittedResult>,
+struct KnownMessage {
+    /// `None`: too much was kept already.
+    message: Option<Arc<VerifiedMessage>>,
+    /// Before that, the database need not have it.
+    is_committed: bool,
+    /// Number of times it was listed.
+    offered: u8,
 }
 
-/// A submitted result.
+/// A message with its compressed bytes.
 #[derive(Debug)]
-pub(super) struct SubmittedResult {
-    pub(super) result: ClassifiedResult,
-    /// Its document, if it is stored on its own.
-    pub(super) standalone: Option<Packed>,
+pub(super) struct PackedMessage {
+    message: Arc<VerifiedMessage>,
+    body: Vec<u8>,
+}
+
+impl PackedMessage {
+    /// Compresses a message. This takes time, so do not call it under a lock.
+    pub(super) fn new(message: VerifiedMessage) -> Result<Self> {
+        let body = compress(&message.bytes)?;
+        Ok(Self { message: Arc::new(message), body })
+    }
+
+    pub(super) const fn stored_length(&self) -> usize {
+        self.body.len()
+    }
+}
+
+/// The size of the queue.
+#[derive(Debug, Default)]
+struct Usage {
+    messages: u64,
+    bytes: u64,
+    by_node: HashMap<NodeName, (u64, u64)>,
+}
+
+impl Usage {
+    /// Returns why this message may not be added; `None` if it may.
+    fn refusal(&self, packed: &PackedMessage) -> Option<Enqueued> {
+        let share = if packed.message.content.run().is_some() { 4 } else { 3 };
+        let bytes = packed.body.len() as u64;
+        if self.messages >= MAX_MESSAGES / 4 * share || self.bytes + bytes > MAX_BYTES / 4 * share {
+            return Some(Enqueued::QueueFull);
+        }
+        let (messages, of_node) = self.by_node.get(&packed.message.node).copied().unwrap_or_default();
+        let is_full = messages >= MAX_MESSAGES_OF_NODE || of_node + bytes > MAX_BYTES_OF_NODE;
+        is_full.then_some(Enqueued::NodeQueueFull)
+    }
+
+    fn add(&mut self, node: &NodeName, messages: u64, bytes: u64) {
+        self.messages += messages;
+        self.bytes += bytes;
+        let (known, of_node) = self.by_node.entry(node.clone()).or_default();
+        *known += messages;
+        *of_node += bytes;
+    }
+
+    fn remove(&mut self, node: &NodeName, bytes: u64) {
+        self.messages = self.messages.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if let Some((messages, of_node)) = self.by_node.get_mut(node) {
+            *messages = messages.saturating_sub(1);
+            *of_node = of_node.saturating_sub(bytes);
+            if *messages == 0 {
+                self.by_node.remove(node);
+            }
+        }
+    }
 }
 
 impl IngestQueue {
-    pub(super) fn new(sqlite: bool) -> Self {
-        Self {
-            limits: if sqlite { SQLITE_LIMITS } else { POSTGRES_LIMITS },
-            submit_lock: RwLock::default(),
-            queued: Mutex::default(),
-            arrived: Condvar::new(),
-            apply_lock: Mutex::default(),
-        }
+    pub(super) fn new() -> Self {
+        let salt = i64::try_from(RandomState::new().hash_one(std::process::id()) & 0x7_ffff).unwrap_or(0);
+        Self { known: Mutex::default(), salt }
     }
 
-    /// Blocks incoming results while the guard is held.
-    pub(super) fn block_submits(&self) -> RwLockWriteGuard<'_, ()> {
-        self.submit_lock.write().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, KnownQueue> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until results should be entered. Returns `false` when `ended` holds and nothing waits.
-    pub(super) fn wait(&self, ended: impl Fn() -> bool) -> bool {
-        let none_yet = |waiting: &mut QueuedResults| waiting.results == 0 && !ended();
-        let few = |waiting: &mut QueuedResults| waiting.results < self.limits.apply_at && !ended();
-        let waiting = self.arrived.wait_while(self.lock(), none_yet).unwrap_or_else(PoisonError::into_inner);
-        let (waiting, _) =
-            self.arrived.wait_timeout_while(waiting, MAX_DELAY, few).unwrap_or_else(PoisonError::into_inner);
-        waiting.results > 0 || !ended()
+    /// Returns ids for messages that arrived at these times, in order.
+    fn ids(&self, received: impl Iterator<Item = Timestamp>) -> Vec<i64> {
+        let mut known = self.lock();
+        let next = |received: Timestamp| {
+            let by_time = (received.millis().clamp(0, i64::MAX >> 20) << 20) | self.salt;
+            known.last_id = by_time.max(known.last_id + 1);
+            known.last_id
+        };
+        received.map(next).collect()
+    }
+}
+
+impl KnownQueue {
+    fn keep(&mut self, id: i64, packed: &PackedMessage) {
+        let bytes = packed.message.bytes.len();
+        let fits = self.kept_bytes + bytes <= MAX_KEPT_BYTES;
+        self.kept_bytes += if fits { bytes } else { 0 };
+        let message = fits.then(|| Arc::clone(&packed.message));
+        self.messages.insert(id, KnownMessage { message, is_committed: false, offered: 0 });
+        self.usage.add(&packed.message.node, 1, packed.body.len() as u64);
     }
 
-    /// Waits after a failure for a while, or until more results arrive.
-    pub(super) fn wait_after_failure(&self) {
-        drop(self.arrived.wait_timeout(self.lock(), PAUSE));
+    fn forget(&mut self, id: i64) {
+        let message = self.messages.remove(&id).and_then(|known| known.message);
+        self.kept_bytes -= message.map_or(0, |message| message.bytes.len());
     }
 
-    /// Wakes all waiters to check their condition again.
-    pub(super) fn wake(&self) {
-        // Under the lock, so that no waiter is between its check and its wait.
-        let _waiting = self.lock();
-        self.arrived.notify_all();
-    }
-
-    fn add(&self, lease: &Lease, results: Vec<AdmittedResult>) {
-        let mut waiting = self.lock();
-        waiting.batches_stored += 1;
-        waiting.results += results.len();
-        waiting.queued_keys.extend(results.iter().filter_map(identity));
-        let number = waiting.batches_stored;
-        waiting.batches.push_back(Arc::new(StoredBatch { number, lease: lease.clone(), results }));
-        if waiting.results >= self.limits.apply_at || waiting.batches.len() == 1 {
-            self.arrived.notify_all();
-        }
-    }
-
-    /// Returns the oldest batches of one lease, up to the limit.
-    fn oldest(&self) -> Vec<Arc<StoredBatch>> {
-        let waiting = self.lock();
-        let Some(first) = waiting.batches.front() else { return Vec::new() };
-        let mut results = 0;
-        let some = waiting.batches.iter().take_while(|batch| {
-            let fits = results == 0 || results + batch.results.len() <= self.limits.max_per_transaction;
-            results += batch.results.len();
-            fits && batch.lease == first.lease
-        });
-        some.cloned().collect()
-    }
-
-    fn remove(&self, entered: &[Arc<StoredBatch>]) {
-        let mut waiting = self.lock();
-        for batch in entered {
-            waiting.batches.retain(|other| other.number != batch.number);
-            waiting.results -= batch.results.len();
-            for one in batch.results.iter().filter_map(identity) {
-                waiting.queued_keys.remove(&one);
+    /// Marks the added messages of a batch, and forgets the others.
+    fn settle(&mut self, batch: &[PackedMessage], ids: &[i64], is_added: impl Fn(usize) -> bool) {
+        for (index, (packed, id)) in batch.iter().zip(ids).enumerate() {
+            if !is_added(index) {
+                self.forget(*id);
+                self.usage.remove(&packed.message.node, packed.body.len() as u64);
+            } else if let Some(known) = self.messages.get_mut(id) {
+                known.is_committed = true;
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueuedResults> {
-        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    fn committed(&self) -> Vec<i64> {
+        self.messages.iter().filter(|(_, known)| known.is_committed).map(|(id, _)| *id).collect()
     }
 }
 
 impl Store {
-    /// The ingest queue of this process.
-    pub(super) fn ingest_queue(&self) -> &IngestQueue {
+    fn ingest_queue(&self) -> &IngestQueue {
         &self.shared.ingest_queue
     }
 
-    /// Returns the number of results that this process has stored and not entered yet.
-    pub fn queued_results(&self) -> usize {
-        self.ingest_queue().lock().results
+    /// Adds verified messages, as far as they may be added. Where syncing is a separate step they are not durable yet.
+    pub(super) fn enqueue_messages(&self, batch: &[PackedMessage]) -> Result<Vec<Enqueued>> {
+        let refused = self.over_limit(batch)?;
+        let ids = self.ingest_queue().ids(batch.iter().map(|packed| packed.message.received));
+        {
+            // Before the commit, because a cycle may enter them right after it.
+            let mut known = self.ingest_queue().lock();
+            batch.iter().zip(&ids).for_each(|(packed, id)| known.keep(*id, packed));
+        }
+        let outcomes = self.transaction(Access::Enqueue, &mut |tx| {
+            fencing::begin_write(tx, Access::Enqueue, None, self.shared.schema)?;
+            enqueue(tx, batch, &ids, &refused)
+        });
+        let is_added = |index: usize| outcomes.as_ref().is_ok_and(|outcomes| outcomes[index] == Enqueued::Queued);
+        self.ingest_queue().lock().settle(batch, &ids, is_added);
+        outcomes
     }
 
-    /// Stores results to be entered later. Where syncing is a separate step they are not durable yet.
-    pub(super) fn enqueue_results(&self, lease: &Lease, batch: Vec<SubmittedResult>) -> Result<Vec<Accepted>> {
-        while self.ingest_queue().lock().results >= self.ingest_queue().limits.max_queued {
-            self.apply_oldest_batches()?;
+    /// Returns which messages of a batch exceed the limits.
+    fn over_limit(&self, batch: &[PackedMessage]) -> Result<Vec<Option<Enqueued>>> {
+        let age = self.ingest_queue().lock().counted.map(|counted| counted.elapsed());
+        if age.is_none_or(|age| age >= RECOUNT_INTERVAL) {
+            self.recount()?;
         }
-        let _others_wait = self.ingest_queue().submit_lock.read().unwrap_or_else(PoisonError::into_inner);
-        // Before the query: results entered meanwhile leave the ingest queue, and the database reports them.
-        let known = self.are_queued(&batch);
-        let keys = BatchKeys::new(batch.iter().map(|one| &one.result).collect());
-        let (admitted, bundles) = self.write_concurrently(
-            Access::EnqueueResults,
-            lease,
-            |tx| keys.prefetch_runs(tx),
-            |tx| enqueue(tx, &keys, &batch, &known),
-        )?;
-        let mut bundles = bundles.into_iter();
-        let mut stored = Vec::with_capacity(bundles.len());
-        let mut accepted = Vec::with_capacity(batch.len());
-        for (SubmittedResult { mut result, .. }, admitted) in batch.into_iter().zip(admitted) {
-            accepted.push(admitted.map_or_else(Accepted::from, |_| Accepted::Stored));
-            let Ok(admitted) = admitted else { continue };
-            if let Some(bundle) = bundles.next() {
-                result.evidence = Vec::new();
-                stored.push(AdmittedResult { result, bundle, info: Some(admitted) });
+        let refused = refusals(&self.ingest_queue().lock().usage, batch);
+        if refused.iter().all(Option::is_none) {
+            return Ok(refused);
+        }
+        // Another process may have entered some.
+        self.recount()?;
+        Ok(refusals(&self.ingest_queue().lock().usage, batch))
+    }
+
+    fn recount(&self) -> Result<()> {
+        let usage = self.read(|tx| {
+            let (mut usage, names) = (Usage::default(), Arc::clone(&tx.ids));
+            let sql = "SELECT node, COUNT(*), SUM(stored_length) FROM ingest_queue GROUP BY node";
+            let visit = |row: &Row<'_>| {
+                usage.add(names.node(row.int(0)?)?, row.unsigned(1)?, row.unsigned(2)?);
+                Ok(())
+            };
+            // PostgreSQL's sum of integers is a decimal number.
+            let postgres = sql.replace("SUM(stored_length)", "SUM(stored_length)::int8");
+            let sql: &str = if tx.is_sqlite() { sql } else { &postgres };
+            tx.rows("counting waiting messages", sql, &[], visit)?;
+            Ok(usage)
+        })?;
+        let mut known = self.ingest_queue().lock();
+        (known.usage, known.counted) = (usage, Some(Instant::now()));
+        Ok(())
+    }
+
+    /// Returns the number of messages that wait to be entered in history.
+    pub fn queued_count(&self) -> Result<u64> {
+        let sql = "SELECT COUNT(*) FROM ingest_queue";
+        self.read(|tx| Ok(tx.first("counting waiting messages", sql, &[], |row| row.unsigned(0))?.unwrap_or(0)))
+    }
+
+    /// Returns whether messages that this process has added were offered to fewer than two cycles: a cycle may have
+    /// begun before they arrived.
+    pub fn has_new_messages(&self) -> bool {
+        self.ingest_queue().lock().messages.values().any(|known| known.offered < PROMPT_OFFERS)
+    }
+
+    /// Lists waiting messages, oldest first: at most this many, after this id.
+    pub fn queued_messages(&self, after: Option<i64>, limit: u32) -> Result<Vec<QueuedMessage>> {
+        let sql = "SELECT id, node, run, received, length, stored_length FROM ingest_queue \
+                   WHERE id > $1 ORDER BY id LIMIT $2";
+        let before = self.ingest_queue().lock().committed();
+        let listed = self.read(|tx| {
+            let names = Arc::clone(&tx.ids);
+            tx.all("listing waiting messages", sql, vals![after.unwrap_or(-1), limit], |row| {
+                Ok(QueuedMessage {
+                    id: row.int(0)?,
+                    node: names.node(row.int(1)?)?.clone(),
+                    run: row.opt_int(2)?.map(|run| RunId::from_number(run.cast_unsigned())),
+                    received: row.timestamp(3)?,
+                    bytes: row.unsigned(4)?,
+                    stored_bytes: row.unsigned(5)?,
+                })
+            })
+        })?;
+        let mut known = self.ingest_queue().lock();
+        if after.is_none() {
+            // Another leader has entered what is missing among them.
+            let there: HashSet<i64> = listed.iter().map(|message| message.id).collect();
+            let is_complete = listed.len() < limit as usize;
+            let newest = listed.last().map_or(0, |message| message.id);
+            let is_gone = |id: &i64| (is_complete || *id <= newest) && !there.contains(id);
+            before.into_iter().filter(is_gone).for_each(|id| known.forget(id));
+        }
+        for message in &listed {
+            if let Some(known) = known.messages.get_mut(&message.id) {
+                known.offered = known.offered.saturating_add(1);
             }
         }
-        if !stored.is_empty() {
-            self.ingest_queue().add(lease, stored);
+        Ok(listed)
+    }
+
+    /// Returns the content of listed messages, or why it cannot be read, as after a downgrade.
+    pub fn queued_contents(
+        &self,
+        listed: &[&QueuedMessage],
+    ) -> Result<Vec<std::result::Result<Arc<VerifiedMessage>, DocumentError>>> {
+        let kept: Vec<Option<Arc<VerifiedMessage>>> = {
+            let known = self.ingest_queue().lock();
+            listed.iter().map(|message| known.messages.get(&message.id)?.message.clone()).collect()
+        };
+        let absent: Vec<i64> =
+            listed.iter().zip(&kept).filter(|(_, kept)| kept.is_none()).map(|(message, _)| message.id).collect();
+        let mut stored = self.stored_bodies(&absent)?;
+        let content = |(message, kept): (&&QueuedMessage, Option<Arc<VerifiedMessage>>)| match kept {
+            Some(kept) => Ok(kept),
+            None => read_back(message, stored.remove(&message.id).unwrap_or_default()).map(Arc::new),
+        };
+        Ok(listed.iter().zip(kept).map(content).collect())
+    }
+
+    fn stored_bodies(&self, ids: &[i64]) -> Result<HashMap<i64, Vec<u8>>> {
+        let mut bodies = HashMap::with_capacity(ids.len());
+        if ids.is_empty() {
+            return Ok(bodies);
         }
-        Ok(accepted)
+        self.read(|tx| {
+            bodies.clear();
+            let sql = "SELECT id, body FROM ingest_queue WHERE id IN {keys}";
+            tx.rows_by_key("reading waiting messages", sql, ids, |row| {
+                bodies.insert(row.int(0)?, decompress(row.blob(1)?)?);
+                Ok(())
+            })
+        })?;
+        Ok(bodies)
     }
 
-    /// Returns which of these are in the ingest queue of this process.
-    fn are_queued(&self, batch: &[SubmittedResult]) -> Vec<bool> {
-        let names = Arc::clone(&self.shared.ids.read().unwrap_or_else(PoisonError::into_inner));
-        let waiting = self.ingest_queue().lock();
-        let known = |result: &ClassifiedResult| Some((result.run, names.node_id(&result.node)?));
-        batch.iter().map(|one| known(&one.result).is_some_and(|one| waiting.queued_keys.contains(&one))).collect()
-    }
-
-    /// Enters everything this process stored before this call.
-    pub(super) fn apply_queued_results(&self) -> Result<()> {
-        let newest = self.ingest_queue().lock().batches_stored;
-        while self.ingest_queue().lock().batches.front().is_some_and(|oldest| oldest.number <= newest) {
-            self.apply_oldest_batches()?;
+    /// Forgets messages that were entered.
+    pub(super) fn forget_messages(&self, entered: &[&QueuedMessage]) {
+        let mut known = self.ingest_queue().lock();
+        for message in entered {
+            known.forget(message.id);
+            known.usage.remove(&message.node, message.stored_bytes);
         }
-        Ok(())
     }
+}
 
-    /// Enters the oldest waiting batches and returns the number of results.
-    pub(super) fn apply_oldest_batches(&self) -> Result<usize> {
-        let _one_at_a_time = self.ingest_queue().apply_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let batches = self.ingest_queue().oldest();
-        let Some(first) = batches.first() else { return Ok(0) };
-        let results: Vec<&AdmittedResult> = batches.iter().flat_map(|batch| &batch.results).collect();
-        let keys = BatchKeys::for_apply(&results);
-        let entered = self.write_concurrently(
-            Access::ApplyResults,
-            &first.lease,
-            |tx| keys.prefetch(tx),
-            |tx| {
-                let packs = remaining_packs(tx, &results)?;
-                let results: Vec<_> = results.iter().copied().filter(|one| packs.contains(&one.bundle)).collect();
-                accept::apply_admitted(tx, &keys, &results)?;
-                remove_packs(tx, &packs)
+/// Returns why messages of a batch may not be added. A batch adds little to the queue, except for one node.
+fn refusals(usage: &Usage, batch: &[PackedMessage]) -> Vec<Option<Enqueued>> {
+    let mut in_batch: HashMap<&NodeName, u64> = HashMap::new();
+    let mut refused = Vec::with_capacity(batch.len());
+    for packed in batch {
+        let of_node = in_batch.entry(&packed.message.node).or_default();
+        *of_node += 1;
+        let too_many = *of_node > MAX_MESSAGES_OF_NODE;
+        refused.push(usage.refusal(packed).or_else(|| too_many.then_some(Enqueued::NodeQueueFull)));
+    }
+    refused
+}
+
+/// Parses a message that an earlier process has verified.
+fn read_back(message: &QueuedMessage, bytes: Vec<u8>) -> std::result::Result<VerifiedMessage, DocumentError> {
+    let content = match message.run {
+        Some(_) => MessageContent::Document(Box::new(Document::parse_stored(&bytes)?)),
+        None => MessageContent::Report(Box::new(AgentReport::parse_stored(&bytes)?)),
+    };
+    Ok(VerifiedMessage { node: message.node.clone(), received: message.received, content, bytes })
+}
+
+fn enqueue(
+    tx: &mut Tx<'_>,
+    batch: &[PackedMessage],
+    ids: &[i64],
+    refused: &[Option<Enqueued>],
+) -> Result<Vec<Enqueued>> {
+    use ColumnType::{Blob, Int};
+    let mut claims = Claims::load(tx, batch)?;
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(batch.len() * 7);
+    let mut claimed: Vec<SqlValue<'_>> = Vec::new();
+    for ((packed, id), refused) in batch.iter().zip(ids).zip(refused) {
+        let VerifiedMessage { node, received, content, bytes } = &*packed.message;
+        let node = match content.run() {
+            None => Some(tx.node_id(node, *received)?),
+            Some(_) => tx.ids.node_id(node),
+        };
+        let outcome = match (content.run(), node, refused) {
+            // A document that was accepted before is, whatever the queue can take now.
+            (Some(run), Some(node), refused) => match claims.outcome(run, node) {
+                Enqueued::Queued => refused.unwrap_or(Enqueued::Queued),
+                other => other,
             },
-        );
-        match entered {
-            // The new leader has entered them.
-            Err(error) if error.is_lease_lost() => {}
-            other => other?,
+            (Some(_), None, _) => Enqueued::UnknownRun,
+            (None, _, refused) => refused.unwrap_or(Enqueued::Queued),
+        };
+        outcomes.push(outcome);
+        let (Enqueued::Queued, Some(node)) = (outcome, node) else { continue };
+        if let Some(run) = content.run() {
+            claims.claim(run, node);
+            claimed.extend_from_slice(vals![run, node]);
         }
-        self.ingest_queue().remove(&batches);
-        Ok(results.len())
+        let (length, stored) = (bytes.len() as u64, packed.body.len() as u64);
+        rows.extend_from_slice(vals![*id, node, content.run(), *received, length, stored, packed.body.as_slice()]);
+    }
+    let operation = "storing messages";
+    let sqlite = "UPDATE pending_results SET queued = 1 WHERE run = $1 AND node = $2";
+    let postgres = "UPDATE pending_results p SET queued = 1 FROM UNNEST($1::int8[], $2::int8[]) AS c (run, node) \
+                    WHERE p.run = c.run AND p.node = c.node";
+    tx.execute_each(operation, (sqlite, postgres), &[Int; 2], &claimed)?;
+    let into = "ingest_queue (id, node, run, received, length, stored_length, body)";
+    tx.insert_many(operation, into, &[Int, Int, Int, Int, Int, Int, Blob], &rows, "")?;
+    Ok(outcomes)
+}
+
+/// What the runs of a batch's documents wait for.
+#[derive(Debug, Default)]
+struct Claims {
+    /// By run and node: whether a result is still expected.
+    pending: HashMap<(RunId, i64), bool>,
+    /// Nodes of runs that have ended.
+    ended: HashSet<(RunId, i64)>,
+}
+
+impl Claims {
+    /// Loads the runs, and keeps them from ending until the transaction ends.
+    fn load(tx: &mut Tx<'_>, batch: &[PackedMessage]) -> Result<Self> {
+        let operation = "reading runs";
+        let runs: BTreeSet<i64> =
+            batch.iter().filter_map(|packed| Some(packed.message.content.run()?.number().cast_signed())).collect();
+        let runs: Vec<i64> = runs.into_iter().collect();
+        let mut claims = Self::default();
+        if runs.is_empty() {
+            return Ok(claims);
+        }
+        let sql = "SELECT run, node, received_at, queued FROM pending_results WHERE run IN {keys}";
+        let locking = format!("{sql} FOR UPDATE");
+        let mut active: HashSet<i64> = HashSet::new();
+        tx.rows_by_key(operation, if tx.is_sqlite() { sql } else { &locking }, &runs, |row| {
+            let is_expected = row.opt_int(2)?.is_none() && row.int(3)? == 0;
+            active.insert(row.int(0)?);
+            claims.pending.insert((row.run(0)?, row.int(1)?), is_expected);
+            Ok(())
+        })?;
+        let others: Vec<i64> = runs.into_iter().filter(|run| !active.contains(run)).collect();
+        tx.rows_by_key(operation, "SELECT run, node FROM run_node WHERE run IN {keys}", &others, |row| {
+            claims.ended.insert((row.run(0)?, row.int(1)?));
+            Ok(())
+        })?;
+        Ok(claims)
     }
 
-    /// Enters results in the ingest queue that this process did not store.
-    pub(super) fn recover_ingest_queue(&self) -> Result<()> {
-        let sql = "SELECT 1 FROM ingest_queue LIMIT 1";
-        let some = self.read(|tx| tx.first("reading the inbox", sql, &[], |_| Ok(())))?.is_some();
-        if some { self.write_unfenced(Access::WriteExclusive, apply_all) } else { Ok(()) }
+    fn outcome(&self, run: RunId, node: i64) -> Enqueued {
+        match self.pending.get(&(run, node)) {
+            Some(true) => Enqueued::Queued,
+            Some(false) => Enqueued::Duplicate,
+            None if self.ended.contains(&(run, node)) => Enqueued::RunEnded,
+            None => Enqueued::UnknownRun,
+        }
+    }
+
+    fn claim(&mut self, run: RunId, node: i64) {
+        self.pending.insert((run, node), false);
     }
 }
 
-fn identity(one: &AdmittedResult) -> Option<(RunId, i64)> {
-    Some((one.result.run, one.info?.node))
-}
-
-/// The outcome of each result in a batch, and the bundles of the admitted ones.
-type StoreOutcome = (Vec<std::result::Result<AdmissionInfo, RejectReason>>, Vec<i64>);
-
-fn enqueue(tx: &mut Tx<'_>, keys: &BatchKeys<'_>, batch: &[SubmittedResult], known: &[bool]) -> Result<StoreOutcome> {
-    let mut expected = PendingRuns::load(tx, &keys.runs)?;
-    let admitted: Vec<_> = batch
-        .iter()
-        .zip(known)
-        .map(|(one, known)| if *known { Err(RejectReason::Duplicate) } else { expected.admit(tx, &one.result) })
-        .collect();
-    let arrivals: Vec<IncomingResult<'_>> = batch
-        .iter()
-        .zip(&admitted)
-        .filter_map(|(SubmittedResult { result, standalone }, admitted)| {
-            let &AdmissionInfo { node, case, .. } = admitted.as_ref().ok()?;
-            Some(IncomingResult { node, result, standalone: standalone.as_ref(), case })
-        })
-        .collect();
-    let bundles = evidence_pack::store_results(tx, &arrivals)?;
-    let mut new = bundles.clone();
-    new.dedup();
-    let rows: Vec<SqlValue<'_>> = new.into_iter().map(SqlValue::Int).collect();
-    tx.insert_many("storing results", "ingest_queue (evidence_pack)", &[ColumnType::Int], &rows, "")?;
-    accept::count_rejected_results(tx, &admitted)?;
-    Ok((admitted, bundles))
-}
-
-/// Returns which of their bundles no other process has entered.
-fn remaining_packs(tx: &mut Tx<'_>, results: &[&AdmittedResult]) -> Result<HashSet<i64>> {
-    let mut bundles: Vec<i64> = results.iter().map(|one| one.bundle).collect();
-    bundles.dedup();
-    let mut there = HashSet::with_capacity(bundles.len());
-    let sql = "SELECT evidence_pack FROM ingest_queue WHERE evidence_pack IN {keys}";
-    tx.rows_by_key("reading the inbox", sql, &bundles, |row| {
-        there.insert(row.int(0)?);
-        Ok(())
-    })?;
-    Ok(there)
-}
-
-fn remove_packs(tx: &mut Tx<'_>, bundles: &HashSet<i64>) -> Result<()> {
-    let rows: Vec<SqlValue<'_>> = bundles.iter().map(|bundle| (*bundle).into()).collect();
-    let sqlite = "DELETE FROM ingest_queue WHERE evidence_pack = $1";
-    let postgres = "DELETE FROM ingest_queue WHERE evidence_pack = ANY ($1::int8[])";
-    tx.execute_each("emptying the inbox", (sqlite, postgres), &[ColumnType::Int], &rows)
-}
-
-/// Enters the whole ingest queue, in a transaction that excludes other writers.
-pub(super) fn apply_all(tx: &mut Tx<'_>) -> Result<()> {
-    let operation = "reading the inbox";
-    let sql = "SELECT evidence_pack FROM ingest_queue ORDER BY evidence_pack";
-    let left = tx.all(operation, sql, &[], |row| row.int(0))?;
-    for bundle in left {
-        let sql = "SELECT body FROM evidence_pack WHERE id = $1";
-        let results = tx.first(operation, sql, &[bundle.into()], |row| evidence_pack::results(row.blob(0)?))?;
-        let lost = || StoreError::Unreadable { what: "bundle", why: format!("bundle {bundle} is missing") };
-        let results = results.ok_or_else(lost)?.into_iter();
-        let results: Vec<_> = results.map(|result| AdmittedResult { result, bundle, info: None }).collect();
-        let results: Vec<&AdmittedResult> = results.iter().collect();
-        accept::apply_admitted(tx, &BatchKeys::for_apply(&results), &results)?;
-        remove_packs(tx, &HashSet::from([bundle]))?;
+/// Whether a result of this run waits in the queue. On PostgreSQL, no further one can be added until the transaction
+/// ends; SQLite has one writer.
+pub(super) fn result_is_queued(tx: &mut Tx<'_>, run: RunId) -> Result<bool> {
+    let operation = "reading waiting messages";
+    if !tx.is_sqlite() {
+        let sql = "SELECT node FROM pending_results WHERE run = $1 FOR UPDATE";
+        tx.all(operation, sql, vals![run], |row| row.int(0))?;
     }
-    Ok(())
+    let sql = "SELECT 1 FROM ingest_queue WHERE run = $1 LIMIT 1";
+    Ok(tx.first(operation, sql, vals![run], |_| Ok(()))?.is_some())
+}
+
+/// Removes messages, in the transaction that enters them.
+pub(super) fn remove(tx: &mut Tx<'_>, ids: &[i64]) -> Result<()> {
+    let rows: Vec<SqlValue<'_>> = ids.iter().map(|id| (*id).into()).collect();
+    let sqlite = "DELETE FROM ingest_queue WHERE id = $1";
+    let postgres = "DELETE FROM ingest_queue WHERE id = ANY ($1::int8[])";
+    tx.execute_each("removing entered messages", (sqlite, postgres), &[ColumnType::Int], &rows)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, time::Instant};
-
-    use doctor_core::time::Span;
+    use doctor_checks::document::Versions;
 
     use super::*;
-    use crate::StoreUrl;
+
+    fn packed(node: &str, number: u64, length: usize) -> PackedMessage {
+        let (node, received) = (NodeName::new(node).unwrap(), Timestamp::from_secs(1_794_700_800));
+        let report = AgentReport::heartbeat(node.clone(), number, received, Versions::default());
+        let content = MessageContent::Report(Box::new(report));
+        let message = VerifiedMessage { node, received, content, bytes: vec![0; 10] };
+        PackedMessage { message: Arc::new(message), body: vec![0; length] }
+    }
 
     #[test]
-    fn a_read_with_a_deadline_does_not_wait_for_queued_results() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&StoreUrl::Sqlite(folder.path().join("doctor.db"))).unwrap();
-        let lease = Lease { holder: "me".to_owned(), fence: 1, ttl: Span::minutes(1) };
-        store.ingest_queue().add(&lease, Vec::new());
-        let entering = store.ingest_queue().apply_lock.lock().unwrap();
-        let _writing = store.ingest_queue().block_submits();
-        let (answer, answered) = mpsc::channel();
-        let asking = store.with_deadline(Instant::now() + Duration::from_secs(300));
-        std::thread::spawn(move || answer.send(asking.tokens().map(|tokens| tokens.len())));
-        let tokens = answered.recv_timeout(Duration::from_secs(120)).expect("a read while results are entered");
-        assert_eq!(tokens.unwrap(), 0);
-        drop(entering);
+    fn one_node_cannot_keep_others_out() {
+        let store = Store::open_in_memory().unwrap();
+        let mut added = 0;
+        let outcome = loop {
+            match store.enqueue_messages(&[packed("n1", added, 2 << 20)]).unwrap()[..] {
+                [Enqueued::Queued] => added += 1,
+                [other] => break other,
+                _ => panic!("one message has one outcome"),
+            }
+        };
+        assert_eq!((outcome, added), (Enqueued::NodeQueueFull, MAX_BYTES_OF_NODE / (2 << 20)));
+        assert_eq!(store.enqueue_messages(&[packed("n2", 1, 2 << 20)]).unwrap(), [Enqueued::Queued]);
+        let many: Vec<PackedMessage> = (0..40).map(|number| packed("n3", number, 1)).collect();
+        let outcomes = store.enqueue_messages(&many).unwrap();
+        assert_eq!(outcomes.iter().filter(|outcome| **outcome == Enqueued::Queued).count(), 32);
+        assert_eq!(store.queued_count().unwrap(), added + 1 + 32);
+    }
+
+    #[test]
+    fn a_full_queue_has_room_for_results_of_runs() {
+        let mut usage = Usage { messages: MAX_MESSAGES / 4 * 3, bytes: 0, by_node: HashMap::new() };
+        assert_eq!(usage.refusal(&packed("n1", 1, 1)), Some(Enqueued::QueueFull));
+        usage.messages = 0;
+        usage.bytes = MAX_BYTES / 4 * 3;
+        assert_eq!(usage.refusal(&packed("n1", 1, 1)), Some(Enqueued::QueueFull));
+        usage.bytes -= 1;
+        assert_eq!(usage.refusal(&packed("n1", 1, 1)), None);
+    }
+
+    #[test]
+    fn ids_grow_with_time_and_also_when_the_clock_goes_back() {
+        let queue = IngestQueue::new();
+        let at = |millis: i64| Timestamp::from_millis(1_794_700_800_000 + millis);
+        let ids = queue.ids([0, 0, 5, 1, -1_000_000].map(at).into_iter());
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+        assert_eq!(ids[2] >> 20, at(5).millis());
     }
 }

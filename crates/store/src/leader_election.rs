@@ -11,7 +11,6 @@ use super::{
     db::{Access, vals},
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, LeaseRow, lease_lost, may_take, read},
-    ingest_queue,
     lease_clock::{LeaseClock, clock_now, read_with_clock},
     lease_term::{self, LeaseTerm, limit_expiry},
     schema,
@@ -61,8 +60,6 @@ impl Store {
             let sql = "UPDATE lease SET holder = $1, fence = $2, expires = $3 WHERE id = 1";
             tx.execute("taking the lease", sql, vals![holder, fence, now.plus(ttl)])?;
             lease_term::write(tx, &LeaseTerm { fence, since: now, ttl, is_virtual: clock.is_virtual() })?;
-            // The previous leader may have left acknowledged results in the ingest queue.
-            ingest_queue::apply_all(tx)?;
             Ok(AcquireResult::Acquired(fence))
         })?;
         match taken {

@@ -8,7 +8,7 @@
 //!   node and two history rows for one test of one run.
 //! - **One leader.** Every write by a controller checks its [`Lease`] inside the transaction.
 //! - **Durable when acknowledged.** SQLite runs with a write-ahead log and full syncing; [`GroupCommit`] lets many
-//!   results share one sync.
+//!   messages of nodes share one sync. They wait in the ingest queue until the leader enters them in history.
 //! - **`latest_result` is a fold of history.** `TestRecord::add` applies results in time order. A result that arrives
 //!   out of order causes its test to be folded again from the start. [`Store::verify`] compares the two. Results of
 //!   agents are in a table of their own, and readers combine the two.
@@ -20,6 +20,7 @@ pub mod access;
 pub mod error;
 #[doc(hidden)]
 pub mod fuzz_targets;
+pub mod messages;
 pub mod records;
 
 mod accept;
@@ -86,11 +87,12 @@ use std::{
 #[doc(hidden)]
 pub use self::schema::Migration;
 pub use self::{
+    accept::{Entered, Entering},
     cases::SendPermit,
     copy_folder::CopyFolder,
     error::{Result, StoreError, WriteObstacle},
     fencing::{Lease, LeaseError, this_process},
-    group_commit::GroupCommit,
+    group_commit::{GroupCommit, SubmitOutcome},
     job_outputs::Earlier,
     lease_clock::LeaseClock,
     lease_term::LeaseStatus,
@@ -180,9 +182,8 @@ impl Store {
     }
 
     /// Opens an existing store for reading. It needs no write permission, for the file or for its directory, never
-    /// migrates the schema, and every write through it fails. Results that a controller has accepted and not yet entered
-    /// become visible when it enters them. A store of another schema is read as far as this program reads it correctly;
-    /// what it cannot read fails with [`StoreError::NotMigrated`] or [`StoreError::NewerSchema`].
+    /// migrates the schema, and every write through it fails. A store of another schema is read as far as this program reads
+    /// it correctly; what it cannot read fails with [`StoreError::NotMigrated`] or [`StoreError::NewerSchema`].
     ///
     /// # Errors
     /// As [`Self::open`], and if the store does not exist.
@@ -198,12 +199,11 @@ impl Store {
     }
 
     fn over(db: Db, schema: SchemaHistory, migrator: Option<Migrator>) -> Self {
-        let queue = IngestQueue::new(db.is_sqlite());
         let shared = Shared {
             db,
             ids: RwLock::default(),
             last_publish: Mutex::default(),
-            ingest_queue: queue,
+            ingest_queue: IngestQueue::new(),
             schema,
             schema_checked: Mutex::default(),
             migrator,
@@ -211,8 +211,8 @@ impl Store {
         Self { shared: Arc::new(shared), deadline: None, progress: None }
     }
 
-    /// Creates the tables and the identity of an empty store, and recovers results of a process that ended before it
-    /// entered them. In a controller, a store that awaits its migration is left as it is.
+    /// Creates the tables and the identity of an empty store. In a controller, a store that awaits its migration is left as it
+    /// is.
     fn prepare(self) -> Result<Self> {
         let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
             // Another process that creates or migrates the schema may take longer than a statement of the controller may.
@@ -225,17 +225,12 @@ impl Store {
         });
         match prepared {
             Err(error) if error.awaits_migration() && self.shared.migrator.is_some() => Ok(self),
-            Err(error) => Err(error),
-            Ok(()) => {
-                self.recover_ingest_queue()?;
-                Ok(self)
-            }
+            other => other.map(|()| self),
         }
     }
 
     /// Returns a handle to the same store whose reads fail with [`StoreError::DeadlineExceeded`] after this instant. A statement
-    /// still running then is interrupted. Such reads never wait for a writer: results that are accepted but not yet
-    /// entered become visible a moment later, as they do to another process.
+    /// still running then is interrupted.
     #[must_use]
     pub fn with_deadline(&self, until: Instant) -> Self {
         Self { deadline: Some(until), progress: None, ..self.clone() }
@@ -255,18 +250,17 @@ impl Store {
         Self { progress: None, ..self.clone() }
     }
 
-    /// Prepares a read: enters pending results, or fails if the deadline has passed.
-    fn prepare_read(&self) -> Result<()> {
+    /// Fails if the deadline has passed.
+    fn check_deadline(&self) -> Result<()> {
         match self.deadline {
-            None => self.apply_queued_results(),
             Some(until) if Instant::now() >= until => Err(StoreError::DeadlineExceeded { operation: "reading" }),
-            Some(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
-    /// Runs `body` on one consistent snapshot, which includes everything accepted before this call.
+    /// Runs `body` on one consistent snapshot.
     fn read<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.prepare_read()?;
+        self.check_deadline()?;
         self.transaction(Access::Read, &mut |tx| {
             let ids = tx.highest_ids()?;
             let found = tx.schema;
@@ -279,7 +273,7 @@ impl Store {
     /// Runs a single-statement query without a transaction. It uses the cached names, and runs again with fresh ones if
     /// the query requests or finds (`None`, unreadable) a name that is not cached.
     fn query_once<T>(&self, mut body: impl FnMut(&mut Tx<'_>) -> Result<Option<T>>) -> Result<Option<T>> {
-        self.prepare_read()?;
+        self.check_deadline()?;
         self.check_schema_if_due()?;
         match self.transaction(Access::ReadStatement, &mut body) {
             Ok(None) | Err(StoreError::Unreadable { .. }) => self.read(body),
@@ -316,19 +310,6 @@ impl Store {
         access: Access,
         lease: &Lease,
         foresee: impl Fn(&mut Tx<'_>),
-        body: impl FnMut(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let _no_results_come = self.shared.ingest_queue.block_submits();
-        self.apply_queued_results()?;
-        self.write_concurrently(access, lease, foresee, body)
-    }
-
-    /// As [`Self::write_with_prefetch`], for the result path itself: it runs while results come in.
-    fn write_concurrently<T>(
-        &self,
-        access: Access,
-        lease: &Lease,
-        foresee: impl Fn(&mut Tx<'_>),
         mut body: impl FnMut(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         self.transaction(access, &mut |tx| {
@@ -338,15 +319,13 @@ impl Store {
         })
     }
 
-    /// Makes durable everything committed as [`Access::EnqueueResults`].
+    /// Makes durable everything committed as [`Access::Enqueue`].
     fn sync(&self) -> Result<()> {
         self.shared.db.sync()
     }
 
     /// Runs a write that needs no lease: operators' commands and tools.
     fn write_unfenced<T>(&self, access: Access, mut body: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let _no_results_come = self.shared.ingest_queue.block_submits();
-        self.apply_queued_results()?;
         self.transaction(access, &mut |tx| {
             fencing::begin_write(tx, access, None, self.shared.schema)?;
             body(tx)

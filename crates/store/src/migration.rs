@@ -1,9 +1,10 @@
 //! Migration of a store by the controller that leads.
 //!
 //! The lease, the backup and the migration are one transaction. While it runs, no other process writes: on SQLite there is
-//! one writer, on PostgreSQL the transaction locks the table of the lease, which each write reads first. A crash at any
-//! instant therefore leaves the old schema, and a backup in the worst case; the commit takes the lease and has the new
-//! schema. A controller of the old schema finds a higher fence and the newer schema in its next write.
+//! one writer, on PostgreSQL the transaction locks the table of the lease, whose row each write locks first, and the ingest
+//! queue, to which any process adds. A crash at any instant therefore leaves the old schema, and a backup in the worst
+//! case; the commit takes the lease and has the new schema. A controller of the old schema finds a higher fence and the
+//! newer schema in its next write.
 //!
 //! Rejected: a migration when any command opens the store. An operator's command of a new version would take the store
 //! away from a controller that leads, and would run without a backup.
@@ -35,7 +36,7 @@ use super::{
 /// that is frozen in the transaction loses it.
 const POSTGRES_LIMITS: &str = "SET LOCAL lock_timeout TO '30s'; SET LOCAL statement_timeout TO 0; \
                                SET LOCAL idle_in_transaction_session_timeout TO '10min'; \
-                               LOCK TABLE lease IN EXCLUSIVE MODE";
+                               LOCK TABLE lease, ingest_queue IN EXCLUSIVE MODE";
 
 /// Migrates the store of a controller.
 #[derive(Debug)]

@@ -101,20 +101,38 @@ pub(super) fn load_state_before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<StateB
             before.test_statuses.insert(key, status);
         }
         if let Entry::Vacant(vacant) = before.nodes.entry(row.int(9)?) {
-            vacant.insert(NodeStateBefore {
-                hardware: KnownHardware {
-                    hardware: row.opt_text(10)?.map(str::to_owned),
-                    boot: row.opt_text(11)?.map(str::to_owned),
-                    seen: row.opt_timestamp(12)?,
-                },
-                results_valid_from: row.opt_timestamp(13)?,
-                backs_off: row.opt_int(14)?.is_some(),
-                has_findings: row.flag(15)?,
-            });
+            vacant.insert(read_node_before(row, 10)?);
         }
         Ok(())
     })?;
     Ok(before)
+}
+
+/// As [`load_state_before`], without the latest results.
+pub(super) fn load_nodes_before(tx: &mut Tx<'_>, nodes: &[i64]) -> Result<StateBefore> {
+    let sql = "SELECT n.id, n.hardware_id, n.boot_id, n.hardware_seen_at, n.results_valid_from, n.backoff_count, \
+               EXISTS (SELECT 1 FROM finding f WHERE f.node = n.id) FROM node n WHERE n.id IN {keys}";
+    let mut before = StateBefore::default();
+    tx.rows_by_key("reading nodes", sql, nodes, |row| {
+        before.nodes.insert(row.int(0)?, read_node_before(row, 1)?);
+        Ok(())
+    })?;
+    Ok(before)
+}
+
+/// Reads the columns from this one on: hardware_id, boot_id, hardware_seen_at, results_valid_from, backoff_count, and
+/// whether there are findings.
+fn read_node_before(row: &Row<'_>, first: usize) -> Result<NodeStateBefore> {
+    Ok(NodeStateBefore {
+        hardware: KnownHardware {
+            hardware: row.opt_text(first)?.map(str::to_owned),
+            boot: row.opt_text(first + 1)?.map(str::to_owned),
+            seen: row.opt_timestamp(first + 2)?,
+        },
+        results_valid_from: row.opt_timestamp(first + 3)?,
+        backs_off: row.opt_int(first + 4)?.is_some(),
+        has_findings: row.flag(first + 5)?,
+    })
 }
 
 /// Columns: node, test, attempted_at, outcome, run, settled_at, conclusive_outcome, conclusive_at, inconclusive_count.
@@ -163,11 +181,12 @@ pub(super) fn write_results(tx: &mut Tx<'_>, before: &StateBefore, entries: &[Ne
     count_hourly(tx, believed.iter().map(|(entry, _)| *entry))
 }
 
-/// Adds changed results of agents. They count in no rate, because results that do not change are not added.
-pub(super) fn write_agent_results(tx: &mut Tx<'_>, node: i64, run: RunId, results: &[(i64, i64)]) -> Result<()> {
+/// Adds changed results of agents: node, what stands for the run, test and outcome. They count in no rate, because
+/// results that do not change are not added.
+pub(super) fn write_agent_results(tx: &mut Tx<'_>, results: &[(i64, RunId, i64, i64)]) -> Result<()> {
     let mut rows: Vec<SqlValue<'_>> = Vec::with_capacity(results.len() * 6);
-    for (test, outcome) in results {
-        rows.extend_from_slice(vals![node, run, *test, *outcome, 0_i64, 0_i64]);
+    for (node, run, test, outcome) in results {
+        rows.extend_from_slice(vals![*node, *run, *test, *outcome, 0_i64, 0_i64]);
     }
     let into = "history (node, run, test, outcome, offset_ms, duration_ms)";
     tx.insert_many("adding history", into, &[ColumnType::Int; 6], &rows, "ON CONFLICT (node, run, test) DO NOTHING")

@@ -56,6 +56,30 @@ impl Store {
         })
     }
 
+    /// Returns an active run.
+    pub fn active_run(&self, run: RunId) -> Result<Option<StoredRun>> {
+        let sql = format!("{COLUMNS} WHERE id = $1");
+        let found = self.query_once(|tx| {
+            let names = Arc::clone(&tx.ids);
+            tx.first("reading a run", &sql, vals![run], |row| {
+                // The key exists while the run is active.
+                let key = row.opt_text(10)?.and_then(RunKey::from_hex);
+                let RunRecord { run, started, cancelling, .. } = read_run(row, &names)?;
+                Ok(key.map(|key| StoredRun { run, key, started, cancelling }))
+            })
+        })?;
+        Ok(found.flatten())
+    }
+
+    /// Returns whether there was ever such a run on this node.
+    pub fn had_run(&self, run: RunId, node: &NodeName) -> Result<bool> {
+        self.read(|tx| {
+            let Some(node) = tx.ids.node_id(node) else { return Ok(false) };
+            let sql = "SELECT 1 FROM run_node WHERE run = $1 AND node = $2";
+            Ok(tx.first("reading a run", sql, vals![run, node], |_| Ok(()))?.is_some())
+        })
+    }
+
     /// Returns a run in any state.
     pub fn run(&self, run: RunId) -> Result<Option<RunRecord>> {
         self.read(|tx| {

@@ -19,7 +19,7 @@ use super::{
     error::Result,
     fencing::Lease,
     id_cache::{OutcomeKind, parsed},
-    job_outputs,
+    ingest_queue, job_outputs,
     node_hours::{self, RunSpan},
     nodes,
     records::RunEndRow,
@@ -32,7 +32,8 @@ impl Store {
     pub fn record_rejected(&self, lease: &Lease, run: RunId, why: &str, at: Timestamp, retry: &Retry) -> Result<()> {
         self.write(lease, |tx| {
             let end = Conclusion::NotStarted(NotStartedReason::Rejected);
-            if !conclude(tx, run, end, at, retry)? {
+            // A job that has sent a result was not rejected.
+            if ingest_queue::result_is_queued(tx, run)? || !conclude(tx, run, end, at, retry)? {
                 return Ok(());
             }
             let node = runs::nodes_of(tx, run)?.first().copied();

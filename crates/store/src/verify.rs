@@ -205,13 +205,17 @@ fn runs(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every bundle in the ingest queue exists.
+/// Checks that each document in the ingest queue is of a run on its node.
 fn verify_ingest_queue(tx: &mut Tx<'_>, report: &mut Report) -> Result<()> {
-    let sql = "SELECT evidence_pack FROM ingest_queue i \
-               WHERE NOT EXISTS (SELECT 1 FROM evidence_pack b WHERE b.id = i.evidence_pack)";
-    let lost = tx.all("reading the inbox", sql, &[], |row| row.int(0))?;
-    let problems = lost.into_iter().map(|bundle| format!("bundle {bundle} in the ingest queue is missing"));
-    report.add("the ingest queue".to_owned(), problems.collect());
+    let operation = "reading the ingest queue";
+    let sql = "SELECT q.id, q.run, q.node FROM ingest_queue q WHERE q.run IS NOT NULL \
+               AND NOT EXISTS (SELECT 1 FROM run_node n WHERE n.run = q.run AND n.node = q.node)";
+    let problems = tx.all(operation, sql, &[], |row| {
+        let (id, run, node) = (row.int(0)?, row.run(1)?, row.int(2)?);
+        Ok(format!("message {id} in the ingest queue is a result of {run} on node {node}, which has no part in it"))
+    })?;
+    let count = tx.first(operation, "SELECT COUNT(*) FROM ingest_queue", &[], |row| row.int(0))?.unwrap_or(0);
+    report.add(format!("{count} messages in the ingest queue"), problems);
     Ok(())
 }
 

@@ -43,7 +43,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_store::{
-    GroupCommit, LeaseError, Store, StoreError,
+    LeaseError, Store, StoreError,
     records::{Accepted, HistoryFilter},
 };
 
@@ -95,8 +95,6 @@ suite!(
     a_lease_is_held_until_it_expires_is_released_or_its_process_dies,
     node_hours_count_from_the_start_to_the_end_of_each_run,
     skip_reasons_are_stored_until_they_change_or_a_run_starts,
-    many_threads_share_one_commit_and_each_gets_its_own_result,
-    a_run_ends_once_when_its_nodes_report_at_the_same_time,
     nodes_load_with_all_stored_data,
     observed_hardware_is_stored_with_its_node,
 );
@@ -384,54 +382,6 @@ fn skip_reasons_are_stored_until_they_change_or_a_run_starts(bed: &mut StoreTest
     let cycles = bed.store.cycles(10).unwrap();
     assert_eq!((cycles.len(), cycles[0].submitted), (3, 1));
     assert_eq!(cycles[2].error.as_deref(), Some("the backend was slow"));
-}
-
-fn many_threads_share_one_commit_and_each_gets_its_own_result(bed: &mut StoreTestbed) {
-    let runs: Vec<_> = (0..64).map(|i| (format!("n{i}"), bed.plan(&format!("n{i}"), &["disk"]))).collect();
-    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    std::thread::scope(|scope| {
-        for (name, run) in &runs {
-            let (bed, group) = (&bed, &group);
-            scope.spawn(move || {
-                let result = bed.result(*run, name, vec![bed.outcome(name, "disk", Verdict::Pass)]);
-                assert_eq!(group.submit(result.clone()).unwrap(), Accepted::Stored);
-                assert_eq!(group.submit(result).unwrap(), Accepted::Duplicate);
-            });
-        }
-    });
-    drop(group);
-    assert_eq!(bed.store.latest_all().unwrap().len(), 64);
-    let evidence = bed.store.evidence(runs[7].1, &node("n7")).unwrap().unwrap();
-    assert_eq!(evidence.bytes, format!("raw output of {} on n7", runs[7].1).into_bytes());
-    assert!(!evidence.truncated && evidence.policy_version == 3 && evidence.profile_version == Some(1));
-    bed.assert_sound();
-}
-
-fn a_run_ends_once_when_its_nodes_report_at_the_same_time(bed: &mut StoreTestbed) {
-    let nodes: Vec<[String; 2]> = (0..24).map(|i| [format!("a{i}"), format!("b{i}")]).collect();
-    let runs: Vec<_> = nodes.iter().map(|[a, b]| bed.run_on(&[a, b], &["nccl"])).collect();
-    let ids: Vec<_> = runs.iter().map(|run| run.id).collect();
-    let submit: Vec<_> = runs.into_iter().map(|run| WithReason::new(Action::Submit(run), "due", "x")).collect();
-    bed.commit(&submit);
-    let group = GroupCommit::start(&bed.store, &bed.lease).unwrap();
-    std::thread::scope(|scope| {
-        for (run, pair) in ids.iter().zip(&nodes) {
-            for name in pair {
-                let (bed, group) = (&bed, &group);
-                scope.spawn(move || {
-                    let result = bed.result(*run, name, vec![bed.outcome(name, "nccl", Verdict::Pass)]);
-                    assert_eq!(group.submit(result).unwrap(), Accepted::Stored);
-                });
-            }
-        }
-    });
-    drop(group);
-    assert!(bed.store.active_runs().unwrap().is_empty());
-    assert_eq!(bed.store.counters().unwrap().runs_ended, ids.len() as u64);
-    let ended = bed.store.run(ids[0]).unwrap().unwrap();
-    assert!(matches!(&ended.run.state, RunState::Ended(RunEnd::Completed(report)) if report.outcomes.len() == 2));
-    assert_eq!(ended.ended, Some(bed.now));
-    bed.assert_sound();
 }
 
 fn nodes_load_with_all_stored_data(bed: &mut StoreTestbed) {

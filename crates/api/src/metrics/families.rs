@@ -112,8 +112,8 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "doctor_spool_waiting",
         &[("place", "nodes, endpoint, history")],
-        "Waiting for ingestion by this process. nodes: reports on nodes, as last reported by their agents; endpoint: reports at the agent \
-         endpoint; history: stored results not yet in history. nodes and endpoint are absent without an agent endpoint.",
+        "Waiting for ingestion by this process. nodes: reports on nodes, as last reported by their agents; endpoint: messages at the \
+         agent endpoint that are not durable yet; history: durable messages not yet in history. nodes and endpoint are absent without an agent endpoint.",
     ),
     gauge("doctor_alert_notes_waiting", &[RECEIVER], "Notifications that are not in a message yet."),
     gauge("doctor_alert_messages_waiting", &[RECEIVER], "Messages that are not delivered yet."),

@@ -103,6 +103,7 @@ impl Stage {
             access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
+            results: None,
             outputs: nodes.iter().map(output).collect(),
         }
     }

@@ -117,6 +117,7 @@ impl Hosts {
             access: Vec::new(),
             limit: Span::minutes(10),
             key: KEY,
+            results: None,
             outputs: hosts.iter().map(output).collect(),
         }
     }

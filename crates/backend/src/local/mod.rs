@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use doctor_checks::document::RunKey;
+use doctor_checks::{document::RunKey, result_transport::URL_VARIABLE};
 use doctor_core::{
     ids::{JobId, NodeName, OpId, RunId},
     last_output::LastOutput,
@@ -164,6 +164,9 @@ impl LocalBackend {
             command.arg("--policy").arg(policy);
         }
         give_key(&mut command, &job.key);
+        if let Some(url) = &job.results {
+            command.env(URL_VARIABLE, url);
+        }
         Ok(command)
     }
 }

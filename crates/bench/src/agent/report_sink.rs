@@ -13,13 +13,13 @@ use anyhow::{Context, Result};
 /// Larger than any report.
 const MAX_REPORT_BYTES: usize = 64 << 20;
 
-pub(super) struct ReportSink {
+pub(crate) struct ReportSink {
     address: String,
     reports: Receiver<Vec<u8>>,
 }
 
 impl ReportSink {
-    pub(super) fn open() -> Result<Self> {
+    pub(crate) fn open() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listening on the loopback address")?;
         let address = format!("http://{}", listener.local_addr().context("reading the port")?);
         let (give, reports) = channel();
@@ -28,17 +28,17 @@ impl ReportSink {
         Ok(Self { address, reports })
     }
 
-    pub(super) fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
     /// Returns the next report as received, still signed.
-    pub(super) fn next(&self, within: Duration) -> Result<Vec<u8>> {
+    pub(crate) fn next(&self, within: Duration) -> Result<Vec<u8>> {
         self.reports.recv_timeout(within).context("no report from the agent")
     }
 
     /// Returns the reports that have been received and not read.
-    pub(super) fn unread(&self) -> impl Iterator<Item = Vec<u8>> {
+    pub(crate) fn unread(&self) -> impl Iterator<Item = Vec<u8>> {
         self.reports.try_iter()
     }
 }

@@ -185,6 +185,7 @@ impl Marker {
             progress: &doctor_backend::progress::Progress::default(),
             settings: &self.settings,
             share: None,
+            results: None,
             workers: WORKERS,
         };
         let errors = executor.execute(&actions, &BTreeMap::new(), snapshot)?;

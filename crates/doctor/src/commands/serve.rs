@@ -116,7 +116,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         }
         let elapsed = began.elapsed();
         let next = began + service.cycle_interval(&loaded);
-        wait((&stop, &progress), &service.controller.cycle_trigger, next, began + (elapsed * 2).max(MIN_CYCLE_GAP));
+        let trigger = Arc::clone(&service.controller.cycle_trigger);
+        let earliest = began + (elapsed * 2).max(MIN_CYCLE_GAP);
+        wait((&stop, &progress), &trigger, next, earliest, || service.controller.enter_messages());
     }
     let stopped = service.controller.engine.stop();
     service.controller.stop_alerts();
@@ -157,8 +159,15 @@ pub(crate) fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Waits until the next cycle is due, or until it is woken, but then not before `earliest`.
-fn wait((stop, progress): (&AtomicBool, &Progress), trigger: &Trigger, until: Instant, earliest: Instant) {
+/// Waits until the next cycle is due, or until it is woken, but then not before `earliest`. What wakes it may be messages
+/// of nodes, which are entered meanwhile: they need not wait for a cluster that answers slowly.
+fn wait(
+    (stop, progress): (&AtomicBool, &Progress),
+    trigger: &Trigger,
+    until: Instant,
+    earliest: Instant,
+    mut enter_messages: impl FnMut() -> std::result::Result<(), store::StoreError>,
+) {
     progress.enter("wait for the next cycle");
     let began = Instant::now();
     let (mut woken, mut rested) = (false, false);
@@ -173,10 +182,13 @@ fn wait((stop, progress): (&AtomicBool, &Progress), trigger: &Trigger, until: In
         if left.is_zero() {
             return;
         }
-        if woken {
-            std::thread::sleep(left.min(STOP_POLL_INTERVAL));
-        } else {
-            woken = trigger.wait(left.min(STOP_POLL_INTERVAL));
+        if trigger.wait(left.min(STOP_POLL_INTERVAL)) {
+            woken = true;
+            if let Err(error) = enter_messages() {
+                // The cycle finds the same and reports it.
+                tracing::debug!(%error, "entering messages failed");
+                std::thread::sleep(left.min(STOP_POLL_INTERVAL));
+            }
         }
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct AgentEndpointConfig {
     pub listen: Option<SocketAddr>,
     /// The URL that agents use, if it differs from `listen`.
     pub url: Option<String>,
+    /// Whether validation jobs post their results to `url`. `None`: if it is set.
+    pub results: Option<bool>,
     /// The certificate and its key. `None`: the controller makes them, unless the endpoint is plain.
     pub tls: Option<TlsFiles>,
     /// Whether the endpoint speaks HTTP without TLS. `None`: only on a loopback address.
@@ -95,10 +97,20 @@ impl AgentEndpointConfig {
         Some(format!("{}://{at}", if self.is_plain() { "http" } else { "https" }))
     }
 
+    /// Returns the URL to which validation jobs post their results.
+    pub(crate) fn results_url(&self) -> Option<String> {
+        self.url.clone().filter(|_| self.results != Some(false))
+    }
+
     /// Returns what is wrong with these settings.
     fn invalid_setting(&self) -> Option<String> {
         if self.tls.is_some() && self.plain == Some(true) {
             return Some("`agents` has both `tls` and `plain = true`: keep one".to_owned());
+        }
+        if self.results == Some(true) && self.url.is_none() {
+            return Some(
+                "`agents.results` is true, expected `agents.url`, to which jobs post their results".to_owned(),
+            );
         }
         let url = self.url.as_ref()?;
         if !url.starts_with("http://") && !url.starts_with("https://") {

@@ -56,7 +56,7 @@ pub(super) const ALL: &[Setting] = &[
         "networkPolicy.enabled",
         Flag,
         "true",
-        "Let only agents reach the controller, by a NetworkPolicy; the kubelet of its node always may. Without effect where the network plugin enforces none.",
+        "Let only agents and validation jobs reach the controller, by a NetworkPolicy; the kubelet of its node always may. Without effect where the network plugin enforces none.",
     ),
     setting(
         "networkPolicy.agentsFrom",

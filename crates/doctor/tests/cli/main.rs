@@ -25,6 +25,7 @@ mod kubernetes_flows;
 mod kubernetes_several;
 mod metrics;
 mod out_of_the_box;
+mod posted_results;
 mod read_only;
 mod reading;
 #[cfg(feature = "kubernetes-bed")]

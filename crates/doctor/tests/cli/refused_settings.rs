@@ -58,7 +58,7 @@ fn backend(workdir: &Workdir, text: &str) {
     workdir.write("doctor.toml", &format!("{service}{text}\n"));
 }
 
-const FILES: [Case; 15] = [
+const FILES: [Case; 16] = [
     case("an unknown key", CONFIGURATION, "line 1, column 1", |dir| set(dir, "cycel = \"30s\"")),
     case("a bad duration", CONFIGURATION, "such as \"90s\"", |dir| set(dir, "cycle = \"30 parsecs\"")),
     case("a short lease", CONFIGURATION, "a lease must outlast a cycle", |dir| set(dir, "lease = \"10s\"")),
@@ -66,6 +66,9 @@ const FILES: [Case; 15] = [
     case("an address that is none", CONFIGURATION, "line ", |dir| section(dir, "[agents]\nlisten = \"everywhere\"")),
     case("a URL without a scheme", CONFIGURATION, "`agents.url` is `ctl:7443`", |dir| {
         section(dir, "[agents]\nurl = \"ctl:7443\"");
+    }),
+    case("results without a URL", CONFIGURATION, "expected `agents.url`", |dir| {
+        section(dir, "[agents]\nresults = true");
     }),
     case("traces without a scheme", CONFIGURATION, "`telemetry.traces` must begin", |dir| {
         section(dir, "[telemetry]\ntraces = \"collector:4318\"");

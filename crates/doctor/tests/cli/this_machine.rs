@@ -137,7 +137,7 @@ fn a_held_machine_is_not_tested() {
 
 /// A controller that is killed when the test ends.
 pub(crate) struct Service {
-    child: Child,
+    pub(crate) child: Child,
     log: std::sync::mpsc::Receiver<String>,
     seen: String,
 }

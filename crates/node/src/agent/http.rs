@@ -11,9 +11,10 @@ use std::{
 
 use doctor_checks::{
     drain_permit::PERMIT_HEADER,
+    result_transport::{RESULTS_PATH, RUN_HEADER},
     site_profiles::{MAX_REPLY_BYTES, SiteProfiles},
 };
-use doctor_core::ids::NodeName;
+use doctor_core::ids::{NodeName, RunId};
 
 use rustls::{ClientConnection, StreamOwned};
 
@@ -131,11 +132,35 @@ pub fn post(
     body: &[u8],
     limit: Duration,
 ) -> io::Result<Reply> {
+    let vouched = token.map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.text()));
+    exchange((to, tls), "/api/v1/ingest", &format!("X-Doctor-Node: {node}\r\n{vouched}"), body, limit)
+}
+
+/// Sends the signed result document of a run. `limit` bounds the exchange as in [`post`].
+///
+/// # Errors
+/// If the controller does not respond in time or is not authenticated, or responds with something other than HTTP.
+pub fn post_result(
+    to: &Address,
+    tls: Option<&TlsClient>,
+    (run, node): (RunId, &NodeName),
+    body: &[u8],
+    limit: Duration,
+) -> io::Result<Reply> {
+    exchange((to, tls), RESULTS_PATH, &format!("{RUN_HEADER}: {run}\r\nX-Doctor-Node: {node}\r\n"), body, limit)
+}
+
+fn exchange(
+    (to, tls): (&Address, Option<&TlsClient>),
+    path: &str,
+    headers: &str,
+    body: &[u8],
+    limit: Duration,
+) -> io::Result<Reply> {
     let deadline = Instant::now() + limit;
     let mut stream = Connection::open(to, tls, limit / 4, deadline)?;
-    let vouched = token.map_or_else(String::new, |token| format!("Authorization: Bearer {}\r\n", token.text()));
     let head = format!(
-        "POST {}/api/v1/ingest HTTP/1.1\r\nHost: {}:{}\r\nX-Doctor-Node: {node}\r\n{vouched}User-Agent: doctor-node/{}\r\n\
+        "POST {}{path} HTTP/1.1\r\nHost: {}:{}\r\n{headers}User-Agent: doctor-node/{}\r\n\
          Content-Type: application/octet-stream\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         to.prefix,
         to.host,

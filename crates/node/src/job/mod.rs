@@ -1,13 +1,15 @@
 //! `doctor-node job`: the command that a validation job runs.
 //!
 //! It runs the tests in order, writes a log that can be followed meanwhile, and ends with one signed document of raw
-//! evidence. The document is renamed into place or printed to the container's output. On a stop request or at its time
-//! limit the job ends the running probe and signs what has finished. It classifies nothing: the controller does.
+//! evidence. The document is posted to the controller if its URL is known, and renamed into place or printed to the
+//! container's output. On a stop request or at its time limit the job ends the running probe and signs what has finished.
+//! It classifies nothing: the controller does.
 
 mod claim;
 mod log;
 pub mod node_paths;
 pub(crate) mod output;
+mod post;
 
 use std::{
     error::Error,
@@ -42,8 +44,10 @@ use crate::{
 };
 use claim::Claim;
 use log::Log;
+use post::PostOutcome;
 
 pub use claim::ClaimError;
+pub use post::{PostReply, ResultPost, SendDocument};
 
 /// The parameters of a job.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub struct JobParams {
     /// One log for all tests, or one per test.
     pub logs: Vec<PathBuf>,
     pub result_target: ResultTarget,
+    /// Where the document is posted as well.
+    pub post: Option<ResultPost>,
     pub policy: Policy,
     pub root: PathBuf,
     /// NVML, by name or path.
@@ -147,14 +153,25 @@ fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
         }
     };
     log.line("job", text);
-    deliver_result(&job.result_target, &bytes).inspect_err(|error| {
-        let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
-        log.line("job", &format!("the result could not be written{cause}"));
-    })?;
+    deliver_result(job, &bytes, stop, &log)?;
     Ok(code)
 }
 
-fn deliver_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
+/// Posts the document and writes it to its target. One of them is enough; where only the post is left, it is repeated
+/// until the job's time limit.
+fn deliver_result(job: &JobParams, bytes: &[u8], stop: &Stop, log: &Log) -> Result<(), JobError> {
+    let mut posted = job.post.as_ref().map(|post| post.send_soon(bytes, stop, log));
+    let written = write_result(&job.result_target, bytes);
+    let Err(error) = written else { return Ok(()) };
+    let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
+    log.line("job", &format!("the result could not be written{cause}"));
+    if let (Some(post), Some(PostOutcome::Unanswered)) = (&job.post, &posted) {
+        posted = Some(post.send_until_stopped(bytes, stop, log));
+    }
+    if posted == Some(PostOutcome::Accepted) { Ok(()) } else { Err(error) }
+}
+
+fn write_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| JobError::Write { path, source }

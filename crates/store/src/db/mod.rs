@@ -77,12 +77,13 @@ pub(super) enum Access {
     ReadStatement,
     /// Concurrent with writers of other rows.
     Write,
-    /// As `Write`, for incoming results. Where [`Db::has_separate_sync`], durable only after [`Db::sync`].
-    EnqueueResults,
-    /// As `Write`, for results that are in the ingest queue. On SQLite, durable some time later: a crash of the host also ends
-    /// this process, and what is lost is still in the ingest queue. PostgreSQL commits durably, because this process would not
-    /// notice that a restarted server had lost the commit.
-    ApplyResults,
+    /// As `Write`, for messages that are added to the ingest queue. Where [`Db::has_separate_sync`], durable only after
+    /// [`Db::sync`].
+    Enqueue,
+    /// As `Write`, for messages that are in the ingest queue. On SQLite, durable some time later: a crash of the host also
+    /// ends this process, and what is lost is still in the ingest queue. PostgreSQL commits durably, because this process
+    /// would not notice that a restarted server had lost the commit.
+    EnterQueued,
     /// Excludes all other writers.
     WriteExclusive,
 }
@@ -168,7 +169,7 @@ impl Db {
                         let why = "the store was opened for reading".to_owned();
                         return Err(StoreError::Refused { operation: "writing", why });
                     }
-                    Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => {
+                    Access::Write | Access::Enqueue | Access::EnterQueued | Access::WriteExclusive => {
                         (writers, SessionKind::Writer, None)
                     }
                 };

@@ -43,9 +43,9 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<IdCache>, bo
             let left = until.saturating_duration_since(Instant::now()).as_millis().max(1);
             Cow::Owned(format!("{READING}; SET LOCAL statement_timeout TO {left}"))
         }
-        (Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive, _) => {
-            Cow::Borrowed("BEGIN")
-        }
+        // It locks no row of the lease, so this is what a migration waits for, and what waits for a migration.
+        (Access::Enqueue, _) => Cow::Borrowed("BEGIN; LOCK TABLE ingest_queue IN ROW EXCLUSIVE MODE"),
+        (Access::Write | Access::EnterQueued | Access::WriteExclusive, _) => Cow::Borrowed("BEGIN"),
     };
     session.begin(begin);
     let mut tx = Tx::new(Conn::Postgres(session), Arc::clone(names));

@@ -300,7 +300,7 @@ pub(super) fn transaction(
         connection.execute_batch("ROLLBACK").map_err(sqlite_error("rolling back after a panic"))?;
         set_sync(connection, "FULL")?;
     }
-    if !matches!(access, Access::EnqueueResults | Access::ApplyResults) {
+    if !matches!(access, Access::Enqueue | Access::EnterQueued) {
         return attempt(connection, access, names, body);
     }
     set_sync(connection, "NORMAL")?;
@@ -320,7 +320,7 @@ fn attempt(connection: &Connection, access: Access, names: &mut Arc<IdCache>, bo
     let begin = match access {
         Access::ReadStatement => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",
-        Access::Write | Access::EnqueueResults | Access::ApplyResults | Access::WriteExclusive => "BEGIN IMMEDIATE",
+        Access::Write | Access::Enqueue | Access::EnterQueued | Access::WriteExclusive => "BEGIN IMMEDIATE",
     };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));

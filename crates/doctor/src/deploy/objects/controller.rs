@@ -55,8 +55,12 @@ pub(super) fn objects() -> Vec<Template> {
 fn network_policy() -> Template {
     let port = || list([map([("port", Template::Setting("port"))])]);
     let agents = map([("podSelector", map([("matchLabels", labels("agent"))]))]);
+    // Jobs post their results. Their pods are of no component.
+    let jobs = json!({ "podSelector": {
+        "matchLabels": { "app.kubernetes.io/name": "cluster-doctor" },
+        "matchExpressions": [{ "key": "app.kubernetes.io/component", "operator": "DoesNotExist" }] } });
     let rules = list([
-        map([("from", list([agents, Template::ItemsOf("networkPolicy.agentsFrom")])), ("ports", port())]),
+        map([("from", list([agents, jobs.into(), Template::ItemsOf("networkPolicy.agentsFrom")])), ("ports", port())]),
         // Agents with the network of their node have its addresses, which no selector names.
         map([("ports", port())]).only_if(TemplateCondition::IsSet("agent.hostNetwork")),
         Template::ItemsOf("networkPolicy.ingress"),
