@@ -35,7 +35,7 @@ impl Store {
         clock: impl Into<LeaseClock>,
         ttl: Span,
     ) -> std::result::Result<Lease, LeaseError> {
-        let clock = clock.into();
+        let clock: LeaseClock = clock.into();
         if self.awaited_migration()?.is_some() {
             self.migrate(holder, clock, ttl)?;
         }

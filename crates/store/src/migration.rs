@@ -117,7 +117,7 @@ impl Store {
         ttl: Span,
     ) -> std::result::Result<Option<MigrationReport>, LeaseError> {
         let Some(migrator) = &self.shared.migrator else { return Ok(None) };
-        let (clock, began) = (clock.into(), Instant::now());
+        let (clock, began): (LeaseClock, Instant) = (clock.into(), Instant::now());
         let mut attempt = Attempt::NothingToDo;
         migrator.is_running.store(true, Ordering::Relaxed);
         let done = self.transact(Access::WriteExclusive, &mut |tx| {

@@ -74,7 +74,6 @@ over_tls!(
     a_result_is_stored_once,
     the_database_rejects_a_plan_with_a_second_run_on_a_node,
     a_lease_is_held_until_it_expires_is_released_or_its_process_dies,
-    many_threads_share_one_commit_and_each_gets_its_own_result,
     nodes_load_with_all_stored_data,
 );
 

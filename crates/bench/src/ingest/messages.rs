@@ -42,7 +42,8 @@ impl Template {
         let key = RunKey::new([7; 32]);
         let sink = ReportSink::open()?;
         let controller = Some(sink.address().to_owned());
-        let credential = Credential { node: NodeName::new("bench")?, key: key.clone(), controller };
+        let credential =
+            Credential { node: NodeName::new("bench")?, key: key.clone(), controller, fingerprints: Vec::new() };
         let _agent = Running::start(machine.agent(&credential.text()).stderr(Stdio::null()))?;
         let report = next_full_report(&sink, &key)?;
         ensure!(report.checks.len() >= 70, "the agent reports {} checks", report.checks.len());

@@ -25,8 +25,10 @@ use doctor_store::{
 
 use crate::{
     bed::{StoreTestbed, hardware, node, test},
-    suite,
+    over_tls, suite,
 };
+
+over_tls!(a_message_waits_until_it_is_entered_in_one_transaction, many_messages_are_queued_and_entered_together);
 
 suite!(
     a_message_waits_until_it_is_entered_in_one_transaction,
