@@ -286,6 +286,7 @@ impl Executor<'_> {
         if support_bundle::is_saved(share, case, name).map_err(|error| failed(error.into()))? {
             return Ok(true);
         }
+        self.progress.tick();
         let span = span!(
             "backend.report",
             otel.kind = "client",
@@ -302,6 +303,8 @@ impl Executor<'_> {
             ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
+        // The share may take as long again.
+        self.progress.tick();
         support_bundle::save(self.store, share, case, name, from_node).map(|_| true).map_err(failed)
     }
 

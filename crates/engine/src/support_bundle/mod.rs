@@ -38,7 +38,7 @@ const MAX_RUNS: usize = 20;
 const LOOKBACK: Span = Span::days(3);
 /// How long a step waits for its archive to be packed and written, beside other work on the share. It is tried again in the next
 /// cycle.
-const SAVE_LIMIT: Duration = Duration::from_secs(60);
+const SAVE_LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {

@@ -161,7 +161,7 @@ fn controller_container() -> Template {
                 map([("name", "probes".into()), ("containerPort", Template::Setting("probePort"))]),
             ]),
         ),
-        // Schema migrations run before the probes are answered.
+        // A start on a slow machine takes a while.
         ("startupProbe", probe("/healthz", 5, 120)),
         ("livenessProbe", probe("/healthz", 30, 3)),
         ("readinessProbe", probe("/readyz", 10, 3)),
