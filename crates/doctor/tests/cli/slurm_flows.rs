@@ -380,6 +380,8 @@ fn a_repair_reboots_once(generation: Generation) {
     policy("observe");
     let mut service = Restarted::start(workdir);
     service.until("all nodes to pass", || rows(workdir, "memory").len() == 3);
+    // A controller that was killed in its first cycle has stored results and no observation.
+    service.until("an observation", || !workdir.json(&["status"])["observed_at"].is_null());
     let repair = ["repair", "node1", "--step", "reboot", "--why", "hangs in NCCL"];
     let confirmed = [&repair[..], &["--yes"]].concat();
     workdir.expect(1, &confirmed).stderr_contains("refused: mode `observe`").stderr_contains("mode = \"recommend\"");

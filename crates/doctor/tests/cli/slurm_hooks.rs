@@ -103,11 +103,13 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
     // The answer carried the breaker's permit. Only Slurm knows how many nodes are out already, and there is none here.
     let permit = workdir.path("here/agent/permit.json");
     assert!(permit.exists(), "{:?}", fs::read_dir(workdir.path("here/agent")).unwrap().collect::<Vec<_>>());
-    let output = hook(&workdir, "prolog");
-    assert_eq!(output.code, 0, "{}", output.err);
-    output
-        .stderr_contains("prolog: damage (isolate) of kernel-log")
-        .stderr_contains("the job is allowed: scontrol failed");
+    // The permit lapses when a cycle is late, and the next answer brings another.
+    wait_until("a prolog with a fresh permit", || {
+        let output = hook(&workdir, "prolog");
+        assert_eq!(output.code, 0, "{}", output.err);
+        output.stderr_contains("prolog: damage (isolate) of kernel-log").stderr_contains("the job is allowed: ");
+        output.err.contains("the job is allowed: scontrol failed")
+    });
 
     // While an agent runs, the agent reports.
     let mut command = Command::new(doctor_node());
