@@ -103,7 +103,11 @@ impl Facts {
                 (None, Some(_)) => true,
                 (_, None) => false,
             };
-            if gone_is_next { gone.next().map(|record| (record, false)) } else { here.next().map(|record| (record, true)) }
+            if gone_is_next {
+                gone.next().map(|record| (record, false))
+            } else {
+                here.next().map(|record| (record, true))
+            }
         })
     }
 

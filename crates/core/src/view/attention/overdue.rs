@@ -48,9 +48,7 @@ pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bo
 
 /// Whether nothing but users keeps tests from the node. `tested`: the nodes with a run.
 fn may_be_tested(facts: &Facts, record: &NodeRecord, tested: &HashSet<&NodeName>) -> bool {
-    !record.state.is_out_of_service()
-        && record.hold_at(facts.now).is_none()
-        && !tested.contains(&record.node.name)
+    !record.state.is_out_of_service() && record.hold_at(facts.now).is_none() && !tested.contains(&record.node.name)
 }
 
 /// Returns the nodes that users have had for so long that their results are overdue. Nothing is wrong, but their last results
