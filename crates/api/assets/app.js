@@ -4,14 +4,15 @@
 // sort order and selection.
 
 import { ACTIONS, openActionDialog, openSignInDialog } from "./actions.js";
-import { get } from "./api.js";
+import { forgetRequested, get, requestEarly } from "./api.js";
 import { errorView, loadingView, signInView } from "./components.js";
 import { el, href, replaceContent } from "./dom.js";
 import { EventStream } from "./event-stream.js";
 import { setClusterTime, updateAges } from "./format.js";
 
+// `data`: what the page gets first.
 const PAGES = [
-  { path: "", title: "Fleet", load: () => import("./pages/fleet.js") },
+  { path: "", title: "Fleet", load: () => import("./pages/fleet.js"), data: [["status"], ["map"], ["tests"]] },
   { path: "attention", title: "Attention", load: () => import("./pages/attention.js") },
   { path: "coverage", title: "Coverage", load: () => import("./pages/coverage.js") },
   { path: "cases", title: "Cases", load: () => import("./pages/cases.js") },
@@ -43,6 +44,8 @@ function parseHash() {
     });
   return { parts, query: new URLSearchParams(query ?? "") };
 }
+
+const routeOf = ({ parts }) => PAGES.find(({ path }) => path === (parts[0] ?? ""));
 
 // The context of a page: its path, its query parameters and its event listeners. `signal` aborts when the user leaves the page.
 class Page {
@@ -126,9 +129,12 @@ async function navigate() {
     main.focus();
     return;
   }
-  page?.dispose();
+  if (page) {
+    page.dispose();
+    forgetRequested();
+  }
   const target = parseHash();
-  const route = PAGES.find(({ path }) => path === (target.parts[0] ?? ""));
+  const route = routeOf(target);
   const nextPage = new Page(target);
   page = nextPage;
   for (const anchor of document.querySelectorAll("#nav a")) {
@@ -289,13 +295,14 @@ async function start() {
   document.getElementById("user").textContent = user?.known ? `${user.name} (${user.role})` : "Sign in";
   document.getElementById("pause").hidden = !user?.may_act;
   connectEventStream();
-  // Until the first response, ages use the browser's clock.
+  // The page goes first: it may use what was requested early. Until the clock's response, ages use the browser's.
+  await navigate();
   syncClock();
-  navigate();
 }
 
 addEventListener("hashchange", navigate);
 addEventListener("keydown", onKey);
 setInterval(() => updateAges(), 30_000);
 renderHeader();
+requestEarly(routeOf(parseHash())?.data ?? []);
 start();
