@@ -58,36 +58,9 @@ async function checkedResponse(pending) {
   throw new ApiError(response.status, body);
 }
 
-// Responses that are on their way before their page asks for them, by URL.
-const requested = new Map();
-
-async function getJson(url, signal) {
-  const response = await checkedResponse(fetch(url, { headers: requestHeaders(), signal }));
-  return response.json();
-}
-
-// Requests what the first page will get, so that it need not wait for the code of the page. Each response serves one `get`.
-export function requestEarly(paths) {
-  for (const parts of paths) {
-    const url = apiUrl(parts);
-    const response = getJson(url);
-    // The page reports a failure.
-    response.catch(() => {});
-    requested.set(url.href, response);
-  }
-}
-
-// For pages that are opened later: their data must not be older.
-export function forgetRequested() {
-  requested.clear();
-}
-
 export async function get(parts, query, signal) {
-  const url = apiUrl(parts, query);
-  const early = requested.get(url.href);
-  if (!early) return getJson(url, signal);
-  requested.delete(url.href);
-  return early;
+  const response = await checkedResponse(fetch(apiUrl(parts, query), { headers: requestHeaders(), signal }));
+  return response.json();
 }
 
 // Fetches the pages of a list until it ends or has `maxRows` rows.

@@ -4,15 +4,14 @@
 // sort order and selection.
 
 import { ACTIONS, openActionDialog, openSignInDialog } from "./actions.js";
-import { forgetRequested, get, requestEarly } from "./api.js";
+import { get } from "./api.js";
 import { errorView, loadingView, signInView } from "./components.js";
 import { el, href, replaceContent } from "./dom.js";
 import { EventStream } from "./event-stream.js";
 import { setClusterTime, updateAges } from "./format.js";
 
-// `data`: what the page gets first.
 const PAGES = [
-  { path: "", title: "Fleet", load: () => import("./pages/fleet.js"), data: [["status"], ["map"], ["tests"]] },
+  { path: "", title: "Fleet", load: () => import("./pages/fleet.js") },
   { path: "attention", title: "Attention", load: () => import("./pages/attention.js") },
   { path: "coverage", title: "Coverage", load: () => import("./pages/coverage.js") },
   { path: "cases", title: "Cases", load: () => import("./pages/cases.js") },
@@ -44,8 +43,6 @@ function parseHash() {
     });
   return { parts, query: new URLSearchParams(query ?? "") };
 }
-
-const routeOf = ({ parts }) => PAGES.find(({ path }) => path === (parts[0] ?? ""));
 
 // The context of a page: its path, its query parameters and its event listeners. `signal` aborts when the user leaves the page.
 class Page {
@@ -129,12 +126,9 @@ async function navigate() {
     main.focus();
     return;
   }
-  if (page) {
-    page.dispose();
-    forgetRequested();
-  }
+  page?.dispose();
   const target = parseHash();
-  const route = routeOf(target);
+  const route = PAGES.find(({ path }) => path === (target.parts[0] ?? ""));
   const nextPage = new Page(target);
   page = nextPage;
   for (const anchor of document.querySelectorAll("#nav a")) {
@@ -295,14 +289,13 @@ async function start() {
   document.getElementById("user").textContent = user?.known ? `${user.name} (${user.role})` : "Sign in";
   document.getElementById("pause").hidden = !user?.may_act;
   connectEventStream();
-  // The page goes first: it may use what was requested early. Until the clock's response, ages use the browser's.
-  await navigate();
+  // Until the first response, ages use the browser's clock.
   syncClock();
+  navigate();
 }
 
 addEventListener("hashchange", navigate);
 addEventListener("keydown", onKey);
 setInterval(() => updateAges(), 30_000);
 renderHeader();
-requestEarly(routeOf(parseHash())?.data ?? []);
 start();

@@ -263,29 +263,6 @@ const wanted = () => [
   })),
 ];
 
-test("the first screen requests its data before it knows its user, and uses what it has requested", async () => {
-  let release;
-  const released = new Promise((done) => (release = done));
-  const { page, close } = await chrome.open(at(""), {
-    before: async (page) => {
-      await page.route("**/api/v1/whoami", async (route) => {
-        await released;
-        await route.continue();
-      });
-      const first = new Set();
-      await page.route(/\/api\/v1\/(status|map|tests)$/, async (route) => {
-        const url = route.request().url();
-        if (first.has(url)) return;
-        first.add(url);
-        await route.continue();
-        if (first.size === 3) release();
-      });
-    },
-  });
-  await page.waitForFunction(() => Number(document.querySelector(".map")?.dataset.cells) > 0, null, WAIT);
-  await close();
-});
-
 test("the first screen lists what needs an operator, most urgent first, with links, the next command and the number of the rest", async () => {
   const before_ = withStatus({ attention: wanted() });
   for (const colorScheme of ["light", "dark"]) {
