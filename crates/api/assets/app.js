@@ -102,6 +102,8 @@ class Page {
     if (error.status !== 401) return false;
     // Every section of the page would report the same.
     this.dispose();
+    // Nothing is shown that could be live. Signing in starts the stream again.
+    stopEventStream();
     replaceContent(main, signInView(promptSignIn));
     promptSignIn();
     return true;
@@ -223,8 +225,15 @@ function initThemeButton() {
 }
 
 let eventStream = null;
-function connectEventStream() {
+function stopEventStream() {
   eventStream?.stop();
+  const indicator = document.getElementById("live");
+  indicator.textContent = indicator.title = "";
+  indicator.className = "live";
+}
+
+function connectEventStream() {
+  stopEventStream();
   const indicator = document.getElementById("live");
   eventStream = new EventStream(
     (name, data) => {
@@ -233,7 +242,6 @@ function connectEventStream() {
     },
     (connected, status) => {
       if (status === 401) {
-        indicator.textContent = indicator.title = "";
         page?.handleApiError({ status });
         return;
       }

@@ -40,6 +40,7 @@ export class EventStream {
       } catch {
         if (signal.aborted) return;
       }
+      if (signal.aborted) return;
       disconnected = true;
       this.#onConnection(false);
       await new Promise((done) => setTimeout(done, this.#retryMs));

@@ -90,7 +90,7 @@ impl Node {
 ///
 /// An outage, a missing field or a node that does not answer gives `Unknown`. `Unknown` never counts as `Free`: nothing
 /// is started on a node that its cluster has not reported as free.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Occupancy {
     Free,
@@ -215,7 +215,7 @@ fn is_real_serial(serial: &str) -> bool {
 }
 
 /// An operator's instruction to leave a node alone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Hold {
     pub by: String,
     pub why: String,

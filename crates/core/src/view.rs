@@ -28,7 +28,7 @@ mod text;
 mod time_slots;
 mod timeline;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
@@ -95,10 +95,20 @@ pub struct SkippedSince {
 impl Facts {
     /// Returns every node sorted by name, and whether the cluster still lists it.
     pub fn nodes(&self) -> impl Iterator<Item = (&NodeRecord, bool)> {
-        let mut all: Vec<(&NodeRecord, bool)> = self.snapshot.nodes.iter().map(|record| (record, true)).collect();
-        all.extend(self.gone.iter().map(|record| (record, false)));
-        all.sort_by(|a, b| a.0.node.name.cmp(&b.0.node.name));
-        all.into_iter()
+        // Both lists are sorted by name: sorting ten thousand nodes again would take longer than most views.
+        let (mut here, mut gone) = (self.snapshot.nodes.iter().peekable(), self.gone.iter().peekable());
+        std::iter::from_fn(move || {
+            let gone_is_next = match (here.peek(), gone.peek()) {
+                (Some(here), Some(gone)) => gone.node.name < here.node.name,
+                (None, Some(_)) => true,
+                (_, None) => false,
+            };
+            if gone_is_next {
+                gone.next().map(|record| (record, false))
+            } else {
+                here.next().map(|record| (record, true))
+            }
+        })
     }
 
     /// Returns one node, and whether the cluster still lists it.
@@ -133,6 +143,11 @@ impl Facts {
         known
             .filter(move |(test, _)| applies(test) && test.routine)
             .map(|(test, known)| (test, known, Due::of(&self.snapshot, record, test, known, self.now)))
+    }
+
+    /// Returns the nodes that runs occupy. For views of all nodes; [`Self::run_on`] looks at each run.
+    fn nodes_with_runs(&self) -> HashSet<&NodeName> {
+        self.snapshot.runs.iter().flat_map(|active| active.run.nodes.iter()).collect()
     }
 
     /// Returns the run that occupies a node, if any.

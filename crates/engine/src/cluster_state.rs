@@ -5,7 +5,10 @@
 //! together with its policy and tests: a reader on another machine, with other configuration files, shows what the
 //! leader uses.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use doctor_backend::{Backend, BackendError, ObservedNode, PolledJob};
 use doctor_core::{
@@ -73,8 +76,8 @@ pub fn facts_from_snapshot(store: &Store, observed: ObservedSnapshot) -> Result<
     let ObservedSnapshot { mut snapshot, backend, observed_at, changed_in_store, .. } = observed;
     refresh_from_store(store, &mut snapshot, &changed_in_store)?;
     let (tests, never) = (snapshot.tests.clone(), TestRecords::untested(snapshot.tests.len()));
-    let is_listed = |name: &NodeName| snapshot.nodes.binary_search_by(|record| record.node.name.cmp(name)).is_ok();
-    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !is_listed(name)).collect();
+    let listed: HashSet<&NodeName> = snapshot.nodes.iter().map(|record| &record.node.name).collect();
+    let names: Vec<NodeName> = store.node_names()?.into_iter().filter(|name| !listed.contains(name)).collect();
     let gone = if names.is_empty() { BTreeMap::new() } else { store.load_nodes_named(&names)? };
     let gone = gone.into_iter();
     let gone = gone.map(|(name, stored)| node_record(&tests, &never, unlisted_node(name), Some(stored), None));

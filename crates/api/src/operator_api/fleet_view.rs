@@ -1,6 +1,7 @@
 //! The cluster state that the API serves, and its differences from an earlier one.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
@@ -39,7 +40,8 @@ pub(super) struct FleetView {
 
 #[derive(Debug, Default)]
 struct Fingerprints {
-    nodes: BTreeMap<NodeName, u64>,
+    /// Sorted by name.
+    nodes: Vec<(NodeName, u64)>,
     runs: BTreeMap<RunId, u64>,
     cases: BTreeMap<CaseId, u64>,
     rest: u64,
@@ -81,7 +83,7 @@ impl FleetView {
         let Some(before) = before.map(|before| &before.fingerprints) else { return vec![Change::Everything] };
         let now = &self.fingerprints;
         let mut changes = Vec::new();
-        changes.extend(non_empty(changed_keys(&before.nodes, &now.nodes)).map(Change::Nodes));
+        changes.extend(non_empty(changed_nodes(&before.nodes, &now.nodes)).map(Change::Nodes));
         changes.extend(non_empty(changed_keys(&before.runs, &now.runs)).map(Change::Runs));
         changes.extend(non_empty(changed_keys(&before.cases, &now.cases)).map(Change::Cases));
         changes.extend((before.rest != now.rest).then_some(Change::Status));
@@ -92,6 +94,24 @@ impl FleetView {
 
 fn non_empty<T>(items: Vec<T>) -> Option<Vec<T>> {
     (!items.is_empty()).then_some(items)
+}
+
+/// Returns new, changed and removed nodes. Both lists are sorted by name.
+fn changed_nodes(before: &[(NodeName, u64)], now: &[(NodeName, u64)]) -> Vec<NodeName> {
+    let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
+    let mut changed = Vec::new();
+    loop {
+        let order = match (before.peek(), now.peek()) {
+            (None, None) => return changed,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some((before, _)), Some((now, _))) => before.cmp(now),
+        };
+        let (old, new) = (before.next_if(|_| order.is_le()), now.next_if(|_| order.is_ge()));
+        if old != new {
+            changed.extend(new.or(old).map(|(name, _)| name.clone()));
+        }
+    }
 }
 
 /// Returns new, changed and removed keys.
@@ -145,6 +165,24 @@ fn node_fingerprint(row: &MapRow, record: &NodeRecord) -> u64 {
         if !record.node.marks.ours.is_empty() || !record.node.marks.foreign.is_empty() {
             hash_debug(to, &record.node.marks);
         }
-        hash_debug(to, &(&record.node.occupancy, &record.hold));
+        (&record.node.occupancy, &record.hold).hash(to);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(items: &[(&str, u64)]) -> Vec<(NodeName, u64)> {
+        items.iter().map(|(name, fingerprint)| (NodeName::new(name).unwrap(), *fingerprint)).collect()
+    }
+
+    #[test]
+    fn new_changed_and_removed_nodes_are_changes() {
+        let before = nodes(&[("a", 1), ("b", 1), ("d", 1), ("f", 1)]);
+        let changed = |now| changed_nodes(&before, &nodes(now)).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(changed(&[("a", 1), ("b", 1), ("d", 1), ("f", 1)]), [""; 0]);
+        assert_eq!(changed(&[("a", 2), ("c", 1), ("d", 1), ("e", 1), ("f", 1), ("g", 1)]), ["a", "b", "c", "e", "g"]);
+        assert_eq!(changed(&[]), ["a", "b", "d", "f"]);
+    }
 }

@@ -161,9 +161,10 @@ fn a_controller_writes_yesterdays_report_once() {
 #[test]
 fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
     let workdir = Workdir::local();
-    workdir.expect(0, &["run"]);
+    workdir.expect(0, &["run", "--wait"]);
     workdir.expect(0, &["quarantine", "here", "--why", "it smells", "--yes"]);
-    workdir.expect(0, &["run"]);
+    // A report is refused while a validation run is on the node.
+    workdir.expect(0, &["run", "--wait"]);
     let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let bundle = |path: &str| {
         let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];

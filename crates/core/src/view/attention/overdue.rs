@@ -1,6 +1,6 @@
 //! Tests that are overdue, and why: on free nodes a warning, on nodes that users have one notice for the fleet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::{AttentionItem, AttentionKind, Urgency, grouping::subject};
 use crate::{
@@ -33,12 +33,9 @@ struct Overdue<'a> {
 /// Returns one item for each reason. `every_job_fails`: an item says so already.
 pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bool) -> Vec<AttentionItem> {
     let mut by_code: BTreeMap<&'static str, Overdue<'_>> = BTreeMap::new();
+    let tested = facts.nodes_with_runs();
     for record in &facts.snapshot.nodes {
-        let is_idle = matches!(record.node.occupancy, Occupancy::Free)
-            && !record.state.is_out_of_service()
-            && record.hold_at(facts.now).is_none()
-            && facts.run_on(&record.node.name).is_none();
-        if is_idle {
+        if matches!(record.node.occupancy, Occupancy::Free) && may_be_tested(facts, record, &tested) {
             add_node(facts, record, &mut by_code);
         }
     }
@@ -46,19 +43,20 @@ pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bo
         by_code.retain(|code, _| !matches!(*code, NO_RESULT | "backing-off"));
     }
     let overdue = by_code.into_iter().map(|(code, overdue)| item(code, &overdue, coverage));
-    overdue.chain(in_use(facts, coverage)).chain(never_tested(facts)).collect()
+    overdue.chain(in_use(facts, coverage, &tested)).chain(never_tested(facts, &tested)).collect()
+}
+
+/// Whether nothing but users keeps tests from the node. `tested`: the nodes with a run.
+fn may_be_tested(facts: &Facts, record: &NodeRecord, tested: &HashSet<&NodeName>) -> bool {
+    !record.state.is_out_of_service() && record.hold_at(facts.now).is_none() && !tested.contains(&record.node.name)
 }
 
 /// Returns the nodes that users have had for so long that their results are overdue. Nothing is wrong, but their last results
 /// say little about them.
-fn in_use(facts: &Facts, coverage: &[CoverageRow]) -> Option<AttentionItem> {
+fn in_use(facts: &Facts, coverage: &[CoverageRow], tested: &HashSet<&NodeName>) -> Option<AttentionItem> {
     let mut overdue = Overdue::default();
     for record in &facts.snapshot.nodes {
-        let is_in_use = matches!(record.node.occupancy, Occupancy::Busy { .. })
-            && !record.state.is_out_of_service()
-            && record.hold_at(facts.now).is_none()
-            && facts.run_on(&record.node.name).is_none();
-        if !is_in_use {
+        if !matches!(record.node.occupancy, Occupancy::Busy { .. }) || !may_be_tested(facts, record, tested) {
             continue;
         }
         for (test, known, due) in facts.due_of(record) {
@@ -86,14 +84,15 @@ fn in_use(facts: &Facts, coverage: &[CoverageRow]) -> Option<AttentionItem> {
 
 /// Returns the nodes on which no test has run yet, and why not. It may only be that users have them, but nothing is known
 /// of their health.
-fn never_tested(facts: &Facts) -> Option<AttentionItem> {
+fn never_tested(facts: &Facts, tested: &HashSet<&NodeName>) -> Option<AttentionItem> {
     let (mut nodes, mut reasons) = (Vec::new(), BTreeMap::<&str, usize>::new());
     for record in &facts.snapshot.nodes {
+        if facts.due_of(record).any(|(_, known, _)| known.attempt().is_some()) || tested.contains(&record.node.name) {
+            continue;
+        }
         let Some(skipped) = facts.skip_reasons.get(&record.node.name) else { continue };
         let code = skip_code(&skipped.reason);
-        let is_explained = matches!(code, "fresh" | "nothing-applies" | "out-of-service" | "held" | "foreign-mark");
-        let is_untested = facts.due_of(record).all(|(_, known, _)| known.attempt().is_none());
-        if is_untested && !is_explained && facts.run_on(&record.node.name).is_none() {
+        if !matches!(code, "fresh" | "nothing-applies" | "out-of-service" | "held" | "foreign-mark") {
             nodes.push(record.name());
             *reasons.entry(code).or_default() += 1;
         }
