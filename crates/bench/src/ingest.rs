@@ -1,7 +1,7 @@
 //! M5: results per second, from the first byte sent to the shipped `doctor serve` until each can be read.
 //!
 //! The controller runs as a user starts it, on a simulated cluster that is a process of its own and in which nothing
-//! happens by itself. 64 connections post reports of agents and result documents of runs that the controller has
+//! happens by itself. 64 TLS connections post reports of agents and result documents of runs that the controller has
 //! planned. Both have the evidence of all checks that the shipped agent ran on the fake machine with eight GPUs; every
 //! report is a full one, as agents send once an hour. The time of a round ends when the ingest queue is empty, because
 //! a message leaves it in the transaction that makes it readable. Messages are signed before the round: on a cluster,
@@ -75,7 +75,7 @@ struct Rounds {
 impl Rounds {
     fn inputs(&self, database: &str, durability: &str) -> Value {
         json!({
-            "database": database, "durability": durability, "connections": CONNECTIONS, "scheme": "http",
+            "database": database, "durability": durability, "connections": CONNECTIONS, "scheme": "https",
             "nodes": NODES, "results": RESULTS, "documents": self.documents, "checks": self.checks,
             "message_bytes": self.message_bytes, "failing_percent": messages::FAILING_PERCENT,
             "cores": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -96,7 +96,7 @@ fn measure(url: &StoreUrl, server: Option<u32>) -> Result<Rounds> {
         let round = messages.round(RESULTS, DOCUMENTS)?;
         documents = round.iter().filter(|message| message.is_document()).count();
         let used = Used::now(&cluster, server)?;
-        let mut sent = senders::run(cluster.address(), CONNECTIONS, round, || cluster.is_queue_empty())?;
+        let mut sent = senders::run(cluster.endpoint(), CONNECTIONS, round, || cluster.is_queue_empty())?;
         (sent.controller, sent.server) = used.since(&cluster, server)?;
         ensure!(sent.latencies.len() == RESULTS, "{} of {RESULTS} messages were accepted", sent.latencies.len());
         if repeat > 0 {
@@ -107,7 +107,7 @@ fn measure(url: &StoreUrl, server: Option<u32>) -> Result<Rounds> {
     let round = messages.round(BUSY_RESULTS, 0)?;
     let message_bytes = round.first().map_or(0, |message| message.bytes.len());
     let frozen = cluster.freeze()?;
-    let busy = senders::run(cluster.address(), CONNECTIONS, round, || Ok(true))?;
+    let busy = senders::run(cluster.endpoint(), CONNECTIONS, round, || Ok(true))?;
     drop(frozen);
     cluster.wait_until_queue_is_empty()?;
     eprintln!("  checking: every result once");

@@ -175,6 +175,12 @@ impl OperatorCommands<'_, '_> {
         audit_operator(self.tx, "resume", None, (by, why), at)
     }
 
+    /// Records that an operator starts a report on a node at once. The controller has no part in it.
+    pub fn record_report(&mut self, node: &NodeName, by: &str, why: &str, at: Timestamp) -> Result<()> {
+        let node = self.tx.node_id(node, at)?;
+        audit_operator(self.tx, "report", Some(node), (by, why), at)
+    }
+
     pub fn close_breaker(&mut self, by: &str, why: &str, at: Timestamp) -> Result<()> {
         set_breaker(self.tx, &Breaker::Closed { since: Some(at) })?;
         audit_operator(self.tx, "close-breaker", None, (by, why), at)

@@ -22,12 +22,13 @@ use doctor_store::{
     Store, StoreUrl,
     records::{HistoryFilter, StoredRun},
 };
+use doctor_testbed::certificates::{Authority, Validity};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{
     messages::{FAILING_CHECK, Messages, Template},
-    senders::wait_until,
+    senders::{Endpoint, wait_until},
 };
 use crate::process::Running;
 
@@ -35,7 +36,7 @@ use crate::process::Running;
 const PATIENCE: Duration = Duration::from_secs(240);
 
 pub(super) struct Cluster {
-    address: SocketAddr,
+    endpoint: Endpoint,
     /// The store, as another process sees it.
     store: Store,
     controller: Running,
@@ -54,8 +55,8 @@ impl Cluster {
             StoreUrl::Postgres(text) => text.clone(),
         };
         let settings = format!(
-            "store = \"{store_text}\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"30s\"\nlease = \"10m\"\n\
-             [agents]\nlisten = \"{address}\"\n[backend.sim]\nsocket = \"sim.sock\"\n"
+            "store = \"{store_text}\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"60s\"\nlease = \"10m\"\n\
+             [agents]\nlisten = \"{address}\"\ntls = {{ certificate = \"agents.crt\", key = \"agents.key\" }}\n[backend.sim]\nsocket = \"sim.sock\"\n"
         );
         let world = format!(
             "agents = false\nrepairs = false\ntickets = false\nshipped_tests = true\ncarry_documents = false\n\
@@ -63,7 +64,16 @@ impl Cluster {
              [assumptions]\nhard_per_node_day = 0.0\ngray_per_node_day = 0.0\nsdc_per_node_day = 0.0\n\
              utilisation = 0.0\n"
         );
-        let files = [("doctor.toml", settings), ("policy.toml", policy(template, nodes)), ("world.toml", world)];
+        // On a loopback address the endpoint speaks TLS only with a certificate of the site.
+        let authority = Authority::new();
+        let issued = authority.issue(&[&address.ip().to_string()], Validity::Now);
+        let files = [
+            ("doctor.toml", settings),
+            ("policy.toml", policy(template, nodes)),
+            ("world.toml", world),
+            ("agents.crt", issued.certificate),
+            ("agents.key", issued.key),
+        ];
         for (name, text) in files {
             fs::write(folder.path().join(name), text).with_context(|| format!("writing {name}"))?;
         }
@@ -76,7 +86,7 @@ impl Cluster {
         let simulation =
             start("cluster.log", &["sim", "serve", "--socket", "sim.sock", "--world", "world.toml", "--speed", "1"])?;
         let controller = start("controller.log", &["--config", "doctor.toml", "serve"])?;
-        let mut cluster = Self { address, store, controller, simulation, folder };
+        let mut cluster = Self { endpoint: Endpoint::new(address, &authority.certificate)?, store, controller, simulation, folder };
         cluster.wait_for_nodes(nodes)?;
         Ok(cluster)
     }
@@ -97,8 +107,8 @@ impl Cluster {
         fs::read_to_string(self.folder.path().join("controller.log")).unwrap_or_default()
     }
 
-    pub(super) const fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) const fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     pub(super) fn controller(&self) -> u32 {

@@ -1,14 +1,19 @@
-//! Concurrent connections that post messages, each waiting for its answer.
+//! Concurrent TLS connections that post messages, each waiting for its answer.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
-    sync::Barrier,
+    sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 
 use super::messages::Message;
 use crate::stopwatch::{Sample, millis, time};
@@ -18,6 +23,24 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Posts of one message while the controller answers that it is busy.
 const ATTEMPTS: u32 = 100;
+
+/// Where messages are sent, and what vouches for it.
+#[derive(Debug, Clone)]
+pub(super) struct Endpoint {
+    address: SocketAddr,
+    tls: Arc<ClientConfig>,
+}
+
+impl Endpoint {
+    /// `authority`: its certificate in PEM.
+    pub(super) fn new(address: SocketAddr, authority: &str) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).context("reading the authority")?)?;
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let tls = builder.with_safe_default_protocol_versions()?.with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { address, tls: Arc::new(tls) })
+    }
+}
 
 /// One round.
 #[derive(Debug)]
@@ -39,7 +62,7 @@ impl Round {
 
 /// Distributes the messages and runs all connections. The time ends when `readable` holds, after the last answer.
 pub(super) fn run(
-    to: SocketAddr,
+    to: &Endpoint,
     connections: usize,
     messages: Vec<Message>,
     readable: impl Fn() -> Result<bool>,
@@ -81,7 +104,7 @@ pub(super) fn wait_until(condition: impl Fn() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-fn send_all(to: SocketAddr, messages: &[Message], ready: &Barrier) -> Result<Vec<Duration>> {
+fn send_all(to: &Endpoint, messages: &[Message], ready: &Barrier) -> Result<Vec<Duration>> {
     let connection = Connection::open(to);
     ready.wait();
     let mut connection = connection?;
@@ -89,16 +112,21 @@ fn send_all(to: SocketAddr, messages: &[Message], ready: &Barrier) -> Result<Vec
 }
 
 /// A connection that stays open, as that of a proxy in front of agents.
-struct Connection {
-    to: SocketAddr,
-    stream: BufReader<TcpStream>,
+struct Connection<'a> {
+    to: &'a Endpoint,
+    stream: BufReader<StreamOwned<ClientConnection, TcpStream>>,
 }
 
-impl Connection {
-    fn open(to: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect(to).context("connecting")?;
+impl<'a> Connection<'a> {
+    fn open(to: &'a Endpoint) -> Result<Self> {
+        let mut stream = TcpStream::connect(to.address).context("connecting")?;
         stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE))).context("setting up")?;
-        Ok(Self { to, stream: BufReader::new(stream) })
+        let mut tls = ClientConnection::new(Arc::clone(&to.tls), ServerName::from(to.address.ip()))?;
+        // The round begins when each connection is ready, its keys included.
+        while tls.is_handshaking() {
+            tls.complete_io(&mut stream).context("shaking hands")?;
+        }
+        Ok(Self { to, stream: BufReader::new(StreamOwned::new(tls, stream)) })
     }
 
     /// Sends a message until it is accepted. Returns the time from the first attempt.
@@ -120,7 +148,8 @@ impl Connection {
         let stream = self.stream.get_mut();
         let Message { path, headers, bytes } = message;
         let head = format!("POST {path} HTTP/1.1\r\nhost: bench\r\n{headers}content-length: {}\r\n\r\n", bytes.len());
-        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(bytes)).context("sending")?;
+        let sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(bytes));
+        sent.and_then(|()| stream.flush()).context("sending")?;
         let mut line = String::new();
         self.stream.read_line(&mut line).context("reading the answer")?;
         let status =

@@ -12,6 +12,7 @@ use doctor_core::{
     ids::{CaseId, IdSource, NodeName},
     lifecycle::NodeState,
     node::Occupancy,
+    time::Timestamp,
 };
 use doctor_engine::{
     share::Share,
@@ -20,6 +21,7 @@ use doctor_engine::{
 use doctor_store::Store;
 use serde::Serialize;
 
+use super::confirmation::{Change, ChangeArgs};
 use crate::{
     context::Context,
     controller::ClusterConnection,
@@ -34,8 +36,8 @@ use crate::{
 /// firmware versions read by the node's checks, and the fields that Azure (guest-health category), AWS and Google ask
 /// for. --from-node also queries the node: current firmware, its name at the cloud provider, and the output of
 /// nvidia-bug-report.sh. A job on the node does that on Kubernetes, Slurm and dstack; if it fails, the summary gives the
-/// reason. It is refused while the node is in use, tested or repaired. Text
-/// that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
+/// reason. It asks for confirmation, is recorded in the audit trail, and is refused while the node is in use, tested or
+/// repaired. Text that looks like a token, a password or a key is removed. The controller writes such an archive below handoff/ in the
 /// shared directory before a step that destroys evidence.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -51,6 +53,8 @@ pub(crate) struct Args {
     /// Add this file unchanged, such as nvidia-bug-report.log.gz from the node. At most 64 MiB.
     #[arg(long = "with", value_name = "FILE")]
     more: Vec<PathBuf>,
+    #[command(flatten)]
+    change_args: ChangeArgs,
 }
 
 /// The time to wait for a report, which is longer than a report may take.
@@ -78,7 +82,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     let share = context.share().ok();
     let from_node = if args.from_node {
         refuse_while_in_use(context, &store, &case.node)?;
-        collect_node_report(context, &case.node)?
+        let world = ClusterConnection::open(context.loaded()?)?;
+        args.confirm_report(context, &case.node, world.clock.now())?;
+        collect_node_report(&world, &case.node)?
     } else {
         Err("not requested (`doctor bundle --from-node`)".to_owned())
     };
@@ -97,6 +103,25 @@ impl Args {
     /// Whether only this machine can pack the archive: with a new report of the node, or with more files.
     pub(crate) const fn needs_this_machine(&self) -> bool {
         self.from_node || !self.more.is_empty()
+    }
+
+    /// Asks for confirmation of a report on a node, and records it.
+    fn confirm_report(&self, context: &Context, node: &NodeName, at: Timestamp) -> Result<()> {
+        let by = self.change_args.operator_name();
+        let why = format!("doctor bundle {} --from-node", self.case);
+        self.change_args.confirm(&Change {
+            plan: format!(
+                "Run `doctor-node report` on {node}. It takes minutes, and its programs occupy the driver meanwhile."
+            ),
+            changes: Vec::new(),
+            by: by.clone(),
+            why: why.clone(),
+            at,
+            done: String::new(),
+            next: String::new(),
+        })?;
+        let store = context.store_for_changes()?;
+        Ok(store.operator_transaction(|commands| commands.record_report(node, &by, &why, at))?)
     }
 
     /// Writes the archive and reports that.
@@ -129,8 +154,7 @@ fn refuse_while_in_use(context: &Context, store: &Store, node: &NodeName) -> Res
 }
 
 /// Starts the report on the node and waits for it.
-fn collect_node_report(context: &Context, node: &NodeName) -> Result<NodeEvidence> {
-    let world = ClusterConnection::open(context.loaded()?)?;
+fn collect_node_report(world: &ClusterConnection, node: &NodeName) -> Result<NodeEvidence> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|error| Failure::Other(format!("reading random bytes: {error}")))?;
     let mut ids = IdSource::new(u64::from_le_bytes(random));

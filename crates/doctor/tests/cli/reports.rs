@@ -167,7 +167,9 @@ fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
     workdir.expect(0, &["run", "--wait"]);
     let case = workdir.json(&["cases"])[0]["id"].as_str().unwrap().to_owned();
     let bundle = |path: &str| {
-        let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz"];
+        let args = ["bundle", &case, "--from-node", "--out", "case.tar.gz", "--by", "ann"];
+        workdir.expect(6, &args).stderr_contains("Run `doctor-node report` on here.");
+        let args = [&args[..], &["--yes"]].concat();
         let output = CommandOutput::from_output(&workdir.command(&args).env("PATH", path).output().unwrap());
         assert_eq!(output.code, 0, "{} {}", output.out, output.err);
         let unpacked =
@@ -175,7 +177,13 @@ fn a_bundle_contains_the_machine_and_vendor_reports_or_the_reason() {
         assert!(unpacked.success());
         workdir.read(&format!("case-{case}/summary.md"))
     };
+    let recorded = || {
+        let audit = workdir.json(&["audit", "here"]);
+        let lines = audit.as_array().unwrap();
+        lines.iter().filter(|line| line["what"] == "report" && line["by"] == "ann").count()
+    };
     let summary = bundle("/usr/bin:/bin");
+    assert_eq!(recorded(), 1, "only the confirmed one");
     assert!(summary.contains("It could not be taken: nvidia-bug-report.sh is not installed here."), "{summary}");
     let tool = workdir.path("tools/nvidia-bug-report.sh");
     std::fs::create_dir(workdir.path("tools")).unwrap();
