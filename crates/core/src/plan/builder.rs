@@ -15,7 +15,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A job that could not be cancelled for this long no longer counts against the job limit; its node stays occupied.
+/// A job that could not be cancelled for this long, for example because its host does not answer, no longer counts against the
+/// limits; its node stays occupied.
 const STUCK_AFTER: Span = Span::minutes(15);
 
 pub(super) struct PlanBuilder<'a> {

@@ -63,7 +63,7 @@ fn withdrawn(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecisio
 
 fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
     match &active.job {
-        ObservedJobState::Unknown { .. } => None,
+        ObservedJobState::Unknown { why } => unknown_job(builder, active, why),
         ObservedJobState::Absent => absent(builder, active),
         ObservedJobState::Ended { started, at, how, .. } => {
             ended(builder, active, started.or(active.started), *at, *how)
@@ -73,6 +73,20 @@ fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
             live_job(builder, active, running, *since)
         }
     }
+}
+
+/// Handles a job whose state is unknown. Nothing is concluded from silence, but past its limits the job is cancelled: it ends if
+/// the cancellation reaches it, and otherwise no longer counts against the limits after a while, as any job that cannot be
+/// cancelled. The cancellation is repeated when the job is observed again.
+fn unknown_job(builder: &PlanBuilder<'_>, active: &ActiveRun, why: &str) -> Option<RunDecision> {
+    let age = builder.snapshot.at.since(active.run.planned);
+    let longest = builder.snapshot.policy.limits.pending + active.run.limit;
+    if active.cancelling.is_some() || age <= longest {
+        return None;
+    }
+    let reason = if active.started.is_some() { CancelReason::OverTimeLimit } else { CancelReason::PendingTooLong };
+    let text = format!("planned {} ago, {longest} is the limit, and its state is unknown: {why}", coarse(age));
+    Some(RunDecision::Cancel(reason, text))
 }
 
 /// Handles a job that the backend does not know: it was never submitted, or it is lost.
@@ -141,6 +155,9 @@ fn ended(
     if builder.snapshot.at.since(ended) < builder.snapshot.policy.limits.result_grace {
         return None;
     }
+    // The cancellation of a job that was over its time limit does not explain that its node failed, and may never have reached it.
+    let over_limit = |why: &CancelReason| matches!(why, CancelReason::OverTimeLimit | CancelReason::PendingTooLong);
+    let cancelled = cancelled.filter(|why| !(matches!(how, JobEnd::NodeDied | JobEnd::Lost) && over_limit(why)));
     let why = cancelled.map_or_else(
         || match how {
             JobEnd::Exited => IncompleteReason::NoResult,

@@ -2,12 +2,12 @@
 
 use super::{
     super::SkipReason,
-    cluster::{Cluster, NOW, Spans, cluster, free, pending, pool, run, running, test, test_id},
+    cluster::{Cluster, NOW, Spans, cluster, free, pending, pool, run, running, test, test_id, unknown},
 };
 use crate::{
     finding::Verdict,
     policy::{Day, TimeOfDay, Window, WindowKind},
-    run::CancelReason,
+    run::{CancelReason, ObservedJobState},
 };
 
 fn many(cluster: Cluster, pool: &str, count: usize) -> Cluster {
@@ -32,6 +32,25 @@ fn a_job_that_cannot_be_cancelled_frees_its_slot_eventually() {
     };
     assert!(stuck(14).chosen().is_empty());
     assert_eq!(stuck(15).chosen(), ["a1 dl"]);
+}
+
+#[test]
+fn runs_on_hosts_that_do_not_answer_free_their_slots_eventually() {
+    let cluster = |cancelled: Option<i64>| {
+        let nodes = (0..5).fold(cluster(), |cluster, n| cluster.node(unknown(&format!("a{n}"))));
+        (0..5).fold(nodes.node(free("b")), |cluster, n| {
+            let mut active = run(&format!("a{n}"), &["dl"], ObservedJobState::Unknown { why: "no answer".into() });
+            (active.run.planned, active.started) = (NOW.minus(1.hours()), Some(NOW.minus(1.hours())));
+            let cluster = cluster.run(active);
+            match cancelled {
+                Some(ago) => cluster.cancelling(CancelReason::OverTimeLimit, ago.minutes()),
+                None => cluster,
+            }
+        })
+    };
+    assert_eq!(cluster(None).lines(), ["cancel: over-time-limit"; 5]);
+    assert!(cluster(Some(14)).lines().is_empty());
+    assert_eq!(cluster(Some(15)).chosen(), ["b dl"]);
 }
 
 #[test]

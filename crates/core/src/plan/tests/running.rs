@@ -214,14 +214,47 @@ fn a_run_not_submitted_in_time_is_concluded_as_not_started() {
     assert_eq!(ends(&cluster), [Conclusion::NotStarted(NotStartedReason::PendingTooLong)]);
 }
 
-#[test]
-fn an_unreachable_backend_changes_nothing() {
+/// A run whose job's state is unknown, planned this long ago. Its limit is 20 minutes, and 5 more for waiting.
+fn unknown_for(planned: Span, started: Option<Span>) -> ActiveRun {
     let mut active = run("a", &["dl"], ObservedJobState::Unknown { why: "timeout".into() });
-    active.run.planned = NOW.minus(2.days());
-    active.started = Some(NOW.minus(2.days()));
-    let cluster = cluster().node(busy("a")).run(active);
-    assert!(cluster.lines().is_empty());
-    assert_eq!(cluster.passed_over("a"), None, "its run occupies it");
+    active.run.planned = NOW.minus(planned);
+    active.started = started.map(|ago| NOW.minus(ago));
+    active
+}
+
+#[test]
+fn nothing_follows_from_a_job_of_unknown_state_within_its_limits() {
+    for node in [busy("a"), unknown("a"), free("a")] {
+        let cluster = cluster().node(node).run(unknown_for(25.minutes(), Some(25.minutes())));
+        assert!(cluster.lines().is_empty());
+        assert_eq!(cluster.passed_over("a"), None, "its run occupies it");
+    }
+}
+
+#[test]
+fn a_job_of_unknown_state_is_cancelled_once_past_its_limits_and_concluded_when_it_is_observed() {
+    for (started, code) in [(Some(25.minutes()), "cancel: over-time-limit"), (None, "cancel: pending-too-long")] {
+        let active = || unknown_for(26.minutes(), started);
+        let cluster = || cluster().node(unknown("a"));
+        assert_eq!(cluster().run(active()).lines(), [code]);
+        let why = if started.is_some() { CancelReason::OverTimeLimit } else { CancelReason::PendingTooLong };
+        let cancelled = cluster().run(active()).cancelling(why, 1.hours());
+        assert!(cancelled.lines().is_empty(), "nothing is concluded from silence, and its node stays occupied");
+        assert_eq!(cancelled.passed_over("a"), None);
+        let again = cluster().run(ActiveRun { job: running(25.minutes()), ..active() }).cancelling(why, 1.hours());
+        assert_eq!(again.lines(), [code], "the cancellation has not reached it");
+    }
+}
+
+#[test]
+fn a_cancellation_for_the_time_limit_does_not_hide_that_the_node_failed() {
+    for (how, why) in [(JobEnd::NodeDied, IncompleteReason::NodeDied), (JobEnd::Lost, IncompleteReason::JobLost)] {
+        let cluster = |why| on_a(ended(Some(30.minutes()), 3.minutes(), how)).cancelling(why, 9.minutes());
+        assert_eq!(ends(&cluster(CancelReason::OverTimeLimit)), [Conclusion::Incomplete(why)]);
+        assert_eq!(ends(&cluster(CancelReason::PendingTooLong)), [Conclusion::Incomplete(why)]);
+        let taken = [Conclusion::Incomplete(IncompleteReason::NodeTaken)];
+        assert_eq!(ends(&cluster(CancelReason::NodeTaken)), taken, "a user wanted the node");
+    }
 }
 
 #[test]
