@@ -6,18 +6,14 @@ use std::{
     fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use doctor_backend::{
     Backend, BackendError, Effect, JobRequest, NodeOp, ObservedNode, PolledJob,
     clock::{Clock, SystemClock},
-    deadline::{self, Deadline},
-    program,
+    deadline, program,
     ssh::{
         Host, SshConfig,
         remote_program::{HostRequester, RequestError},
@@ -40,6 +36,7 @@ use doctor_host::{
 };
 
 use super::{
+    query_order::{QueryOrder, each},
     run_journal::{Hosts, RunJournal},
     silent_hosts::{PROMPT, Probe, SilentHosts},
 };
@@ -49,6 +46,7 @@ pub struct SshBackend {
     pub(super) config: SshConfig,
     pub(super) requester: Arc<HostRequester>,
     silent: SilentHosts,
+    order: QueryOrder,
     pub(super) journal: RunJournal,
     /// The nodes of the runs that the controller has recorded, submitted or not.
     pub(super) recorded: Mutex<BTreeMap<RunId, Hosts>>,
@@ -122,6 +120,7 @@ impl SshBackend {
             config,
             requester,
             silent,
+            order: QueryOrder::default(),
             journal,
             recorded: Mutex::default(),
             policy: policy.map(Path::to_owned),
@@ -141,6 +140,7 @@ impl SshBackend {
     pub(super) fn replace_hosts(&self, hosts: Vec<Host>) {
         let hosts = by_name(hosts);
         self.silent.retain(|host| hosts.get(&host.name) == Some(host));
+        self.order.retain(|name| hosts.contains_key(name));
         locked(&self.last_observations).retain(|name, _| hosts.contains_key(name));
         *locked(&self.hosts) = hosts;
     }
@@ -166,11 +166,17 @@ impl SshBackend {
         }
         let begun = Instant::now();
         let response = self.requester.request(host, request, extra_time);
+        let took = begun.elapsed();
         let reads = matches!(request, HostRequest::Status(_));
+        if reads {
+            self.order.record(host, begun, took, response.is_ok() || !deadline::is_over());
+        }
         match &response {
+            // A cancelled request says nothing about the host.
+            Err(_) if deadline::is_cancelled() => {}
             // A change may take its time on a host that answers.
             Err(RequestError::OutcomeUnknown(_)) if !reads => {}
-            Err(error) if begun.elapsed() >= PROMPT => self.silent.record(host, error.text()),
+            Err(error) if took >= PROMPT => self.silent.record(host, error.text()),
             _ => {}
         }
         response
@@ -206,7 +212,8 @@ impl SshBackend {
 
     /// Calls `work` for each host with bounded concurrency, and returns the results sorted by host name.
     pub(super) fn run_on_each<T: Send>(&self, hosts: &[Host], work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
-        each(hosts, self.config.parallel, work)
+        let workers = self.config.parallel;
+        each(&self.order.queues(hosts, workers), workers, work)
     }
 
     fn observed_node(&self, host: &Host, result: Result<HostStatus, String>) -> ObservedNode {
@@ -254,28 +261,6 @@ fn probe(config: &SshConfig, requester: &Arc<HostRequester>) -> Probe {
         let request = HostRequest::Status(query_params(&config, Vec::new()));
         requester.request(host, &request, Duration::ZERO).map(drop).map_err(|error| error.text().to_owned())
     })
-}
-
-/// Calls `work` for each host on up to `workers` threads. The results are sorted by host name.
-pub(super) fn each<T: Send>(hosts: &[Host], workers: usize, work: impl Fn(&Host) -> T + Sync) -> Vec<(Host, T)> {
-    let (next, call) = (AtomicUsize::new(0), Deadline::current());
-    let worker = || {
-        let mut done = Vec::new();
-        while let Some(host) = hosts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push((host.clone(), work(host)));
-        }
-        done
-    };
-    let mut results: Vec<(Host, T)> = std::thread::scope(|scope| {
-        let start = |_| scope.spawn(|| deadline::enter(call.clone(), worker));
-        let threads: Vec<_> = (0..workers.min(hosts.len())).map(start).collect();
-        // Propagate a worker's panic to the caller.
-        let joined =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.flatten().collect()
-    });
-    results.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
-    results
 }
 
 impl Backend for SshBackend {

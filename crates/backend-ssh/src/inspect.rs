@@ -18,7 +18,7 @@ use doctor_backend::{
 };
 use doctor_core::{ids::NodeName, time::Timestamp};
 
-use super::backend::each;
+use super::query_order::{QueryOrder, each};
 use facts::Facts;
 
 /// The most that a host's clock may be off: a larger offset corrupts the history.
@@ -70,7 +70,8 @@ pub fn inspect(config: &SshConfig, repairs: RequiredRepairs) -> Inspection {
     let programs: Vec<&str> = required_programs(config, repairs);
     let script = facts::script(&config.remote, &config.as_root.join(" "), &binary.hash, &programs);
     let connector = SshConnector::new(config, None);
-    let host_facts = each(&hosts, config.parallel, |host| query_facts(&connector, host, &script, config));
+    let queues = QueryOrder::default().queues(&hosts, config.parallel);
+    let host_facts = each(&queues, config.parallel, |host| query_facts(&connector, host, &script, config));
     let host_facts: Vec<HostFacts> = host_facts.into_iter().map(|(_, host_facts)| host_facts).collect();
     let mut items = inspect_reachability(&host_facts, config);
     let reachable: Vec<(&NodeName, &Facts)> =

@@ -13,6 +13,7 @@ mod inspect;
 mod kind;
 mod multi_node;
 mod node_ops;
+mod query_order;
 mod run_journal;
 mod runs;
 mod silent_hosts;

@@ -55,10 +55,15 @@ impl Deadline {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the call was cancelled, or may change nothing any more because its lease has ended.
+    pub fn is_cancelled(&self) -> bool {
+        let is_lost = || self.lease.as_ref().is_some_and(|lease| !lease.effects_allowed());
+        self.cancelled.load(Ordering::Relaxed) || is_lost()
+    }
+
     /// Returns the time until the deadline; zero after it.
     pub fn left(&self) -> Duration {
-        let is_lost = || self.lease.as_ref().is_some_and(|lease| !lease.effects_allowed());
-        if self.cancelled.load(Ordering::Relaxed) || is_lost() {
+        if self.is_cancelled() {
             return Duration::ZERO;
         }
         self.at.saturating_duration_since(Instant::now())
@@ -83,6 +88,11 @@ pub fn time_left(own: Duration) -> Duration {
     Deadline::current().map_or(own, |deadline| own.min(deadline.left()))
 }
 
+/// Returns whether the call that this thread works for was cancelled, or its lease has ended.
+pub fn is_cancelled() -> bool {
+    Deadline::current().is_some_and(|deadline| deadline.is_cancelled())
+}
+
 /// Returns whether the call that this thread works for has no time left.
 pub fn is_over() -> bool {
     Deadline::current().is_some_and(|deadline| deadline.left().is_zero())
@@ -101,11 +111,22 @@ mod tests {
         enter(Some(call.clone()), || {
             assert!(time_left(HOUR) <= Duration::from_secs(600));
             assert_eq!(time_left(Duration::from_secs(1)), Duration::from_secs(1));
-            assert!(!is_over());
+            assert!(!is_over() && !is_cancelled());
             call.cancel();
-            assert!(is_over() && time_left(HOUR).is_zero());
+            assert!(is_over() && is_cancelled() && time_left(HOUR).is_zero());
         });
         assert_eq!(time_left(HOUR), HOUR, "the call has ended");
+    }
+
+    #[test]
+    fn a_call_whose_time_is_over_was_not_cancelled_and_one_whose_lease_has_ended_was() {
+        enter(Some(Deadline::after(Duration::ZERO)), || assert!(is_over() && !is_cancelled()));
+        let lease = Progress::default();
+        enter(Some(Deadline::of_change(HOUR, Some(lease.clone()))), || {
+            assert!(!is_cancelled());
+            lease.allow_effects_until(Instant::now());
+            assert!(is_over() && is_cancelled());
+        });
     }
 
     #[test]

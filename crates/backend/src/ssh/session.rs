@@ -166,6 +166,8 @@ pub enum SshSessionError {
     Closed(String),
     /// The deadline passed, this long after the session was started.
     TimedOut(Duration),
+    /// The call was cancelled, or its lease ended, before the deadline. This says nothing about the host.
+    Cancelled,
 }
 
 impl std::fmt::Display for SshSessionError {
@@ -173,6 +175,7 @@ impl std::fmt::Display for SshSessionError {
         match self {
             Self::Closed(text) => write!(f, "{text}"),
             Self::TimedOut(limit) => write!(f, "it did not answer within {} s", limit.as_secs().max(1)),
+            Self::Cancelled => write!(f, "not waited for any longer: the call was cancelled or the lease has ended"),
         }
     }
 }
@@ -217,10 +220,19 @@ impl SshSession {
             let left = self.left();
             match self.lines.recv_timeout(left.min(CANCEL_CHECK)) {
                 Ok(line) => return Ok(line),
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(SshSessionError::TimedOut(self.limit)),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(self.why_over()),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(SshSessionError::Closed(self.error_summary())),
             }
+        }
+    }
+
+    fn why_over(&self) -> SshSessionError {
+        let is_cancelled = self.call.as_ref().is_some_and(Deadline::is_cancelled);
+        if is_cancelled && Instant::now() < self.deadline {
+            SshSessionError::Cancelled
+        } else {
+            SshSessionError::TimedOut(self.limit)
         }
     }
 
@@ -267,6 +279,32 @@ impl Drop for SshSession {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns a session with a process that prints nothing.
+    fn silent_session(call: &Deadline, limit: Duration) -> SshSession {
+        let mut command = Command::new("sleep");
+        command.arg("600").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        deadline::enter(Some(call.clone()), || start_session(&mut command, limit)).unwrap()
+    }
+
+    #[test]
+    fn a_cancelled_session_does_not_blame_the_host() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let call = Deadline::after(HOUR);
+        let session = silent_session(&call, HOUR);
+        call.cancel();
+        assert_eq!(session.read_line(), Err(SshSessionError::Cancelled));
+        let lease = crate::progress::Progress::default();
+        let session = silent_session(&Deadline::of_change(HOUR, Some(lease.clone())), HOUR);
+        lease.allow_effects_until(Instant::now());
+        assert_eq!(session.read_line(), Err(SshSessionError::Cancelled));
+        // Without an answer until its own deadline, or that of its call, it does.
+        let second = Duration::from_secs(1);
+        let session = silent_session(&Deadline::after(HOUR), second);
+        assert_eq!(session.read_line(), Err(SshSessionError::TimedOut(second)));
+        let session = silent_session(&Deadline::after(second * 5), HOUR);
+        assert!(matches!(session.read_line(), Err(SshSessionError::TimedOut(limit)) if limit <= second * 5));
+    }
 
     /// As OpenSSH 9.2 prints it.
     #[test]
