@@ -66,15 +66,14 @@ fn seventy_hosts_that_hang_neither_delay_a_good_one_for_long_nor_leave_processes
         }
         assert!(snapshots < 6, "{unasked} hosts were not asked yet; the good one: {}", why(&good.node.occupancy));
     }
-    // One of several is quick: the good host alone is waited for.
-    let quick = |_| {
+    // None of them is asked within a later call.
+    for _ in 0..5 {
         let began = Instant::now();
-        backend.snapshot().unwrap();
-        began.elapsed()
-    };
-    let quickest = (0..5).map(quick).min().unwrap();
-    println!("a later snapshot: {quickest:?}");
-    assert!(quickest < shipped.connect.to_std(), "{quickest:?}");
+        let nodes = backend.snapshot().unwrap();
+        println!("a later snapshot: {:?}", began.elapsed());
+        let bad = nodes.iter().filter(|seen| seen.node.name != node("host1"));
+        bad.for_each(|seen| assert!(why(&seen.node.occupancy).contains("silent since"), "{:?}", seen.node));
+    }
     // The run on the good host starts at once, and an effect on a silent one fails at once.
     let run = run_id(60);
     backend.submit(&hosts.request("host1", run, &["endless"])).unwrap();
@@ -91,8 +90,7 @@ fn seventy_hosts_that_hang_neither_delay_a_good_one_for_long_nor_leave_processes
 
 #[test]
 fn a_run_whose_submission_was_interrupted_waits_for_its_own_host_only() {
-    let Some(mut hosts) = Hosts::new("an_interrupted_submission", 2) else { return };
-    hosts.config.connect = Span::from_secs(5);
+    let Some(hosts) = Hosts::new("an_interrupted_submission", 2) else { return };
     let silent = hung(1);
     add_hosts(&hosts, &silent.hostfile());
     let started = run_id(62);
@@ -153,7 +151,7 @@ fn a_host_removed_during_its_run_loses_the_run_and_the_other_parts_can_be_ended(
 #[test]
 fn a_host_whose_programs_hang_is_unknown_and_answers_again_when_they_do() {
     let Some(mut hosts) = Hosts::new("a_host_whose_programs_hang", 2) else { return };
-    (hosts.config.connect, hosts.config.deadline) = (Span::from_secs(5), Span::from_secs(5));
+    (hosts.config.connect, hosts.config.deadline) = (Span::from_secs(15), Span::from_secs(30));
     let backend = hosts.open();
     wait("both hosts", || {
         let nodes = backend.snapshot().unwrap();
@@ -166,10 +164,10 @@ fn a_host_whose_programs_hang_is_unknown_and_answers_again_when_they_do() {
     fs::rename(&program, &aside).unwrap();
     put(&program, "#!/bin/sh\nexec sleep 86400\n");
     let seen = occupancy(&backend, "host1");
-    assert!(matches!(seen, Occupancy::Unknown { .. }) && why(&seen).contains("did not answer within 10 s"), "{seen:?}");
+    assert!(matches!(seen, Occupancy::Unknown { .. }) && why(&seen).contains("did not answer within 45 s"), "{seen:?}");
     let again = occupancy(&backend, "host1");
     assert!(why(&again).contains("silent since"), "{again:?}");
-    assert!(occupancy(&backend, "host2").is_free());
+    wait("the other host", || occupancy(&backend, "host2").is_free().then_some(()));
     fs::rename(&aside, &program).unwrap();
     wait("the host to answer", || occupancy(&backend, "host1").is_free().then_some(()));
 }
