@@ -124,6 +124,8 @@ pub enum Incident {
     Outage { length: Span },
     /// The cluster cannot reach this node.
     Unreachable { node: NodeName, length: Span },
+    /// The node does not answer, and in a cluster whose jobs only their nodes know, nothing is known of its jobs.
+    HostHangs { node: NodeName, length: Span },
     /// The node is no longer listed.
     Vanish { node: NodeName },
     /// The machine that was this node returns under a name.
@@ -163,6 +165,7 @@ impl fmt::Display for Incident {
             Self::Jobs { trouble: fault, times } => write!(f, "the next {times} jobs: {fault:?}"),
             Self::Outage { length } => write!(f, "the cluster does not answer for {length}"),
             Self::Unreachable { node, length } => write!(f, "{node} is unreachable for {length}"),
+            Self::HostHangs { node, length } => write!(f, "{node} hangs for {length}"),
             Self::Vanish { node } => write!(f, "{node} vanishes"),
             Self::Return { node, called } => write!(f, "{node} returns as {called}"),
             Self::NodeClock { node, ahead_secs } => write!(f, "the clock of {node} is {ahead_secs} s ahead"),

@@ -169,6 +169,7 @@ impl World {
                 self.lose_run(number);
             }
             Incident::Unreachable { node, .. }
+            | Incident::HostHangs { node, .. }
             | Incident::NodeClock { node, .. }
             | Incident::AgentSilent { node, .. }
             | Incident::ForeignMark { node, .. }
@@ -185,10 +186,13 @@ impl World {
 
     fn apply_node_incident(&mut self, slot: u32, incident: &Incident) {
         match incident {
-            Incident::Unreachable { length, .. } => {
+            Incident::Unreachable { length, .. } | Incident::HostHangs { length, .. } => {
                 self.freeze_last_heartbeat(slot);
                 let until = self.now.plus(*length);
                 self.slot_mut(slot).unreachable_until = until;
+                if matches!(incident, Incident::HostHangs { .. }) {
+                    self.slot_mut(slot).hangs_until = until;
+                }
                 self.queue.push(until, Event::NodeReachable(slot));
                 self.schedule_agent_report(slot);
             }
@@ -211,6 +215,7 @@ impl World {
                 self.end_user_of(slot);
                 let here = self.slot_mut(slot);
                 here.unreachable_until = Timestamp::MIN;
+                here.hangs_until = Timestamp::MIN;
                 here.silent_until = Timestamp::MIN;
             }
             _ => {}

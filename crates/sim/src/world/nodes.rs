@@ -31,6 +31,8 @@ pub(super) struct Slot {
     pub(super) runs: Vec<u32>,
     pub(super) down: Option<Down>,
     pub(super) unreachable_until: Timestamp,
+    /// Until then its jobs can be neither polled nor cancelled.
+    pub(super) hangs_until: Timestamp,
     pub(super) silent_until: Timestamp,
     /// The node's clock minus the world's, in milliseconds.
     pub(super) clock_ahead: i64,
@@ -114,6 +116,7 @@ impl Slot {
             runs: Vec::new(),
             down: None,
             unreachable_until: Timestamp::MIN,
+            hangs_until: Timestamp::MIN,
             silent_until: Timestamp::MIN,
             clock_ahead: 0,
             taken_since: None,

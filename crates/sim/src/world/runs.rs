@@ -155,6 +155,9 @@ impl World {
         let answer = |run: &RunId| match self.by_run.get(run) {
             None => PolledJob { state: ObservedJobState::Absent, documents: Vec::new() },
             Some(&known) => {
+                if let Some(why) = self.hanging_host(known) {
+                    return PolledJob { state: ObservedJobState::Unknown { why }, documents: Vec::new() };
+                }
                 let run = &self.runs[known as usize];
                 let documents = if carry { run.documents.clone() } else { Vec::new() };
                 PolledJob { state: run.seen(), documents }
@@ -190,6 +193,9 @@ impl World {
         const CANCEL: &str = "cancel";
         self.check_reachable(CANCEL)?;
         let Some(&number) = self.by_run.get(&run) else { return Ok(()) };
+        if let Some(text) = self.hanging_host(number) {
+            return Err(BackendError { operation: CANCEL, text, effect: After::NotAppliedRetry });
+        }
         let failure = self.check_refused(CANCEL, Call::Cancel)?;
         match self.runs[number as usize].phase {
             Phase::Pending => {
@@ -205,6 +211,13 @@ impl World {
         }
         self.settle();
         self.check_answered(CANCEL, failure)
+    }
+
+    /// Returns which node of a run hangs, if one does.
+    fn hanging_host(&self, run: u32) -> Option<String> {
+        let slots = self.runs[run as usize].slots.iter();
+        let hanging = slots.copied().find(|slot| self.slot(*slot).hangs_until > self.now)?;
+        Some(format!("{}: it does not answer", self.slot(hanging).seen.node.name))
     }
 
     /// Returns the usual duration of a test; `None` if the nodes do not have it.

@@ -33,6 +33,7 @@ pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
         ["jobs", fault, times] => Incident::Jobs { trouble: word::<JobFault>(fault)?, times: number(times)? },
         ["outage", length] => Incident::Outage { length: span(length)? },
         ["unreachable", node, length] => Incident::Unreachable { node: name(node)?, length: span(length)? },
+        ["host-hangs", node, length] => Incident::HostHangs { node: name(node)?, length: span(length)? },
         ["vanish", node] => Incident::Vanish { node: name(node)? },
         ["return", node, "as", called] => Incident::Return { node: name(node)?, called: name(called)? },
         ["node-clock", node, ahead] => Incident::NodeClock { node: name(node)?, ahead_secs: secs(ahead)? },
@@ -56,7 +57,7 @@ pub(crate) fn incident(args: &[&str]) -> Result<Incident, CommandFailure> {
             return invalid(
                 "accepted: world, policy, fresh, run, stop, show, restart [empty], record, operators' commands (hold, unhold, release, \
                  quarantine, test, together, pause, resume, close-breaker), and incidents (fault, heal, user-job, user-work-fails NODES of OWNER, calls, jobs, outage, \
-                 unreachable, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
+                 unreachable, host-hangs, vanish, return, node-clock, controller-clock, agent-silent, agents-silent, cordon, uncordon, \
                  our-marks-removed, foreign-reboot)",
             );
         }
