@@ -161,8 +161,8 @@ impl BoundedBackend {
         let limit = if access == Access::Read { self.limits.read } else { self.limits.change };
         // The cycle may have become shorter since the limits were set.
         let limit = self.progress.get().map_or(limit, |progress| limit.min(progress.call_deadline()));
-        let lease = self.progress.get().filter(|_| access == Access::Change);
-        if lease.is_some_and(|progress| !progress.effects_allowed()) {
+        let permit = self.progress.get().filter(|_| access == Access::Change).map(Progress::effects_permit);
+        if permit.as_ref().is_some_and(|permit| !permit.is_valid()) {
             return failed("not started: the lease has ended".to_owned(), Effect::NotAppliedRetry);
         }
         let key = if about.is_empty() { operation.to_owned() } else { format!("{operation} {about}") };
@@ -172,7 +172,7 @@ impl BoundedBackend {
         };
         let registration = Registration { in_flight: Arc::clone(&self.in_flight), number };
         let (call, inner, span) =
-            (Deadline::of_change(limit, lease.cloned()), Arc::clone(&self.inner), tracing::Span::current());
+            (Deadline::of_change(limit, permit), Arc::clone(&self.inner), tracing::Span::current());
         let (sender, answer) = mpsc::channel();
         let within = call.clone();
         let spawned = thread::Builder::new().name(format!("call {operation}")).spawn(move || {
@@ -431,13 +431,13 @@ mod tests {
         let progress = Progress::default();
         backend.set_progress(&progress);
         backend.cancel(RunId::from_number(1)).unwrap();
-        progress.allow_effects_until(Instant::now());
+        progress.end_effects(0);
         let error = backend.cancel(RunId::from_number(1)).unwrap_err();
         assert_eq!(error.effect, Effect::NotAppliedRetry, "{error}");
         assert_eq!(cluster.asked.load(Ordering::SeqCst), 1, "the backend was not called");
         assert_eq!(backend.snapshot(), Ok(Vec::new()));
         // A change of several requests starts none after it.
-        let change = Deadline::of_change(Duration::from_secs(600), Some(progress));
+        let change = Deadline::of_change(Duration::from_secs(600), Some(progress.effects_permit()));
         assert!(deadline::enter(Some(change), deadline::is_over));
     }
 

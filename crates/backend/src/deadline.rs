@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::progress::Progress;
+use crate::progress::EffectsPermit;
 
 /// Why nothing is started any more.
 pub const TIME_IS_UP: &str = "not started: the time for this call to the cluster is over";
@@ -27,8 +27,8 @@ pub const TIME_IS_UP: &str = "not started: the time for this call to the cluster
 pub struct Deadline {
     at: Instant,
     cancelled: Arc<AtomicBool>,
-    /// Of a change: it starts nothing once the lease has ended.
-    lease: Option<Progress>,
+    /// Of a change: it starts nothing once the lease has ended, even if this process leads again.
+    permit: Option<EffectsPermit>,
 }
 
 thread_local! {
@@ -41,8 +41,8 @@ impl Deadline {
     }
 
     /// Returns the deadline of a change: no time is left either when effects are no longer allowed.
-    pub fn of_change(limit: Duration, lease: Option<Progress>) -> Self {
-        Self { at: Instant::now() + limit, cancelled: Arc::default(), lease }
+    pub fn of_change(limit: Duration, permit: Option<EffectsPermit>) -> Self {
+        Self { at: Instant::now() + limit, cancelled: Arc::default(), permit }
     }
 
     /// Returns the deadline of the call that this thread works for.
@@ -57,7 +57,7 @@ impl Deadline {
 
     /// Returns whether the call was cancelled, or may change nothing any more because its lease has ended.
     pub fn is_cancelled(&self) -> bool {
-        let is_lost = || self.lease.as_ref().is_some_and(|lease| !lease.effects_allowed());
+        let is_lost = || self.permit.as_ref().is_some_and(|permit| !permit.is_valid());
         self.cancelled.load(Ordering::Relaxed) || is_lost()
     }
 

@@ -33,7 +33,54 @@ pub struct Progress(Arc<State>);
 struct State {
     last: Mutex<LastProgress>,
     limit_millis: AtomicU64,
-    effects_until: Mutex<Option<Instant>>,
+    effects: Mutex<Effects>,
+}
+
+/// Which term of leadership may change the cluster, and until when.
+#[derive(Debug, Clone, Copy, Default)]
+struct Effects {
+    term: u64,
+    /// `None`: without an end, in a simulation.
+    end: Option<BootTime>,
+}
+
+impl Effects {
+    fn are_allowed(&self) -> bool {
+        self.end.is_none_or(|end| BootTime::now() < end)
+    }
+}
+
+/// A moment of the clock that goes on while the machine is suspended, as the lease does. [`Instant`] stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootTime(Duration);
+
+impl BootTime {
+    pub fn now() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        // Neither is negative.
+        Self(Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0)))
+    }
+
+    #[must_use]
+    pub fn plus(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+}
+
+/// The right to change the cluster in one term of leadership. It ends with the term: if this process leads again later, it
+/// gets another one.
+#[derive(Debug, Clone)]
+pub struct EffectsPermit {
+    progress: Progress,
+    term: u64,
+}
+
+impl EffectsPermit {
+    /// Returns whether an effect on the cluster may still be started.
+    pub fn is_valid(&self) -> bool {
+        let effects = *self.progress.effects();
+        effects.term == self.term && effects.are_allowed()
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -69,7 +116,11 @@ impl Progress {
     pub fn new(limit: Duration) -> Self {
         let last = Mutex::new(LastProgress { at: Instant::now(), step: "start" });
         let limit_millis = AtomicU64::new(millis(limit));
-        Self(Arc::new(State { last, limit_millis, effects_until: Mutex::default() }))
+        Self(Arc::new(State { last, limit_millis, effects: Mutex::default() }))
+    }
+
+    fn effects(&self) -> MutexGuard<'_, Effects> {
+        self.0.effects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn last(&self) -> MutexGuard<'_, LastProgress> {
@@ -103,9 +154,19 @@ impl Progress {
         self.limit() * 3 / 4
     }
 
-    /// Sets until when effects on the cluster may be started: the end of the lease, counted from before it was renewed.
-    pub fn allow_effects_until(&self, end: Instant) {
-        *self.0.effects_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    /// Sets until when effects on the cluster may be started in this term, which is the fence of the lease: until the end of
+    /// the lease, counted from before it was renewed. `None`: without an end, in a simulation. Does nothing if a later term
+    /// has begun.
+    pub fn allow_effects_until(&self, term: u64, end: Option<BootTime>) {
+        let mut effects = self.effects();
+        if term >= effects.term {
+            *effects = Effects { term, end };
+        }
+    }
+
+    /// Allows no further effect of this term, because the lease was lost or given up. Does nothing if a later term has begun.
+    pub fn end_effects(&self, term: u64) {
+        self.allow_effects_until(term, Some(BootTime(Duration::ZERO)));
     }
 
     /// Returns whether an effect on the cluster may still be started. The engine checks the lease in the store before each
@@ -114,8 +175,12 @@ impl Progress {
     ///
     /// [`Effect::NotAppliedRetry`]: crate::Effect::NotAppliedRetry
     pub fn effects_allowed(&self) -> bool {
-        let until = *self.0.effects_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_none_or(|until| Instant::now() < until)
+        self.effects().are_allowed()
+    }
+
+    /// Returns the right to change the cluster in the present term, for work that may still wait or run in a later one.
+    pub fn effects_permit(&self) -> EffectsPermit {
+        EffectsPermit { progress: self.clone(), term: self.effects().term }
     }
 
     /// Returns the stall if the loop has made no progress for longer than its limit.
@@ -167,9 +232,26 @@ mod tests {
     fn effects_are_allowed_until_the_lease_ends() {
         let progress = Progress::default();
         assert!(progress.effects_allowed(), "a simulation has no limit");
-        progress.allow_effects_until(Instant::now() + Duration::from_secs(3600));
+        progress.allow_effects_until(1, Some(BootTime::now().plus(Duration::from_secs(3600))));
         assert!(progress.effects_allowed());
-        progress.allow_effects_until(Instant::now());
+        progress.allow_effects_until(1, Some(BootTime::now()));
         assert!(!progress.effects_allowed());
+    }
+
+    #[test]
+    fn a_lost_lease_ends_the_effects_of_its_term_and_a_later_term_does_not_bring_them_back() {
+        let progress = Progress::default();
+        let hour = || Some(BootTime::now().plus(Duration::from_secs(3600)));
+        progress.allow_effects_until(4, hour());
+        let permit = progress.effects_permit();
+        assert!(permit.is_valid());
+        progress.end_effects(4);
+        assert!(!permit.is_valid() && !progress.effects_allowed());
+        progress.allow_effects_until(5, hour());
+        assert!(!permit.is_valid(), "work of the term before");
+        assert!(progress.effects_allowed() && progress.effects_permit().is_valid());
+        // What is reported late of the term before changes nothing.
+        progress.end_effects(4);
+        assert!(progress.effects_allowed());
     }
 }

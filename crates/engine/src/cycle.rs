@@ -16,10 +16,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Instant,
 };
 
-use doctor_backend::progress::Progress;
+use doctor_backend::progress::{BootTime, Progress};
 use doctor_checks::document::RunKey;
 use doctor_core::{
     alert::{self, Route},
@@ -142,6 +141,10 @@ impl Engine {
     fn set_lease(&mut self, lease: Option<Lease>) {
         if let Some(keeper) = &self.lease_keeper {
             keeper.keep(lease.as_ref());
+        }
+        // After the keeper has let go of it: a renewal of the keeper would allow effects again.
+        if let (Some(lost), None) = (&self.lease, &lease) {
+            self.deps.progress.end_effects(lost.fence);
         }
         self.lease = lease;
     }
@@ -274,14 +277,20 @@ impl Engine {
     /// If the store fails.
     pub fn stop(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.clone() else { return Ok(()) };
-        self.set_lease(None);
         self.deps.progress.enter("stop");
-        let now = self.deps.clock.now();
-        self.publisher.publish_now(&self.deps, &self.planner_state, now);
+        let (now, lease_now) = (self.deps.clock.now(), LeaseClock::of(self.deps.clock.virtual_now()));
+        // No other controller has led if the lease can be renewed, even after its end.
+        let renew = || self.deps.store.renew(&lease, lease_now);
+        let published = fence::extend(&*self.deps.clock, &lease, &self.deps.progress, renew)
+            .and_then(|()| self.publisher.publish_now(&self.deps, &lease, &self.planner_state, now));
+        if let Err(error) = published {
+            tracing::warn!(%error, "publishing at shutdown failed");
+        }
         for problem in self.deps.share.iter().flat_map(|share| self.publisher.finish(share)) {
             tracing::warn!(error = %problem, "publishing at shutdown failed");
         }
         let saved = self.publisher.save_state(&self.deps, &lease, &self.planner_state);
+        self.set_lease(None);
         self.deps.store.release(&lease).and(saved)
     }
 
@@ -298,12 +307,10 @@ impl Engine {
                 Err(error) => return Err(error.into()),
             }
         }
-        let began = Instant::now();
+        let began = BootTime::now();
         match self.deps.store.acquire(&self.deps.holder, now, self.deps.lease) {
             Ok(lease) => {
-                if now == LeaseClock::Database {
-                    self.deps.progress.allow_effects_until(began + lease.ttl.to_std());
-                }
+                fence::allow_effects(&*self.deps.clock, &lease, &self.deps.progress, began);
                 self.planner_state.discard();
                 self.set_lease(Some(lease.clone()));
                 Ok(lease)
@@ -371,7 +378,7 @@ impl Engine {
         report.problems.extend(in_span(&span!("status.sync", failed = Empty), || self.sync_status(lease))?);
         progress.enter("publish");
         in_span(&span!("publish", failed = Empty), || {
-            self.publisher.publish(&self.deps, &self.planner_state, now);
+            self.publisher.publish(&self.deps, lease, &self.planner_state, now)?;
             self.publisher.save_state_if_due(&self.deps, lease, &self.planner_state)
         })?;
         self.add_share_problems(&mut report);

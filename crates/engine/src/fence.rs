@@ -1,8 +1,9 @@
 //! The last check before an effect on the cluster: whether this controller still leads, and long enough.
 
-use std::time::Instant;
-
-use doctor_backend::{clock::Clock, progress::Progress};
+use doctor_backend::{
+    clock::Clock,
+    progress::{BootTime, Progress},
+};
 use doctor_store::{Lease, LeaseClock, Store, StoreError};
 
 /// An effect is not started in the last quarter of the lease, unless the lease can be renewed first: the call itself takes
@@ -34,10 +35,14 @@ pub(crate) fn extend<T, E>(
     progress: &Progress,
     renew: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
-    let began = Instant::now();
+    let began = BootTime::now();
     let renewed = renew()?;
-    if clock.virtual_now().is_none() {
-        progress.allow_effects_until(began + lease.ttl.to_std());
-    }
+    allow_effects(clock, lease, progress, began);
     Ok(renewed)
+}
+
+/// Allows effects until the end of a lease that was acquired or renewed after `began`.
+pub(crate) fn allow_effects(clock: &dyn Clock, lease: &Lease, progress: &Progress, began: BootTime) {
+    let end = clock.virtual_now().is_none().then(|| began.plus(lease.ttl.to_std()));
+    progress.allow_effects_until(lease.fence, end);
 }

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_backend::{clock::SystemClock, progress::Progress};
+use doctor_backend::{
+    clock::SystemClock,
+    progress::{BootTime, Progress},
+};
 use doctor_store::{Lease, LeaseClock, Store};
 
 use crate::fence;
@@ -44,8 +47,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a renewal is due. `None`: the keeper was dropped.
-    fn next(&self) -> Option<Lease> {
+    /// Waits until a renewal is due, and returns since when. `None`: the keeper was dropped.
+    fn next(&self) -> Option<(Lease, Instant)> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -54,7 +57,7 @@ impl Shared {
             let left = match &state.due {
                 None => Duration::MAX,
                 Some((lease, at)) => match at.saturating_duration_since(Instant::now()) {
-                    Duration::ZERO => return Some(lease.clone()),
+                    Duration::ZERO => return Some((lease.clone(), *at)),
                     left => left,
                 },
             };
@@ -65,12 +68,14 @@ impl Shared {
         }
     }
 
-    /// Sets when this lease is renewed next, unless it was replaced meanwhile.
-    fn renew_after(&self, lease: &Lease, parts: u32) {
-        if let Some((kept, at)) = &mut self.lock().due
-            && kept.fence == lease.fence
+    /// Sets when the lease is renewed next and calls `kept`, unless the loop has renewed it, replaced it or given it up since
+    /// it was due.
+    fn renew_after(&self, (lease, was_due): (&Lease, Instant), parts: u32, kept: impl FnOnce()) {
+        if let Some((due, at)) = &mut self.lock().due
+            && (due.fence, *at) == (lease.fence, was_due)
         {
             *at = Instant::now() + lease.ttl.to_std() / parts;
+            kept();
         }
     }
 }
@@ -106,26 +111,31 @@ impl Drop for LeaseKeeper {
 fn run(shared: &Shared, store: &Store, progress: &Progress) {
     // Whether the present trouble was logged.
     let (mut stuck, mut failing) = (false, false);
-    while let Some(lease) = shared.next() {
+    while let Some((lease, was_due)) = shared.next() {
+        let renew_after = |parts, kept: &dyn Fn()| shared.renew_after((&lease, was_due), parts, kept);
         if let Some(stall) = progress.stall() {
             if !std::mem::replace(&mut stuck, true) {
                 tracing::error!(%stall, "the control loop is stuck: the lease is no longer renewed");
             }
-            shared.renew_after(&lease, RETRIES);
+            renew_after(RETRIES, &|| {});
             continue;
         }
         stuck = false;
-        match fence::extend(&SystemClock, &lease, progress, || store.keep(&lease, LeaseClock::Database)) {
+        let began = BootTime::now();
+        match store.keep(&lease, LeaseClock::Database) {
             Ok(()) => {
                 failing = false;
-                shared.renew_after(&lease, RENEWALS);
+                renew_after(RENEWALS, &|| fence::allow_effects(&SystemClock, &lease, progress, began));
+            }
+            // The loop finds out before its next effect. A change in flight finds out here.
+            Err(error) if error.is_lease_lost() => {
+                renew_after(RETRIES, &|| progress.end_effects(lease.fence));
             }
             Err(error) => {
-                // A lost lease is reported by the loop, which finds out before its next effect.
-                if !error.is_lease_lost() && !std::mem::replace(&mut failing, true) {
+                if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(%error, "renewal of the lease failed; it is retried");
                 }
-                shared.renew_after(&lease, RETRIES);
+                renew_after(RETRIES, &|| {});
             }
         }
     }
@@ -158,6 +168,7 @@ mod tests {
         let progress = Progress::new(Duration::from_secs(3600));
         let keeper = LeaseKeeper::start(&store, &progress).unwrap();
         keeper.keep(Some(&lease));
+        fence::allow_effects(&SystemClock, &lease, &progress, BootTime::now());
         (folder, store, lease, progress, keeper)
     }
 
@@ -195,6 +206,17 @@ mod tests {
         progress.set_limit(Duration::from_secs(3600));
         progress.tick();
         assert!(store.keep(&lease, LeaseClock::Database).unwrap_err().is_lease_lost());
+    }
+
+    #[test]
+    fn a_change_in_flight_ends_when_the_lease_is_taken_away() {
+        let (_folder, store, lease, progress, _keeper) = leader();
+        let permit = progress.effects_permit();
+        // Renewed for long, by the loop: only the loss ends it.
+        progress.allow_effects_until(lease.fence, Some(BootTime::now().plus(WAIT_LIMIT * 10)));
+        store.take_lease(lease.fence, "ann", "a test").unwrap();
+        wait_until("the end of effects", || !permit.is_valid());
+        assert!(!progress.effects_allowed());
     }
 
     #[test]

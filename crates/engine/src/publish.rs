@@ -7,17 +7,19 @@
 mod history_copy;
 
 use std::{
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use doctor_backend::progress::EffectsPermit;
 use doctor_core::time::{Span, Timestamp};
-use doctor_store::{Lease, StoreError};
+use doctor_store::{Lease, Store, StoreError};
 use history_copy::HistoryCopy;
 
 use crate::{
     deps::EngineDeps,
-    free_node_list,
+    fence, free_node_list,
     observe::PlannerState,
     share::{Share, ShareFiles},
     snapshot,
@@ -67,26 +69,49 @@ impl Publisher {
         self.lock().problems.clone()
     }
 
-    /// Publishes the files if they are due. Failures are reported and never stop a cycle: an outdated list harms no node.
-    pub(crate) fn publish(&mut self, deps: &EngineDeps, planner_state: &PlannerState, now: Timestamp) {
+    /// Publishes the files if they are due. Failures of the share are reported and never stop a cycle: an outdated list harms
+    /// no node.
+    ///
+    /// # Errors
+    /// If this controller no longer leads, or the store fails.
+    pub(crate) fn publish(
+        &mut self,
+        deps: &EngineDeps,
+        lease: &Lease,
+        planner_state: &PlannerState,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let (is_missed, failed) = {
             let job = self.lock();
             (job.is_missed && !job.is_pending, !job.problems.is_empty())
         };
         let due = self.due.map(|due| if failed { due.minus(self.every).plus(RETRY.min(self.every)) } else { due });
         if is_missed || due.is_none_or(|due| now >= due) {
-            self.publish_now(deps, planner_state, now);
+            self.publish_now(deps, lease, planner_state, now)?;
         }
+        Ok(())
     }
 
-    /// Publishes the files, unless those of an earlier cycle still wait.
-    pub(crate) fn publish_now(&mut self, deps: &EngineDeps, planner_state: &PlannerState, now: Timestamp) {
-        let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return };
+    /// Publishes the files, unless those of an earlier cycle still wait. They are written only while the term of this lease
+    /// lasts: files that waited would replace those of the next leader.
+    ///
+    /// # Errors
+    /// Those of [`Self::publish`].
+    pub(crate) fn publish_now(
+        &mut self,
+        deps: &EngineDeps,
+        lease: &Lease,
+        planner_state: &PlannerState,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let (Some(share), Some(snapshot)) = (&deps.share, planner_state.snapshot()) else { return Ok(()) };
+        let permit = deps.progress.effects_permit();
+        fence::check(&deps.store, &*deps.clock, lease, &deps.progress)?;
         {
             let mut job = self.lock();
             if job.is_pending || !share.is_answering() {
                 job.is_missed = true;
-                return;
+                return Ok(());
             }
             (job.is_pending, job.is_missed) = (true, false);
         }
@@ -94,13 +119,7 @@ impl Publisher {
             (free_node_list::text(snapshot), deps.store.without_progress(), deps.copy_folder.clone());
         let job = Arc::clone(&self.job);
         let queued = share.write_later(list.len(), move |files| {
-            let ended = EndsJob(&job);
-            let mut history = std::mem::take(&mut ended.lock().history);
-            let mut problems = Vec::new();
-            problems.extend(publish_list(files, &list).err());
-            problems.extend(history.publish(files, &store, folder.as_deref()).err());
-            let mut job = ended.lock();
-            (job.history, job.problems) = (history, problems);
+            write_files(&EndsJob(&job), files, &permit, &list, (&store, folder.as_deref()));
             Ok(())
         });
         if queued {
@@ -109,6 +128,7 @@ impl Publisher {
             let mut job = self.lock();
             (job.is_pending, job.is_missed) = (false, true);
         }
+        Ok(())
     }
 
     /// Waits a moment for what was given to the share, and returns everything that failed there since the last call.
@@ -178,7 +198,61 @@ impl Drop for EndsJob<'_> {
     }
 }
 
+/// Writes the files on the share's thread, which may have hung since they were queued: each only if the term of `permit`
+/// still lasts.
+fn write_files(
+    job: &EndsJob<'_>,
+    files: &ShareFiles,
+    permit: &EffectsPermit,
+    list: &str,
+    (store, folder): (&Store, Option<&Path>),
+) {
+    if !permit.is_valid() {
+        job.lock().is_missed = true;
+        return;
+    }
+    let mut history = std::mem::take(&mut job.lock().history);
+    let mut problems = Vec::new();
+    problems.extend(publish_list(files, list).err());
+    if permit.is_valid() {
+        problems.extend(history.publish(files, store, folder).err());
+    }
+    let mut job = job.lock();
+    (job.history, job.problems) = (history, problems);
+}
+
 fn publish_list(files: &ShareFiles, list: &str) -> Result<(), String> {
     let written = files.publish(free_node_list::FILE, &mut list.as_bytes());
     written.map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_backend::progress::Progress;
+
+    use super::*;
+
+    #[test]
+    fn files_that_waited_for_longer_than_the_term_are_not_written_even_if_this_controller_leads_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = Share::open(folder.path()).unwrap();
+        let list = folder.path().join("metadata").join(free_node_list::FILE);
+        let (store, job, progress) =
+            (Store::open_in_memory().unwrap(), Mutex::new(Job::default()), Progress::default());
+        progress.allow_effects_until(1, None);
+        let queued = progress.effects_permit();
+        let write = |permit: &EffectsPermit| {
+            job.lock().unwrap().is_pending = true;
+            write_files(&EndsJob(&job), share.files(), permit, "n1\n", (&store, None));
+            let job = job.lock().unwrap();
+            assert!(!job.is_pending);
+            job.is_missed
+        };
+        progress.end_effects(1);
+        assert!(write(&queued) && !list.exists());
+        progress.allow_effects_until(2, None);
+        assert!(write(&queued) && !list.exists(), "another controller led between the two terms");
+        write(&progress.effects_permit());
+        assert_eq!(std::fs::read_to_string(&list).unwrap(), "n1\n");
+    }
 }

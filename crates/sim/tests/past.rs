@@ -111,3 +111,23 @@ fn a_support_bundle_is_on_the_share_before_a_reset_or_reboot() {
         }
     }
 }
+
+#[test]
+fn a_controller_that_has_lost_the_lease_leaves_the_published_files_to_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = SessionConfig::new(WorldConfig::of(4).with_seed(3));
+    config.share = Some(folder.path().to_owned());
+    let list = folder.path().join("metadata/free_nodes.txt");
+    let mut session = Session::new(config).unwrap();
+    session.cycle().unwrap();
+    session.stop().unwrap();
+    assert!(list.exists(), "a controller that stops publishes a last time");
+
+    session.cycle().unwrap();
+    let later = session.now().plus(Span::minutes(1));
+    session.store().acquire("the next one", later, Span::hours(1)).unwrap();
+    std::fs::write(&list, "of the next one\n").unwrap();
+    let lost = session.stop().unwrap_err();
+    assert!(lost.to_string().contains("the next one"), "{lost}");
+    assert_eq!(std::fs::read_to_string(&list).unwrap(), "of the next one\n");
+}

@@ -1,7 +1,12 @@
 //! Backup and restore. A backup is always a SQLite file with the store's schema, so it can be restored into either
 //! database.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    ffi::c_int,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rusqlite::{
     Connection, OptionalExtension,
@@ -14,12 +19,17 @@ use super::{
     db::{Access, ColumnType, Conn, SqlValue, Tx, open_read_only, sqlite_error, vals},
     error::{Result, StoreError},
     id_cache::IdCache,
+    migration_backup::Advanced,
     publish::TemporaryFile,
     schema::{self, SchemaHistory},
 };
 
 /// Rows sent to PostgreSQL at a time.
 const ROWS: usize = 1000;
+/// Pages of a step where a copy has steps: 16 MB, which a slow disk writes in seconds.
+const STEP_PAGES: c_int = 4096;
+/// How long a copy waits for a database that is locked. Only a recovery of its log locks it, which takes seconds.
+const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
 impl Store {
     /// Writes the whole store into a new file. The file appears complete or not at all.
@@ -49,7 +59,7 @@ impl Store {
             for table in schema::TABLES {
                 let columns = columns_of(&source, table)?;
                 tx.execute("restoring", &format!("DELETE FROM {table}"), &[])?;
-                copy_table(&mut from, tx, table, &columns)?;
+                copy_table(&mut from, tx, table, &columns, &mut || Ok(()))?;
             }
             reset_sequences(tx)?;
             // The leader at backup time does not lead here.
@@ -67,13 +77,20 @@ impl Store {
     fn export(&self, copy: &Connection) -> Result<()> {
         self.read(|tx| {
             let found = tx.schema;
-            export_as(tx, copy, self.shared.schema, found)
+            export_as(tx, copy, self.shared.schema, found, &mut || Ok(()))
         })
     }
 }
 
-/// Copies all tables of a store that has this schema, which may be older, into an empty SQLite database.
-pub(super) fn export_as(tx: &mut Tx<'_>, copy: &Connection, history: SchemaHistory, found: i64) -> Result<()> {
+/// Copies all tables of a store that has this schema, which may be older, into an empty SQLite database. Reports each part
+/// of a table.
+pub(super) fn export_as(
+    tx: &mut Tx<'_>,
+    copy: &Connection,
+    history: SchemaHistory,
+    found: i64,
+    advanced: Advanced<'_>,
+) -> Result<()> {
     if found > history.latest() {
         // It may have columns that this program does not know.
         return Err(schema::newer(tx, history, found));
@@ -85,7 +102,7 @@ pub(super) fn export_as(tx: &mut Tx<'_>, copy: &Connection, history: SchemaHisto
         // The migrations have written the lease, and who wrote the schema.
         to.execute("exporting", &format!("DELETE FROM {table}"), &[])?;
         let columns = columns_of(copy, &table)?;
-        copy_table(tx, &mut to, &table, &columns)?;
+        copy_table(tx, &mut to, &table, &columns, advanced)?;
     }
     copy.execute_batch("COMMIT").map_err(sqlite_error("exporting"))
 }
@@ -113,18 +130,49 @@ fn restrict(path: &Path) -> Result<()> {
 /// Copies a SQLite database as of now. All pages are one step: SQLite begins again with a copy in steps whenever another
 /// connection writes, and a controller always does. Writers proceed meanwhile.
 pub(super) fn copy_pages(live: &Connection, copy: &mut Connection) -> Result<()> {
-    const ALL: std::ffi::c_int = -1;
-    /// Between attempts while the database is locked, which only a recovery of its log does.
-    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+    const ALL: c_int = -1;
+    copy_by_steps_of(ALL, live, copy, BUSY_LIMIT, &mut || Ok(()))
+}
+
+/// As [`copy_pages`], in steps that are reported. Only for a caller that keeps all other connections from writing.
+pub(super) fn copy_in_steps(live: &Connection, copy: &mut Connection, advanced: Advanced<'_>) -> Result<()> {
+    copy_by_steps_of(STEP_PAGES, live, copy, BUSY_LIMIT, advanced)
+}
+
+fn copy_by_steps_of(
+    pages: c_int,
+    live: &Connection,
+    copy: &mut Connection,
+    busy_limit: Duration,
+    advanced: Advanced<'_>,
+) -> Result<()> {
+    /// Between attempts while the database is locked.
+    const PAUSE: Duration = Duration::from_millis(20);
     let fail = sqlite_error("backing up");
     {
         let backup = Backup::new(live, copy).map_err(&fail)?;
-        while backup.step(ALL).map_err(&fail)? != StepResult::Done {
-            std::thread::sleep(PAUSE);
+        let mut busy_since = None;
+        loop {
+            match backup.step(pages).map_err(&fail)? {
+                StepResult::Done => break,
+                StepResult::More => {
+                    busy_since = None;
+                    advanced()?;
+                }
+                // Busy or locked.
+                _ => {
+                    if busy_since.get_or_insert_with(Instant::now).elapsed() >= busy_limit {
+                        let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+                        return Err(fail(rusqlite::Error::SqliteFailure(busy, None)));
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+            }
         }
     }
     // A single file, without a write-ahead log beside it.
-    copy.query_row("PRAGMA journal_mode = DELETE", (), |_| Ok(())).map_err(&fail)
+    copy.query_row("PRAGMA journal_mode = DELETE", (), |_| Ok(())).map_err(&fail)?;
+    advanced()
 }
 
 /// Opens and checks a backup. An older one is migrated in memory; the file is unchanged.
@@ -212,7 +260,13 @@ impl From<SqlValue<'_>> for OwnedValue {
     }
 }
 
-fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(String, ColumnType)]) -> Result<()> {
+fn copy_table(
+    from: &mut Tx<'_>,
+    to: &mut Tx<'_>,
+    table: &str,
+    columns: &[(String, ColumnType)],
+    advanced: Advanced<'_>,
+) -> Result<()> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let kinds: Vec<ColumnType> = columns.iter().map(|(_, kind)| *kind).collect();
     let names = names.join(", ");
@@ -222,7 +276,7 @@ fn copy_table(from: &mut Tx<'_>, to: &mut Tx<'_>, table: &str, columns: &[(Strin
         let rows: Vec<SqlValue<'_>> = waiting.iter().map(OwnedValue::as_val).collect();
         to.insert_many("copying a table", &into, &kinds, &rows, "")?;
         waiting.clear();
-        Ok(())
+        advanced()
     };
     from.rows("copying a table", &format!("SELECT {names} FROM {table}"), &[], |row| {
         for column in 0..kinds.len() {
@@ -245,4 +299,31 @@ fn reset_sequences(tx: &mut Tx<'_>) -> Result<()> {
         tx.first("restoring", &sql, vals![table], |_| Ok(()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_that_stays_locked_is_not_waited_for_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("live.db");
+        let owner = Connection::open(&path).unwrap();
+        owner.execute_batch("CREATE TABLE t (x); BEGIN EXCLUSIVE").unwrap();
+        let live = Connection::open(&path).unwrap();
+        live.busy_timeout(Duration::ZERO).unwrap();
+        let mut copy = Connection::open_in_memory().unwrap();
+        let error = copy_by_steps_of(1, &live, &mut copy, Duration::from_millis(50), &mut || Ok(())).unwrap_err();
+        let StoreError::Sqlite { source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseBusy), "{source}");
+        owner.execute_batch("COMMIT").unwrap();
+        let mut parts = 0;
+        let mut count = || {
+            parts += 1;
+            Ok(())
+        };
+        copy_by_steps_of(1, &live, &mut copy, Duration::from_secs(60), &mut count).unwrap();
+        assert!(parts > 1, "each step is reported");
+    }
 }

@@ -2,6 +2,9 @@
 //!
 //! SQLite opens its files by path. On the shared directory a node could exchange what is at that path while SQLite works on it,
 //! for a link to the live database or for a pipe; in a directory of this user alone no other party can.
+//!
+//! A temporary one has a file that its process keeps locked. A process that is killed leaves its directory behind, with a copy of
+//! the whole history; the next one removes those whose file is not locked.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -11,6 +14,7 @@ use std::{
 };
 
 use doctor_core::hex;
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::{
     error::{Result, StoreError},
@@ -21,8 +25,8 @@ use super::{
 #[derive(Debug)]
 pub struct CopyFolder {
     path: PathBuf,
-    /// Whether it is removed when this is dropped.
-    is_temporary: bool,
+    /// The locked file of a temporary directory, which is removed when this is dropped.
+    lock: Option<File>,
 }
 
 impl CopyFolder {
@@ -33,25 +37,34 @@ impl CopyFolder {
     /// If neither can be used.
     pub fn open(path: Option<&Path>) -> Result<Self> {
         match path.map(|path| (path, keep_private(path))) {
-            Some((path, Ok(()))) => Ok(Self { path: path.to_owned(), is_temporary: false }),
+            Some((path, Ok(()))) => Ok(Self { path: path.to_owned(), lock: None }),
             Some((path, Err(error))) => {
                 tracing::info!(path = %path.display(), %error, "the published copy is made in a temporary directory");
-                Self::temporary()
+                Self::temporary(&std::env::temp_dir())
             }
-            None => Self::temporary(),
+            None => Self::temporary(&std::env::temp_dir()),
         }
     }
 
-    fn temporary() -> Result<Self> {
+    fn temporary(parent: &Path) -> Result<Self> {
+        remove_abandoned(parent);
         let mut random = [0_u8; 16];
         getrandom::fill(&mut random).map_err(|error| StoreError::Refused {
             operation: "making a directory for the published copy",
             why: error.to_string(),
         })?;
-        let path = std::env::temp_dir().join(format!("doctor-copy-{}", hex::encode(&random)));
+        let path = parent.join(format!("{PREFIX}{}", hex::encode(&random)));
         // Fails if another user made it first.
         DirBuilder::new().mode(PRIVATE).create(&path).map_err(file_error("making", &path))?;
-        Ok(Self { path, is_temporary: true })
+        let name = path.join(LOCK);
+        // It is locked before it has the name by which others look for it.
+        let unnamed = path.join("lock.new");
+        let lock = File::create_new(&unnamed).and_then(|file| {
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            fs::rename(&unnamed, &name)?;
+            Ok(file)
+        });
+        Ok(Self { lock: Some(lock.map_err(file_error("locking", &name))?), path })
     }
 
     /// Returns the path of the copy.
@@ -70,6 +83,35 @@ impl CopyFolder {
 }
 
 const PRIVATE: u32 = 0o700;
+/// How the name of a temporary directory begins.
+const PREFIX: &str = "doctor-copy-";
+/// The file in it that its process keeps locked.
+const LOCK: &str = "lock";
+
+/// Removes the temporary directories of this user whose processes are gone. One without the file is left alone: its process
+/// may be about to create it, or be of a version that did not.
+fn remove_abandoned(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX))
+            && fs::symlink_metadata(&path)
+                .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
+        if !is_ours {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(lock) = rustix::fs::open(path.join(LOCK), flags, rustix::fs::Mode::empty()) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            match fs::remove_dir_all(&path) {
+                Ok(()) => {
+                    tracing::info!(path = %path.display(), "removed the published copy of a process that was killed")
+                }
+                // Another process may remove it, too.
+                Err(error) => tracing::debug!(path = %path.display(), %error, "an abandoned directory was not removed"),
+            }
+        }
+    }
+}
 
 /// Creates the directory, or checks that it is one of this user, and closes it to others.
 fn keep_private(path: &Path) -> io::Result<()> {
@@ -89,8 +131,8 @@ fn keep_private(path: &Path) -> io::Result<()> {
 
 impl Drop for CopyFolder {
     fn drop(&mut self) {
-        if self.is_temporary {
-            // A rest in the temporary directory harms nothing.
+        if self.lock.is_some() {
+            // The next process removes what is left.
             let _left = fs::remove_dir_all(&self.path);
         }
     }
@@ -126,6 +168,27 @@ mod tests {
         let named = folder.path().join("published");
         std::os::unix::fs::symlink(folder.path().join("elsewhere"), &named).unwrap();
         let opened = CopyFolder::open(Some(&named)).unwrap();
-        assert!(opened.is_temporary && !opened.copy().starts_with(folder.path()));
+        assert!(opened.lock.is_some() && !opened.copy().starts_with(folder.path()));
+    }
+
+    #[test]
+    fn the_directory_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not() {
+        let parent = tempfile::tempdir().unwrap();
+        let entries = || fs::read_dir(parent.path()).unwrap().count();
+        let mut killed = CopyFolder::temporary(parent.path()).unwrap();
+        fs::write(killed.copy(), "history").unwrap();
+        // A process that is killed loses its lock and removes nothing.
+        drop(killed.lock.take());
+        drop(killed);
+        // Other files and directories that have such a name, but are none of ours.
+        fs::create_dir(parent.path().join("doctor-copy-without-a-lock")).unwrap();
+        fs::write(parent.path().join("doctor-copy-file"), "").unwrap();
+        assert_eq!(entries(), 3);
+        let living = CopyFolder::temporary(parent.path()).unwrap();
+        assert_eq!(entries(), 3, "one was removed and one made");
+        let beside = CopyFolder::temporary(parent.path()).unwrap();
+        assert!(living.path.is_dir() && beside.path.is_dir());
+        drop((living, beside));
+        assert_eq!(entries(), 2);
     }
 }

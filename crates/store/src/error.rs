@@ -51,6 +51,10 @@ pub enum StoreError {
     )]
     NotMigrated { found: i64, needed: i64 },
 
+    /// A statement waited for too long for a process that creates or migrates the schema.
+    #[error("another process creates or migrates the schema of the store: try again when it has ended")]
+    SchemaLocked,
+
     /// The backup before a migration cannot be written. The store keeps its old schema.
     #[error(
         "the schema of the store was not migrated from {from} to {to}, because {why}: nothing was changed. The setting \
@@ -133,6 +137,17 @@ impl StoreError {
             ),
             _ => false,
         }
+    }
+
+    /// Whether a statement has waited for a lock for longer than PostgreSQL's `lock_timeout`.
+    pub(super) fn is_lock_timeout(&self) -> bool {
+        matches!(self, Self::Postgres { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    }
+
+    /// Whether PostgreSQL has cancelled the statement: at the deadline of the caller, at `statement_timeout`, or for an
+    /// administrator.
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Postgres { source, .. } if source.code() == Some(&SqlState::QUERY_CANCELED))
     }
 
     /// Whether a newer program has migrated the store, so that this one can never lead again.

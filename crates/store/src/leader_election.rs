@@ -11,8 +11,8 @@ use super::{
     db::{Access, vals},
     error::{Result, StoreError},
     fencing::{Lease, LeaseError, LeaseRow, lease_lost, may_take, read},
-    lease_clock::{LeaseClock, clock_now, read_with_clock},
-    lease_term::{self, LeaseTerm, limit_expiry},
+    lease_clock::{LeaseClock, clock_now, lock_and_read_clock, read_with_clock},
+    lease_term::{self, LeaseTerm, latest_expiry, limit_expiry},
     schema,
 };
 
@@ -36,18 +36,12 @@ impl Store {
         ttl: Span,
     ) -> std::result::Result<Lease, LeaseError> {
         let clock: LeaseClock = clock.into();
+        // Most calls are those of a standby, which locks nothing while the leader is alive.
+        if let Some(held) = self.held_by_other(holder, clock, ttl)? {
+            return Err(LeaseError::Held { by: held.holder, until: held.expires });
+        }
         if self.awaited_migration()?.is_some() {
             self.migrate(holder, clock, ttl)?;
-        }
-        // Most calls are those of a standby, which locks nothing while the leader is alive.
-        let (seen, now) = self.lease_row(clock)?;
-        if !may_take(&seen, holder, now) && seen.expires <= now.plus(ttl) {
-            // One that a newer program has overtaken can never lead.
-            self.transaction(Access::Read, &mut |tx| {
-                let found = schema::version(tx)?.unwrap_or(0);
-                schema::check_writable(tx, self.shared.schema, found)
-            })?;
-            return Err(LeaseError::Held { by: seen.holder, until: seen.expires });
         }
         let taken = self.write_unfenced(Access::WriteExclusive, |tx| {
             // After the row is locked, because waiting for the lock takes time.
@@ -84,7 +78,7 @@ impl Store {
     /// row's key, which this statement leaves alone.
     fn extend(&self, lease: &Lease, clock: LeaseClock, end_after: impl Fn(Timestamp) -> Timestamp) -> Result<()> {
         self.transaction(Access::Write, &mut |tx| {
-            let now = clock_now(tx, clock)?;
+            let now = lock_and_read_clock(tx, clock)?;
             let sql = "UPDATE lease SET expires = $1 WHERE id = 1 AND fence = $2 AND holder = $3 AND expires > $4";
             let vals = vals![now.plus(lease.ttl), lease.fence, &lease.holder, end_after(now)];
             if tx.execute("renewing the lease", sql, vals)? == 1 {
@@ -127,6 +121,24 @@ impl Store {
         self.read(|tx| {
             let held = read(tx)?;
             Ok((!held.holder.is_empty()).then_some((held.holder, held.expires)))
+        })
+    }
+
+    /// Returns the lease if another controller holds it and this one must wait, without locking anything. An end that the
+    /// holder cannot have asked for is no reason to wait: it has to be cut.
+    fn held_by_other(&self, holder: &str, clock: LeaseClock, ttl: Span) -> Result<Option<LeaseRow>> {
+        let (held, now) = self.lease_row(clock)?;
+        if may_take(&held, holder, now) {
+            return Ok(None);
+        }
+        self.transaction(Access::Read, &mut |tx| {
+            // A program that a newer one has overtaken can never lead.
+            let found = schema::version(tx)?.unwrap_or(0);
+            match schema::check_writable(tx, self.shared.schema, found) {
+                Err(error) if error.awaits_migration() && self.shared.migrator.is_some() => {}
+                checked => checked?,
+            }
+            Ok((held.expires <= latest_expiry(tx, &held, now, ttl)?).then(|| held.clone()))
         })
     }
 

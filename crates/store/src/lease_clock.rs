@@ -57,6 +57,24 @@ pub(super) fn clock_now(tx: &mut Tx<'_>, clock: LeaseClock) -> Result<Timestamp>
     }
 }
 
+/// Locks the lease's row against other changes, but not against writes that lock its key, and returns the time by this
+/// clock after the wait for the row.
+pub(super) fn lock_and_read_clock(tx: &mut Tx<'_>, clock: LeaseClock) -> Result<Timestamp> {
+    if tx.is_sqlite() {
+        // The begin of the transaction has waited for the lock.
+        return clock_now(tx, clock);
+    }
+    // The subquery locks the row. An expression beside FOR UPDATE would be evaluated before the wait, and so would one of
+    // an UPDATE if the transaction that held the row has left it as it was.
+    let sql = format!("SELECT {SERVER_MILLIS} FROM (SELECT id FROM lease WHERE id = 1 FOR NO KEY UPDATE) locked");
+    let now = tx.first("locking the lease", &sql, &[], |row| row.timestamp(0))?;
+    let now = now.ok_or_else(|| StoreError::Unreadable { what: "lease", why: "its row is missing".to_owned() })?;
+    Ok(match clock {
+        LeaseClock::Virtual(shown) => shown,
+        LeaseClock::Database => now,
+    })
+}
+
 /// Returns the lease's row and the time by this clock, in one statement.
 pub(super) fn read_with_clock(tx: &mut Tx<'_>, clock: LeaseClock) -> Result<(LeaseRow, Timestamp)> {
     if tx.is_sqlite() || clock.is_virtual() {

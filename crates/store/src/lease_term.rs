@@ -51,12 +51,17 @@ pub(super) fn read(tx: &mut Tx<'_>) -> Result<Option<LeaseTerm>> {
     Ok(meta(tx, KEY)?.and_then(|text| json::read("lease term", &text).ok()))
 }
 
-/// Cuts an end that the holder cannot have asked for: it lies further ahead than the ttl that the holder recorded, and
-/// than ours. A wrong clock wrote it, of a holder of an earlier version or of the database's machine. It works in every
-/// schema.
-pub(super) fn limit_expiry(tx: &mut Tx<'_>, held: LeaseRow, now: Timestamp, ttl: Span) -> Result<LeaseRow> {
+/// Returns the latest end that the holder can have asked for by now: after the ttl that it recorded, or ours if that is
+/// longer. It works in every schema.
+pub(super) fn latest_expiry(tx: &mut Tx<'_>, held: &LeaseRow, now: Timestamp, ttl: Span) -> Result<Timestamp> {
     let recorded = read(tx)?.filter(|term| term.fence == held.fence);
-    let limit = now.plus(recorded.map_or(ttl, |term| term.ttl.max(ttl)));
+    Ok(now.plus(recorded.map_or(ttl, |term| term.ttl.max(ttl))))
+}
+
+/// Cuts an end that the holder cannot have asked for ([`latest_expiry`]). A wrong clock wrote it, of a holder of an earlier
+/// version or of the database's machine. It works in every schema.
+pub(super) fn limit_expiry(tx: &mut Tx<'_>, held: LeaseRow, now: Timestamp, ttl: Span) -> Result<LeaseRow> {
+    let limit = latest_expiry(tx, &held, now, ttl)?;
     if held.expires <= limit {
         return Ok(held);
     }

@@ -215,8 +215,12 @@ impl Store {
     /// is.
     fn prepare(self) -> Result<Self> {
         let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
-            // Another process that creates or migrates the schema may take longer than a statement of the controller may.
+            // Another process that creates or migrates the schema may take longer than a statement of the controller may. A
+            // controller waits for it; a command reports it.
             tx.lift_statement_timeout()?;
+            if self.shared.migrator.is_some() {
+                tx.lift_lock_timeout()?;
+            }
             schema::create_or_check(tx, self.shared.schema)?;
             if operator_commands::meta(tx, STORE_ID)?.is_none() {
                 operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
@@ -236,7 +240,7 @@ impl Store {
         Self { deadline: Some(until), progress: None, ..self.clone() }
     }
 
-    /// Returns a handle to the same store that calls `hook` after each transaction. For the control loop alone, which
+    /// Returns a handle to the same store that calls `hook` after each transaction, and in the steps of a migration. For the control loop alone, which
     /// reports that it advances: removing expired data takes many transactions.
     #[must_use]
     pub fn with_progress(&self, hook: impl Fn() + Send + Sync + 'static) -> Self {
@@ -342,13 +346,17 @@ impl Store {
         Ok(value.expect("a committed transaction has a value"))
     }
 
+    fn report_progress(&self) {
+        if let Some(ProgressHook(hook)) = &self.progress {
+            hook();
+        }
+    }
+
     fn transact(&self, access: Access, body: &mut dyn FnMut(&mut Tx<'_>) -> Result<()>) -> Result<()> {
         let mut names = Arc::clone(&self.shared.ids.read().unwrap_or_else(PoisonError::into_inner));
         let before = Arc::clone(&names);
         let result = self.shared.db.transaction(access, self.deadline, &mut names, body);
-        if let Some(ProgressHook(hook)) = &self.progress {
-            hook();
-        }
+        self.report_progress();
         result?;
         if !Arc::ptr_eq(&before, &names) {
             let mut shared = self.shared.ids.write().unwrap_or_else(PoisonError::into_inner);

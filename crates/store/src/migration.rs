@@ -26,17 +26,18 @@ use super::{
     fencing::{self, LeaseError, LeaseRow, may_take},
     lease_clock::{LeaseClock, clock_now},
     lease_term::limit_expiry,
-    migration_backup::{self, MigrationBackup, PlannedBackup},
+    migration_backup::{self, MigrationBackup, PlannedBackup, PublishedBackup},
     schema::{self, SchemaHistory},
     url::StoreUrl,
 };
 
-/// Limits of the migrating transaction on PostgreSQL. A table is waited for as long as a slow reader may take; without a
-/// limit, all readers would queue behind the migration. A new index may take longer than any other statement. A process
-/// that is frozen in the transaction loses it.
-const POSTGRES_LIMITS: &str = "SET LOCAL lock_timeout TO '30s'; SET LOCAL statement_timeout TO 0; \
-                               SET LOCAL idle_in_transaction_session_timeout TO '10min'; \
-                               LOCK TABLE lease, ingest_queue IN EXCLUSIVE MODE";
+/// Begins the migrating transaction on PostgreSQL. A table is waited for as long as a slow reader may take; without a
+/// limit, all readers would queue behind the migration. A new index may take longer than any other statement.
+const POSTGRES_BEGIN: &str = "SET LOCAL lock_timeout TO '30s'; SET LOCAL statement_timeout TO 0; \
+                              LOCK TABLE lease, ingest_queue IN EXCLUSIVE MODE";
+/// The transaction idles while the backup is written. A process that is frozen in it loses it. Set only when this
+/// process may take the lease: until then the usual limit holds, because a leader that is alive waits for the lock.
+const POSTGRES_IDLE_LIMIT: &str = "SET LOCAL idle_in_transaction_session_timeout TO '10min'";
 
 /// Migrates the store of a controller.
 #[derive(Debug)]
@@ -45,6 +46,7 @@ pub(super) struct Migrator {
     backup: MigrationBackup,
     /// Whether the schema is known to be the latest: only a restore could replace it, and that needs an empty store.
     is_current: AtomicBool,
+    /// Whether a statement of the migration runs, or its commit.
     is_running: AtomicBool,
     report: Mutex<Option<MigrationReport>>,
 }
@@ -118,14 +120,20 @@ impl Store {
     ) -> std::result::Result<Option<MigrationReport>, LeaseError> {
         let Some(migrator) = &self.shared.migrator else { return Ok(None) };
         let (clock, began): (LeaseClock, Instant) = (clock.into(), Instant::now());
-        let mut attempt = Attempt::NothingToDo;
-        migrator.is_running.store(true, Ordering::Relaxed);
+        let (mut attempt, mut published) = (Attempt::NothingToDo, PublishedBackup::default());
         let done = self.transact(Access::WriteExclusive, &mut |tx| {
-            attempt = self.attempt_migration(tx, migrator, holder, (clock, ttl), began)?;
+            // A transaction that is repeated was rolled back.
+            published.remove();
+            attempt = self.attempt_migration(tx, migrator, holder, (clock, ttl), (began, &mut published))?;
+            // A migration writes more than any other transaction, and its commit syncs it.
+            migrator.is_running.store(matches!(attempt, Attempt::Migrated(_)), Ordering::Relaxed);
             Ok(())
         });
         migrator.is_running.store(false, Ordering::Relaxed);
-        done?;
+        if let Err(error) = done {
+            self.remove_backup_of_failed_migration(published);
+            return Err(error.into());
+        }
         match attempt {
             Attempt::HeldByOther(held) => Err(LeaseError::Held { by: held.holder, until: held.expires }),
             Attempt::NothingToDo => {
@@ -147,7 +155,8 @@ impl Store {
         migrator.report.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether this process migrates the store at the moment, which may take minutes in which nothing else is done.
+    /// Whether a statement that migrates the store runs at the moment, or its commit, which may take minutes in which nothing
+    /// else is done. The wait for the lease and the backup before it are no part of this: they report progress.
     pub fn is_migrating(&self) -> bool {
         self.shared.migrator.as_ref().is_some_and(|migrator| migrator.is_running.load(Ordering::Relaxed))
     }
@@ -191,6 +200,17 @@ impl Store {
         }
     }
 
+    /// Removes the backup if the store still has the schema from before the migration: each further attempt would leave one
+    /// more. Where the commit may have succeeded, or the store does not answer, the backup stays.
+    fn remove_backup_of_failed_migration(&self, mut published: PublishedBackup) {
+        let Some(from) = published.schema() else { return };
+        // It waits for the end of the failed transaction, which the server may still work on.
+        let found = self.transaction(Access::Write, &mut |tx| schema::version_beside_migrations(tx));
+        if found.is_ok_and(|found| found == from) {
+            published.remove();
+        }
+    }
+
     fn found_schema(&self) -> Result<Option<i64>> {
         let mut found = None;
         self.transact(Access::Read, &mut |tx| {
@@ -206,11 +226,11 @@ impl Store {
         migrator: &Migrator,
         holder: &str,
         (clock, ttl): (LeaseClock, Span),
-        began: Instant,
+        (began, published): (Instant, &mut PublishedBackup),
     ) -> Result<Attempt> {
         let history = self.shared.schema;
         if !tx.is_sqlite() {
-            tx.script("locking the lease", POSTGRES_LIMITS)?;
+            tx.script("locking the lease", POSTGRES_BEGIN)?;
         }
         let (from, to) = (schema::find(tx)?.ok_or(StoreError::NoSchema)?, history.latest());
         match schema::check_writable(tx, history, from) {
@@ -224,24 +244,34 @@ impl Store {
         if !may_take(&held, holder, now) {
             return Ok(Attempt::HeldByOther(limit_expiry(tx, held, now, ttl)?));
         }
+        if !tx.is_sqlite() {
+            tx.script("setting up", POSTGRES_IDLE_LIMIT)?;
+        }
         let size = match &migrator.url {
             StoreUrl::Sqlite(path) => migration_backup::file_size(path)?,
             StoreUrl::Postgres(_) => migration_backup::database_size(tx)?,
         };
         let planned = migration_backup::plan(&migrator.url, &migrator.backup, (from, to), size)?;
-        let written = migration_backup::write(&planned, &migrator.url, (from, to), |copy| {
-            match self.shared.db.with_sqlite(|live| backup::copy_pages(live, copy)) {
+        let advanced = || self.report_progress();
+        let written = migration_backup::write(&planned, &migrator.url, (from, to), &advanced, |copy, advanced| {
+            // No other connection writes while this transaction has the lock, so the copy is not begun again.
+            match self.shared.db.with_sqlite(|live| backup::copy_in_steps(live, copy, advanced)) {
                 Some(copied) => copied,
-                None => backup::export_as(tx, copy, history, from),
+                None => backup::export_as(tx, copy, history, from, advanced),
             }
         })?;
-        schema::migrate(tx, history)?;
+        migrator.is_running.store(true, Ordering::Relaxed);
+        let migrated = schema::migrate(tx, history);
+        // The end of a statement is progress, and reported before it counts as ended.
+        self.report_progress();
+        migrator.is_running.store(false, Ordering::Relaxed);
+        migrated?;
         // The migration took its time; a virtual clock stood still meanwhile.
         let now = clock_now(tx, clock)?;
         let sql = "UPDATE lease SET holder = $1, fence = fence + 1, expires = $2 WHERE id = 1";
         tx.execute("taking the lease", sql, vals![holder, now.plus(ttl)])?;
         // Directly before the commit: a migration that fails or is killed leaves no backup behind.
-        let backup = written.publish()?;
+        let backup = written.publish(published)?;
         Ok(Attempt::Migrated(MigrationReport { from, to, backup, took: began.elapsed() }))
     }
 }

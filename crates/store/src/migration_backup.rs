@@ -5,7 +5,9 @@
 //! A file of an earlier migration is never replaced.
 
 use std::{
-    fmt, io,
+    fmt,
+    fs::File,
+    io,
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown},
     path::{Path, PathBuf},
 };
@@ -24,6 +26,9 @@ const RESERVE: u64 = 64 << 20;
 /// The largest PostgreSQL database that is exported without being asked to. Beyond it an export takes longer than a
 /// controller should be away, and the database's own tools are the better ones.
 const MAX_EXPORT: u64 = 4 << 30;
+/// How much is written between two syncs. A single sync of a large file could take longer than the control loop may go
+/// without progress.
+const SYNC_EVERY: u64 = 64 << 20;
 /// How many backups of one schema are kept beside each other.
 const MOST: u32 = 99;
 /// The name of a PostgreSQL store's backup before the schema.
@@ -145,7 +150,9 @@ fn check_room(folder: &Path, size: u64) -> std::result::Result<(), String> {
             free >> 20
         ));
     }
-    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(unusable)
+    // It is opened to be synced.
+    let rights = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::access(folder, rights).map_err(unusable)
 }
 
 /// Returns the first name of `STEM.bak`, `STEM.2.bak`, … that does not exist.
@@ -163,43 +170,89 @@ fn free_name(folder: &Path, stem: &str) -> std::result::Result<PathBuf, String> 
 /// A complete backup that has a temporary name. Dropping it deletes it.
 #[derive(Debug)]
 pub(super) struct WrittenBackup {
-    file: Option<(TemporaryFile, PathBuf)>,
+    file: Option<WrittenFile>,
     planned: PlannedBackup,
 }
 
-/// Writes the planned backup under a temporary name: `fill` copies the store into it.
+/// A synced file and what is needed to give it its name: after the migration nothing may fail that could fail before.
+#[derive(Debug)]
+struct WrittenFile {
+    temporary: TemporaryFile,
+    dest: PathBuf,
+    folder: File,
+    schema: i64,
+}
+
+/// The file of a backup that has its own name, and its schema.
+#[derive(Debug, Default)]
+pub(super) struct PublishedBackup(Option<(PathBuf, i64)>);
+
+impl PublishedBackup {
+    /// Returns the schema of the file. `None`: there is no file.
+    pub(super) fn schema(&self) -> Option<i64> {
+        self.0.as_ref().map(|(_, schema)| *schema)
+    }
+
+    /// Removes the file, if there is one.
+    pub(super) fn remove(&mut self) {
+        let Some((path, _)) = self.0.take() else { return };
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "the backup of a failed migration could not be removed");
+        }
+    }
+}
+
+/// Reports that the copy advances, and syncs what was written.
+pub(super) type Advanced<'a> = &'a mut dyn FnMut() -> Result<()>;
+
+/// Writes the planned backup under a temporary name and syncs it: `fill` copies the store into it and reports each part,
+/// after which `advanced` is called.
 pub(super) fn write(
     planned: &PlannedBackup,
     url: &StoreUrl,
     (from, to): (i64, i64),
-    fill: impl FnOnce(&mut Connection) -> Result<()>,
+    advanced: &dyn Fn(),
+    fill: impl FnOnce(&mut Connection, Advanced<'_>) -> Result<()>,
 ) -> Result<WrittenBackup> {
     let PlannedBackup::File(dest) = planned else { return Ok(WrittenBackup { file: None, planned: planned.clone() }) };
     let mut path = dest.as_os_str().to_owned();
     path.push(".tmp");
     let temporary = TemporaryFile { path: path.into() };
     let failed = |error: StoreError| StoreError::NoMigrationBackup { from, to, why: why(&error, &temporary.path) };
-    create(&temporary.path).map_err(failed)?;
-    let written = temporary.open().and_then(|mut copy| {
-        fill(&mut copy)?;
+    let written = create(&temporary.path).and_then(|file| {
+        let unsynced = file_error("syncing", &temporary.path);
+        let mut synced = 0;
+        let mut copy = temporary.open()?;
+        fill(&mut copy, &mut || {
+            let length = file.metadata().map_err(&unsynced)?.len();
+            if length.saturating_sub(synced) >= SYNC_EVERY {
+                file.sync_data().map_err(&unsynced)?;
+                synced = length;
+            }
+            advanced();
+            Ok(())
+        })?;
         check(&copy, from)?;
-        copy.close().map_err(|(_, error)| sqlite_error("closing the backup")(error))
+        copy.close().map_err(|(_, error)| sqlite_error("closing the backup")(error))?;
+        like_original(url, &temporary.path)?;
+        file.sync_all().map_err(&unsynced)?;
+        advanced();
+        let folder = folder_of(dest);
+        File::open(folder).map_err(file_error("opening", folder))
     });
-    written.and_then(|()| like_original(url, &temporary.path)).map_err(failed)?;
-    Ok(WrittenBackup { file: Some((temporary, dest.clone())), planned: planned.clone() })
+    let folder = written.map_err(failed)?;
+    let file = WrittenFile { temporary, dest: dest.clone(), folder, schema: from };
+    Ok(WrittenBackup { file: Some(file), planned: planned.clone() })
 }
 
 impl WrittenBackup {
-    /// Makes the backup durable under its own name. It replaces no file.
-    pub(super) fn publish(self) -> Result<PlannedBackup> {
-        if let Some((temporary, dest)) = self.file {
-            let synced = std::fs::File::open(&temporary.path).and_then(|file| file.sync_all());
-            synced.map_err(file_error("syncing", &temporary.path))?;
+    /// Makes the backup durable under its own name, and sets `published` when it has that name. It replaces no file.
+    pub(super) fn publish(self, published: &mut PublishedBackup) -> Result<PlannedBackup> {
+        if let Some(WrittenFile { temporary, dest, folder, schema }) = self.file {
             rename_to_new(&temporary.path, &dest).map_err(file_error("naming the backup", &dest))?;
+            *published = PublishedBackup(Some((dest.clone(), schema)));
             drop(temporary);
-            let folder = folder_of(&dest);
-            let synced = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(file_error("syncing", folder))?;
+            folder.sync_all().map_err(file_error("syncing", folder_of(&dest)))?;
         }
         Ok(self.planned)
     }
@@ -216,13 +269,13 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Creates the file for its owner only, in place of what an interrupted migration left.
-fn create(path: &Path) -> Result<()> {
+fn create(path: &Path) -> Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file_error("removing", path)(error)),
         _ => {}
     }
-    let created = std::fs::File::options().write(true).create_new(true).mode(0o600).open(path);
-    created.map(drop).map_err(file_error("creating", path))
+    let created = File::options().write(true).create_new(true).mode(0o600).open(path);
+    created.map_err(file_error("creating", path))
 }
 
 /// Checks that the copy has the schema that the store has.

@@ -124,7 +124,10 @@ impl SchemaHistory {
 pub(super) fn lock(tx: &mut Tx<'_>) -> Result<()> {
     if !tx.is_sqlite() {
         // Two programs that open an empty database concurrently must not both create the tables.
-        tx.execute("locking the schema", SCHEMA_LOCK, &[])?;
+        tx.execute("locking the schema", SCHEMA_LOCK, &[]).map_err(|error| match error.is_lock_timeout() {
+            true => StoreError::SchemaLocked,
+            false => error,
+        })?;
     }
     Ok(())
 }
@@ -253,6 +256,15 @@ pub(super) fn find(tx: &mut Tx<'_>) -> Result<Option<i64>> {
 pub(super) fn version(tx: &mut Tx<'_>) -> Result<Option<i64>> {
     let sql = "SELECT MAX(version) FROM schema_version";
     Ok(tx.first("reading the schema version", sql, &[], |row| row.opt_int(0))?.flatten())
+}
+
+/// Returns the version once no migration runs any more, and keeps migrations out until the transaction ends. On PostgreSQL
+/// a migration locks the table of the lease; SQLite has one writer.
+pub(super) fn version_beside_migrations(tx: &mut Tx<'_>) -> Result<i64> {
+    let lock = if tx.is_sqlite() { "" } else { " FOR KEY SHARE OF l" };
+    let sql = format!("SELECT (SELECT MAX(version) FROM schema_version) FROM lease l WHERE l.id = 1{lock}");
+    let found = tx.first("reading the schema version", &sql, &[], |row| row.opt_int(0))?;
+    found.flatten().ok_or(StoreError::NoSchema)
 }
 
 fn for_database(text: &str, sqlite: bool) -> String {

@@ -2,18 +2,26 @@
 //!
 //! A stopped process is what a controller on a suspended machine, behind a cut network or under a debugger is to the other
 //! one: it holds what it held, and goes on later as if nothing had happened. Each time the leader is stopped or killed the
-//! other one must lead within two leases, and a leader that goes on must do nothing. In the end the cluster's record of
-//! effects is compared with the store, as after the kills of one controller.
+//! other one must lead within two leases, or within five times the slowest start if that is longer: on a machine that also
+//! builds software a start alone takes seconds. The output says how many takeovers took longer than two leases. A leader that
+//! goes on must do nothing. In the end the cluster's record of effects is compared with the store, as after the kills of one
+//! controller.
 //!
 //! On SQLite a process that is stopped inside a write keeps the file's lock until it is continued or killed, and there is
-//! no server that could end it. The test counts these stops and kills the process, as an operator would.
+//! no server that could end it. The test finds the owner of the lock in `/proc/locks`, counts these stops and kills the
+//! process, as an operator would. They must stay the smaller part of all stops, and any other reason for a late takeover is
+//! a defect.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    time::{Duration, Instant},
+};
 
 use doctor_backend::clock::Clock;
 use doctor_core::time::Span;
 use doctor_sim::{RemoteSim, Tolerances, read_effects};
-use doctor_store::Store;
+use doctor_store::{Store, StoreUrl};
 use rustix::process::Signal;
 
 use crate::{
@@ -35,6 +43,10 @@ struct PairCounts {
     locked: u32,
     takeovers: Vec<Duration>,
 }
+
+/// SQLite's exclusive locks without which no other process writes, by their byte in the index of the log: that of a writer,
+/// and that of a process which repairs the log.
+const WRITE_LOCKS: [u64; 2] = [120, 122];
 
 struct Controller {
     process: Process,
@@ -112,7 +124,7 @@ impl Pair<'_> {
     fn measure_takeover(&mut self, victim: usize) {
         let mut began = Instant::now();
         while self.leader() != Some(1 - victim) {
-            if began.elapsed() > self.limit() && self.both[victim].is_stopped && self.is_locked() {
+            if began.elapsed() > self.limit() && self.both[victim].is_stopped && self.holds_write_lock(victim) {
                 self.counts.locked += 1;
                 self.kill(victim);
                 began = Instant::now();
@@ -134,9 +146,20 @@ impl Pair<'_> {
         self.counts.takeovers.push(began.elapsed());
     }
 
-    /// Whether a process that is stopped holds SQLite's lock.
-    fn is_locked(&self) -> bool {
-        matches!(self.fixture.store, doctor_store::StoreUrl::Sqlite(_)) && self.store.probe_write().is_err()
+    /// Whether this controller holds the lock that a writer of SQLite needs.
+    fn holds_write_lock(&self, which: usize) -> bool {
+        let StoreUrl::Sqlite(path) = &self.fixture.store else { return false };
+        let index = fs::metadata(format!("{}-shm", path.display())).unwrap().ino().to_string();
+        let pid = self.both[which].process.id().to_string();
+        // A line: `1: POSIX ADVISORY WRITE PID MAJOR:MINOR:INODE FIRST LAST`.
+        fs::read_to_string("/proc/locks").unwrap().lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [_, "POSIX", _, "WRITE", owner, file, first, last] = fields[..] else { return false };
+            let bytes = first.parse().unwrap_or(u64::MAX)..=last.parse().unwrap_or(u64::MAX);
+            owner == pid
+                && file.rsplit(':').next() == Some(index.as_str())
+                && WRITE_LOCKS.iter().any(|lock| bytes.contains(lock))
+        })
     }
 }
 
@@ -177,14 +200,18 @@ pub(crate) fn run_pair_test(name: &str, seed: u64, length: Duration, fixture: &F
     process.stop();
     fixture.run(&["db", "verify"]);
     let longest = counts.takeovers.iter().max().copied().unwrap_or_default().as_secs_f64();
+    let late = counts.takeovers.iter().filter(|took| **took > LEASE * 2).count();
     println!(
-        "{name}: {} stops, {} kills, {} takeovers, the longest {longest:.1} s with a lease of {:.0} s; {} stops inside a write",
+        "{name}: {} stops, {} kills, {} takeovers, the longest {longest:.1} s with a lease of {:.0} s, {late} of them longer \
+         than two leases; {} stops inside a write",
         counts.stops,
         counts.kills,
         counts.takeovers.len(),
         LEASE.as_secs_f64(),
         counts.locked
     );
+    // A controller of this test is in a write for a good part of its time.
+    assert!(counts.locked <= 1 + counts.stops / 2, "too many stops inside a write: {counts:?}");
 }
 
 /// Stops, continues or kills one of the two. The other one always runs.

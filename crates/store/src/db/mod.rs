@@ -20,8 +20,6 @@ use std::{
     time::Instant,
 };
 
-use tokio_postgres::error::SqlState;
-
 #[cfg(test)]
 pub(super) use self::tx::plans;
 pub(super) use self::{
@@ -232,7 +230,13 @@ fn in_session(
     let session = lock(idle).pop().filter(|session| !session.is_closed());
     let mut session = session.map_or_else(|| PgSession::connect_until(server, kind, until), Ok)?;
     session.deadline = until;
-    let result = body(&mut session);
+    // A session without a deadline has limits of its own, and an administrator can end its statement.
+    let result = body(&mut session).map_err(|error| match error {
+        StoreError::Postgres { operation, .. } if until.is_some() && error.is_cancelled() => {
+            StoreError::DeadlineExceeded { operation }
+        }
+        other => other,
+    });
     let mut idle = lock(idle);
     if idle.len() < IDLE && !session.is_closed() {
         idle.push(session);
@@ -255,8 +259,5 @@ pub(super) fn sqlite_error(operation: &'static str) -> impl Fn(rusqlite::Error) 
 }
 
 pub(super) fn postgres_error(operation: &'static str) -> impl Fn(tokio_postgres::Error) -> StoreError {
-    move |source| match source.code() {
-        Some(code) if *code == SqlState::QUERY_CANCELED => StoreError::DeadlineExceeded { operation },
-        _ => StoreError::Postgres { operation, source },
-    }
+    move |source| StoreError::Postgres { operation, source }
 }

@@ -6,7 +6,8 @@
 //!
 //! | limit | value | reason |
 //! |---|---|---|
-//! | `idle_in_transaction_session_timeout` | 15 s | the client computes for milliseconds between two statements of a transaction; a quarter of the default lease, so that a frozen leader delays no takeover |
+//! | `idle_in_transaction_session_timeout` (writers) | 15 s | the client computes for milliseconds between two statements of a transaction; a quarter of the default lease, so that a frozen leader delays no takeover |
+//! | `idle_in_transaction_session_timeout` (readers) | 5 min | no takeover waits for a reader, and one that copies the store works on what it has read; without a limit, one that is frozen would keep the server from removing old rows |
 //! | `lock_timeout` | 30 s | longer than the one above, so that waiting for a frozen session succeeds |
 //! | `statement_timeout` (writers) | 45 s | below the least stall limit of the control loop (60 s): a slow statement ends with an error that names it, not with the end of the process. Readers have none: a backup reads whole tables |
 //! | `tcp_user_timeout` (server) | 30 s | ends a session whose client no longer reads while the server sends |
@@ -36,8 +37,9 @@ const KEEPALIVE_RETRIES: u32 = 3;
 const LIBRARY_KEEPALIVE_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Server parameters, their values in milliseconds, and the sessions that have them.
-const SERVER_LIMITS: [(&str, u32, &[SessionKind]); 3] = [
-    ("idle_in_transaction_session_timeout", 15_000, &[SessionKind::Writer, SessionKind::Reader]),
+const SERVER_LIMITS: [(&str, u32, &[SessionKind]); 4] = [
+    ("idle_in_transaction_session_timeout", 15_000, &[SessionKind::Writer]),
+    ("idle_in_transaction_session_timeout", 300_000, &[SessionKind::Reader]),
     ("lock_timeout", 30_000, &[SessionKind::Writer, SessionKind::Reader]),
     ("statement_timeout", 45_000, &[SessionKind::Writer]),
 ];
@@ -65,10 +67,8 @@ pub(super) fn set_client_limits(config: &mut Config) {
 
 /// Returns the statements that set up a new session.
 pub(super) fn setup_statements(config: &Config, kind: SessionKind) -> String {
-    let options = config.get_options().unwrap_or_default();
-    let is_open = |name: &str| {
-        !options.contains(&format!("{name}=")) && !options.contains(&format!("{}=", name.replace('_', "-")))
-    };
+    let given = given_parameters(config.get_options().unwrap_or_default());
+    let is_open = |name: &str| !given.iter().any(|given| given == name);
     // Every statement looks rows up by key, so planning for specific values gains nothing.
     let mut sql = "SET plan_cache_mode TO force_generic_plan".to_owned();
     for (name, millis, _) in SERVER_LIMITS.iter().filter(|(name, _, kinds)| kinds.contains(&kind) && is_open(name)) {
@@ -80,6 +80,16 @@ pub(super) fn setup_statements(config: &Config, kind: SessionKind) -> String {
             write!(sql, "; SELECT set_config(name, '{millis}', false) FROM pg_settings WHERE name = '{name}'");
     }
     sql
+}
+
+/// Returns the names of the server parameters in `options`, each of which is `-c NAME=VALUE`, `-cNAME=VALUE` or
+/// `--NAME=VALUE`. The server ignores case, and takes a dash for an underscore.
+fn given_parameters(options: &str) -> Vec<String> {
+    let names = options.split_whitespace().filter_map(|word| word.split_once('=')).map(|(name, _)| {
+        let name = name.strip_prefix("--").or_else(|| name.strip_prefix("-c")).unwrap_or(name);
+        name.to_ascii_lowercase().replace('-', "_")
+    });
+    names.collect()
 }
 
 #[cfg(test)]
@@ -103,6 +113,27 @@ mod tests {
         assert_eq!(given.get_tcp_user_timeout(), Some(&Duration::from_secs(9)));
         assert_eq!(given.get_keepalives_idle(), Duration::from_secs(8));
         assert_eq!(given.get_connect_timeout(), Some(&Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_parameter_in_the_url_is_compared_by_its_whole_name() {
+        let other = config("postgres://d@h/d?options=-c%20deadlock_timeout%3D7s");
+        assert!(setup_statements(&other, SessionKind::Writer).contains("SET lock_timeout TO 30000"));
+        for given in ["-clock_timeout=7s", "--lock-timeout=7s", "-c%20work_mem=1MB%20-c%20Lock_Timeout=7s"] {
+            let sql = setup_statements(&config(&format!("postgres://d@h/d?options={given}")), SessionKind::Writer);
+            assert!(!sql.contains("SET lock_timeout"), "{given}: {sql}");
+        }
+    }
+
+    #[test]
+    fn a_reader_may_idle_in_a_transaction_for_longer_than_a_writer() {
+        let plain = config("postgres://d@h/d");
+        let idle = |kind| {
+            let sql = setup_statements(&plain, kind);
+            sql.split("; ").find(|set| set.contains("idle_in_transaction")).map(str::to_owned)
+        };
+        let set = |millis: u32| Some(format!("SET idle_in_transaction_session_timeout TO {millis}"));
+        assert_eq!((idle(SessionKind::Writer), idle(SessionKind::Reader)), (set(15_000), set(300_000)));
     }
 
     #[test]

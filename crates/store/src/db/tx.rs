@@ -63,6 +63,14 @@ impl Tx<'_> {
         }
     }
 
+    /// Lifts the server's limit on waiting for locks until the end of this transaction.
+    pub(crate) fn lift_lock_timeout(&mut self) -> Result<()> {
+        match &mut self.conn {
+            Conn::Sqlite(_) => Ok(()),
+            Conn::Postgres(session) => session.script("setting up", "SET LOCAL lock_timeout TO 0"),
+        }
+    }
+
     /// Passes rows to `visit` as they arrive: the result may exceed memory.
     pub(crate) fn rows(
         &mut self,

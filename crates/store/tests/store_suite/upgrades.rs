@@ -8,7 +8,10 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -45,6 +48,13 @@ const COMPATIBLE: &[Migration] = &[ADDED];
 const LATER: &[Migration] = &[ADDED, RENAMED];
 const BROKEN: &[Migration] =
     &[ADDED, Migration { sql: "DELETE FROM skip_reason; INSERT INTO no_such_table VALUES (1);", readable_since: NOW }];
+
+/// Its last check is part of the commit, which fails.
+const UNCOMMITTABLE: &[Migration] = &[Migration {
+    sql: "CREATE TABLE guest (node {ref} REFERENCES node (id) DEFERRABLE INITIALLY DEFERRED);
+          INSERT INTO guest (node) VALUES (424242);",
+    readable_since: NOW,
+}];
 
 const TTL: Span = Span::minutes(1);
 
@@ -255,6 +265,117 @@ fn a_failed_migration_leaves_the_store_its_leader_and_no_backup() {
         bed.store.renew(&bed.lease, bed.now).unwrap();
         assert_eq!(backups_in(bed.folder.path()), [] as [PathBuf; 0]);
     }
+}
+
+#[test]
+fn a_migration_whose_commit_fails_leaves_no_backup_however_often_it_is_tried() {
+    for mut bed in stores() {
+        let until = bed.wait(Span::days(40_000));
+        let later = open_later(&bed, UNCOMMITTABLE);
+        for _ in 0..2 {
+            let LeaseError::Store(error) = later.acquire("new", until, TTL).unwrap_err() else { panic!("no commit") };
+            assert!(error.to_string().contains("committing"), "{error}");
+            assert_eq!(backups_in(bed.folder.path()), [] as [PathBuf; 0]);
+        }
+        assert_eq!(schema_of(bed.url()), NOW);
+        bed.store.renew(&bed.lease, bed.now).unwrap();
+    }
+}
+
+/// A connection that has a lock with which every other lock on the lease collides.
+fn lock_lease(url: &StoreUrl) -> Box<dyn std::any::Any> {
+    match url {
+        StoreUrl::Sqlite(path) => {
+            let connection = Connection::open(path).unwrap();
+            connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+            Box::new(connection)
+        }
+        StoreUrl::Postgres(text) => {
+            let mut client = ::postgres::Client::connect(text, ::postgres::NoTls).unwrap();
+            client.batch_execute("BEGIN; SELECT id FROM lease FOR UPDATE").unwrap();
+            Box::new(client)
+        }
+    }
+}
+
+#[test]
+fn a_controller_that_waits_locks_nothing_whatever_its_version_and_its_ttl() {
+    for bed in stores() {
+        bed.store.release(&bed.lease).unwrap();
+        let leader = bed.store.acquire("old/0/0:1:1", bed.now, TTL.times(10)).unwrap();
+        let waiting = [open_later(&bed, LATER), Store::open(bed.url()).unwrap()];
+        let lock = lock_lease(bed.url());
+        for standby in &waiting {
+            // A lock could not be had.
+            let held = standby.acquire("new", bed.now, TTL).unwrap_err();
+            assert!(matches!(held, LeaseError::Held { ref by, .. } if by == "old/0/0:1:1"), "{held:?}");
+        }
+        drop(lock);
+        bed.store.renew(&leader, bed.now).unwrap();
+    }
+}
+
+#[test]
+fn a_backup_reports_progress_and_only_the_migration_itself_counts_as_migrating() {
+    for mut bed in stores() {
+        let until = bed.wait(Span::days(40_000));
+        let later = open_later(&bed, LATER);
+        let (in_backup, in_migration) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let hook = {
+            let (store, folder) = (later.clone(), bed.folder.path().to_owned());
+            let (in_backup, in_migration) = (Arc::clone(&in_backup), Arc::clone(&in_migration));
+            move || {
+                let is_written = backups_in(&folder).iter().any(|path| path.extension() == Some("tmp".as_ref()));
+                match store.is_migrating() {
+                    true => in_migration.fetch_add(1, Ordering::Relaxed),
+                    false => in_backup.fetch_add(u32::from(is_written), Ordering::Relaxed),
+                };
+            }
+        };
+        later.with_progress(hook).acquire("new", until, TTL).unwrap();
+        assert!(in_backup.load(Ordering::Relaxed) > 0, "a copy that hangs would count as alive");
+        assert!(in_migration.load(Ordering::Relaxed) > 0, "its end is reported before it counts as ended");
+        assert!(!later.is_migrating());
+    }
+}
+
+#[test]
+fn a_probe_writes_into_no_store_that_a_newer_program_has_migrated() {
+    for mut bed in stores() {
+        let until = bed.wait(Span::days(40_000));
+        let later = open_later(&bed, LATER);
+        later.probe_write().expect("a controller that waits to migrate is ready");
+        bed.store.probe_write().unwrap();
+        later.acquire("new", until, TTL).unwrap();
+        later.probe_write().unwrap();
+        let error = bed.store.probe_write().unwrap_err();
+        assert!(error.is_superseded(), "{error}");
+    }
+}
+
+#[test]
+fn a_controller_waits_for_the_migration_of_another_one_and_a_command_reports_it_on_postgresql() {
+    let Some(StoreUrl::Postgres(text)) = postgres::new_database() else { return };
+    let url: StoreUrl = format!("{text}?options=-c%20lock_timeout%3D1s").parse().unwrap();
+    Store::open(&url).unwrap();
+    let connect = || ::postgres::Client::connect(&text, ::postgres::NoTls).unwrap();
+    let (mut migrating, mut admin) = (connect(), connect());
+    // As a process that migrates.
+    migrating.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(7301117)").unwrap();
+    let refused = Store::open(&url).unwrap_err();
+    assert!(matches!(refused, StoreError::SchemaLocked), "{refused:?}");
+    let controller = thread::spawn(move || Store::open_to_lead(&url, MigrationBackup::None).map(drop));
+    let began = Instant::now();
+    // Longer than the limit on locks.
+    let waits = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' \
+                 AND clock_timestamp() - query_start > interval '3 s'";
+    while admin.query_one(waits, &[]).unwrap().get::<_, i64>(0) == 0 {
+        assert!(!controller.is_finished(), "{:?}", controller.join());
+        assert!(began.elapsed() < Duration::from_secs(300), "the controller does not wait");
+        thread::sleep(Duration::from_millis(20));
+    }
+    migrating.batch_execute("COMMIT").unwrap();
+    controller.join().unwrap().unwrap();
 }
 
 #[test]

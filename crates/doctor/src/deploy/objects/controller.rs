@@ -125,7 +125,9 @@ fn controller_pod() -> Template {
                     map([("secretName", Template::Setting("tls.secret")), ("defaultMode", KEY_MODE.into())]),
                 )
                 .only_if(TLS),
-                volume("temporary", "emptyDir", map([])),
+                // With PostgreSQL, the copy of the history is made here: this is room for two of tens of millions of results. The
+                // node's disk is shared with other pods.
+                volume("temporary", "emptyDir", map([("sizeLimit", "16Gi".into())])),
             ]),
         ),
     ])
