@@ -29,7 +29,7 @@ impl EndpointKeys {
             }
             self.recorded = Some((Instant::now(), own.clone()));
         }
-        own.into_iter().chain(self.others.iter().cloned()).collect()
+        own.into_iter().chain(self.others.iter().copied()).collect()
     }
 }
 
@@ -42,8 +42,8 @@ mod tests {
         let store = Store::open_in_memory().unwrap();
         let [first, second, next] = ["first", "second", "next"].map(|text| KeyFingerprint::of(text.as_bytes()));
         let (mut one, mut other) = (EndpointKeys::default(), EndpointKeys::default());
-        assert_eq!(one.with_others(vec![first.clone()], &store), [first.clone()]);
-        assert_eq!(other.with_others(vec![second.clone()], &store), [second.clone(), first.clone()]);
+        assert_eq!(one.with_others(vec![first], &store), [first]);
+        assert_eq!(other.with_others(vec![second], &store), [second, first]);
         // A change of its own key is recorded at once.
         let prepared = vec![first, next];
         assert_eq!(one.with_others(prepared.clone(), &store), [prepared, vec![second]].concat());
