@@ -21,6 +21,8 @@ use doctor_store::{
 };
 use tokio::sync::oneshot;
 
+use super::body_memory::BodyPermit;
+
 /// How often contacts are stored, all together, and the list of agents is read again.
 const STORE_INTERVAL: Span = Span::minutes(1);
 /// Rounds of checks of one agent that are kept until they are stored; an agent has three or four a minute at most.
@@ -165,11 +167,15 @@ impl AgentQueue {
         is_in
     }
 
-    /// Submits a message; the receiver resolves when it is durable. It is compressed here, which takes time.
-    pub(super) fn submit(&self, message: VerifiedMessage) -> oneshot::Receiver<SubmitOutcome> {
+    /// Submits a message; the receiver resolves when it is durable. It is compressed here, which takes time. `memory` is its
+    /// memory until then, also where nobody waits for the outcome any more.
+    pub(super) fn submit(&self, message: VerifiedMessage, memory: BodyPermit) -> oneshot::Receiver<SubmitOutcome> {
         let (sender, outcome) = oneshot::channel();
-        // The sender may have given up: it then repeats the message, which is recognised.
-        self.messages.submit(message, move |answer| drop(sender.send(answer)));
+        self.messages.submit(message, move |answer| {
+            drop(memory);
+            // The sender may have given up: it then repeats the message, which is recognised.
+            drop(sender.send(answer));
+        });
         outcome
     }
 

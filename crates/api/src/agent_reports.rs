@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    body::{Body, to_bytes},
+    Extension,
+    body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
@@ -20,17 +21,17 @@ use doctor_store::{
     messages::{Enqueued, MessageContent, VerifiedMessage},
     records::{AgentConfirmation, AgentContact, AgentKey, ConfirmedRound},
 };
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
-    time::timeout,
-};
+use futures_util::StreamExt;
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     agent_queue::{AgentIdentity, AgentQueue},
+    body_memory::{BodyMemory, BodyPermit, NoMemory},
+    connections::Peer,
     token_review_cache::{BadAuthorization, TokenReviewCache, bearer_token},
 };
 
-/// Deadline for memory to become available and the body to arrive.
+/// Deadline for the body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Deadline for a message to become durable.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,8 +42,7 @@ pub(super) struct IngestState {
     pub(super) store: Store,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) queue: Arc<AgentQueue>,
-    /// Remaining memory for bodies, in KiB.
-    pub(super) body_memory: Arc<Semaphore>,
+    pub(super) body_memory: BodyMemory,
     /// Set where the cluster vouches for agents.
     pub(super) token_reviews: Option<TokenReviewCache>,
 }
@@ -54,12 +54,17 @@ pub(super) enum BodyError {
     NoLength,
     #[error("a message is at most {MAX_DOCUMENT_BYTES} bytes long")]
     TooLong,
-    #[error("the body is incomplete")]
-    Incomplete,
-    #[error("the body did not arrive in time")]
+    /// The sender repeats the message: the network may have been too slow or interrupted.
+    #[error("the body did not arrive in time, or not to its end")]
     Late,
-    #[error("the controller is stopping")]
-    Stopping,
+    #[error("too many messages arrive: there is no memory for this one")]
+    NoMemory,
+}
+
+impl From<NoMemory> for BodyError {
+    fn from(_: NoMemory) -> Self {
+        Self::NoMemory
+    }
 }
 
 impl BodyError {
@@ -67,9 +72,8 @@ impl BodyError {
         match self {
             Self::NoLength => StatusCode::LENGTH_REQUIRED,
             Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Incomplete => StatusCode::BAD_REQUEST,
             Self::Late => StatusCode::REQUEST_TIMEOUT,
-            Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -149,9 +153,14 @@ impl IntoResponse for IngestError {
     }
 }
 
-pub(super) async fn ingest(State(state): State<Arc<IngestState>>, headers: HeaderMap, body: Body) -> Response {
+pub(super) async fn ingest(
+    State(state): State<Arc<IngestState>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let node = node_header(&headers);
-    match accept_report(&state, node.clone(), &headers, body).await {
+    match accept_report(&state, node.clone(), peer, &headers, body).await {
         Ok(IngestOutcome { text, permit: Some(permit) }) => ([(PERMIT_HEADER, permit)], text).into_response(),
         Ok(IngestOutcome { text, permit: None }) => text.into_response(),
         Err(error) => {
@@ -179,6 +188,7 @@ struct IngestOutcome {
 async fn accept_report(
     state: &Arc<IngestState>,
     node: Option<NodeName>,
+    peer: Peer,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<IngestOutcome, IngestError> {
@@ -189,9 +199,9 @@ async fn accept_report(
         return Err(IngestError::NotLeading);
     }
     let ReportAuth { key, identity } = authenticate(state, &node, headers).await?;
-    let (_memory_permit, bytes) = read_body(state, length, body).await?;
+    let body = read_body(state, peer, length, body).await?;
     let (shared, name) = (Arc::clone(state), node.clone());
-    let verify = move || verify_report(&shared, &name, ReportAuth { key, identity }, bytes);
+    let verify = move || verify_report(&shared, &name, ReportAuth { key, identity }, body);
     let verified = tokio::task::spawn_blocking(verify).await.map_err(|_| IngestError::QueueFull)??;
     let VerifiedReport { number, profiles, key, durable } = verified;
     let Some(durable) = durable else {
@@ -219,21 +229,24 @@ pub(super) fn announced_length(headers: &HeaderMap, max: u64) -> Result<u64, Bod
     if length > max { Err(BodyError::TooLong) } else { Ok(length) }
 }
 
-/// Reads a body of the announced length, as soon as there is memory for it.
+/// Reads a body of the announced length, as far as there is memory for it.
 pub(super) async fn read_body(
     state: &IngestState,
+    Peer(peer): Peer,
     length: u64,
     body: Body,
-) -> Result<(OwnedSemaphorePermit, Vec<u8>), BodyError> {
-    let kib = u32::try_from(length / 1024 + 1).map_err(|_| BodyError::TooLong)?;
+) -> Result<(Vec<u8>, BodyPermit), BodyError> {
+    let announced = usize::try_from(length).map_err(|_| BodyError::TooLong)?;
+    let mut received = state.body_memory.begin(peer, announced);
     let read = async {
-        let memory_permit =
-            Arc::clone(&state.body_memory).acquire_many_owned(kib).await.map_err(|_| BodyError::Stopping)?;
-        let max_bytes = usize::try_from(length).map_err(|_| BodyError::TooLong)?;
-        let bytes = to_bytes(body, max_bytes).await.map_err(|_| BodyError::Incomplete)?;
-        Ok((memory_permit, Vec::from(bytes)))
+        let mut pieces = body.into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            received.add(&piece.map_err(|_| BodyError::Late)?)?;
+        }
+        if received.is_complete() { Ok(()) } else { Err(BodyError::Late) }
     };
-    timeout(BODY_TIMEOUT, read).await.map_err(|_| BodyError::Late)?
+    timeout(BODY_TIMEOUT, read).await.map_err(|_| BodyError::Late)??;
+    Ok(received.into_parts())
 }
 
 /// Builds the response to an accepted message: with the permit of this moment, and with the site's profiles if the agent
@@ -322,7 +335,7 @@ fn verify_report(
     state: &IngestState,
     node: &NodeName,
     auth: ReportAuth,
-    bytes: Vec<u8>,
+    (bytes, memory): (Vec<u8>, BodyPermit),
 ) -> Result<VerifiedReport, IngestError> {
     let ReportAuth { key, identity } = auth;
     let report = AgentReport::open(&bytes, &key).map_err(|error| match error {
@@ -351,6 +364,6 @@ fn verify_report(
         return Err(IngestError::NotInCluster(node.clone()));
     }
     let content = MessageContent::Report(Box::new(report));
-    let durable = state.queue.submit(VerifiedMessage { node: node.clone(), received: at, content, bytes });
+    let durable = state.queue.submit(VerifiedMessage { node: node.clone(), received: at, content, bytes }, memory);
     Ok(VerifiedReport { number, profiles, key, durable: Some(durable) })
 }

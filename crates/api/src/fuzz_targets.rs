@@ -14,14 +14,11 @@ use doctor_core::ids::NodeName;
 use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
 use hyper_util::service::TowerToHyperService;
-use tokio::{
-    runtime::{Builder, Runtime},
-    sync::Semaphore,
-};
+use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    CONNECTIONS_PER_ADDRESS, MAX_BODIES_KIB, agent_limits, agent_queue::AgentQueue, agent_reports::IngestState,
-    connections::serve_half_closed, router,
+    CONNECTIONS_PER_ADDRESS, agent_limits, agent_queue::AgentQueue, agent_reports::IngestState,
+    body_memory::BodyMemory, connections::serve_half_closed, router,
 };
 
 /// An agent endpoint with one enrolled node, of a controller that leads.
@@ -41,7 +38,7 @@ impl FuzzAgentEndpoint {
         let queue = AgentQueue::new(&store, Arc::new(Trigger::default())).map_err(io::Error::other)?;
         let queue = Arc::new(queue);
         queue.set_leading(true);
-        let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let body_memory = BodyMemory::default();
         let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(1).build()?;
         let service =
             TowerToHyperService::new(router(IngestState { store, clock, queue, body_memory, token_reviews: None }));

@@ -8,6 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
+    Extension,
     body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, header},
@@ -26,7 +27,11 @@ use doctor_store::{
 };
 use tokio::{sync::oneshot, time::timeout};
 
-use super::agent_reports::{BodyError, IngestState, announced_length, node_header, read_body};
+use super::{
+    agent_reports::{BodyError, IngestState, announced_length, node_header, read_body},
+    body_memory::BodyPermit,
+    connections::Peer,
+};
 
 /// Deadline for a document to become durable.
 const STORE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -85,8 +90,13 @@ impl IntoResponse for ResultError {
     }
 }
 
-pub(super) async fn post_result(State(state): State<Arc<IngestState>>, headers: HeaderMap, body: Body) -> Response {
-    match accept_result(&state, &headers, body).await {
+pub(super) async fn post_result(
+    State(state): State<Arc<IngestState>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    match accept_result(&state, peer, &headers, body).await {
         Ok(Enqueued::Duplicate) => "accepted before\n".into_response(),
         Ok(_) => (StatusCode::ACCEPTED, "accepted\n").into_response(),
         Err(error) => {
@@ -102,13 +112,18 @@ fn run_header(headers: &HeaderMap) -> Option<RunId> {
 }
 
 /// Checks in this order: cheap ones first, and nothing is trusted before it is verified.
-async fn accept_result(state: &Arc<IngestState>, headers: &HeaderMap, body: Body) -> Result<Enqueued, ResultError> {
+async fn accept_result(
+    state: &Arc<IngestState>,
+    peer: Peer,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Enqueued, ResultError> {
     let (run, node) = run_header(headers).zip(node_header(headers)).ok_or(ResultError::NoSubject)?;
     let length = announced_length(headers, MAX_DOCUMENT_BYTES)?;
     let stored = find_run(state, run, &node).await?;
-    let (_memory_permit, bytes) = read_body(state, length, body).await?;
+    let body = read_body(state, peer, length, body).await?;
     let (shared, name) = (Arc::clone(state), node.clone());
-    let durable = tokio::task::spawn_blocking(move || submit(&shared, &stored, name, bytes)).await;
+    let durable = tokio::task::spawn_blocking(move || submit(&shared, &stored, name, body)).await;
     let durable = durable.map_err(|_| ResultError::StoreUnavailable)??;
     match timeout(STORE_TIMEOUT, durable).await {
         Ok(Ok(Ok(accepted @ (Enqueued::Queued | Enqueued::Duplicate)))) => {
@@ -150,7 +165,7 @@ fn submit(
     state: &IngestState,
     stored: &StoredRun,
     node: NodeName,
-    bytes: Vec<u8>,
+    (bytes, memory): (Vec<u8>, BodyPermit),
 ) -> Result<oneshot::Receiver<SubmitOutcome>, ResultError> {
     let run = stored.run.id;
     let document = Document::open(&bytes, &stored.key).map_err(|error| match error {
@@ -165,5 +180,5 @@ fn submit(
         _ => ResultError::Unacceptable(why),
     })?;
     let content = MessageContent::Document(Box::new(document));
-    Ok(state.queue.submit(VerifiedMessage { node, received: state.clock.now(), content, bytes }))
+    Ok(state.queue.submit(VerifiedMessage { node, received: state.clock.now(), content, bytes }, memory))
 }

@@ -11,6 +11,7 @@
 
 mod agent_queue;
 mod agent_reports;
+mod body_memory;
 mod connections;
 mod dashboard;
 #[doc(hidden)]
@@ -42,10 +43,11 @@ use doctor_checks::site_profiles::SiteProfiles;
 use doctor_core::plan::TakeOutPermit;
 use doctor_engine::trigger::Trigger;
 use doctor_store::Store;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use agent_queue::AgentQueue;
 use agent_reports::IngestState;
+use body_memory::BodyMemory;
 use connections::{AcceptorSource, BodyDeadlines, ConnectionLimits, ListenerLimits};
 use tls::Tls;
 
@@ -59,8 +61,6 @@ pub use token_review_cache::TokenReviewCache;
 const MAX_CONNECTIONS: usize = 512;
 /// Connections of one address, unless the configuration names another number: many agents may share that of a NAT gateway.
 pub const CONNECTIONS_PER_ADDRESS: usize = 128;
-/// Bodies of unverified messages held in memory at a time, in KiB.
-const MAX_BODIES_KIB: usize = 128 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -245,7 +245,7 @@ impl AgentListener {
         let listener = try_agent_address(at)?;
         let queue = Arc::new(AgentQueue::new(store, cycle_trigger)?);
         let inbox = AgentInbox::new(Arc::clone(&queue), store.clone(), clock.now())?;
-        let body_memory = Arc::new(Semaphore::new(MAX_BODIES_KIB));
+        let body_memory = BodyMemory::default();
         let state = IngestState { store: store.clone(), clock, queue: Arc::clone(&queue), body_memory, token_reviews };
         let limits = agent_limits(per_address);
         let server = HttpServer::start("doctor-agents", listener, router(state), tls, limits).map_err(failed)?;

@@ -85,12 +85,13 @@ impl MadeCertificate {
 
 /// Returns the files of the certificate in use in this state directory.
 pub fn current_files(state: &Path) -> TlsFiles {
-    TlsFiles { certificate: state.join("agents.crt"), key: state.join("agents.key") }
+    TlsFiles { made_in: Some(state.to_owned()), ..TlsFiles::new(state.join("agents.crt"), state.join("agents.key")) }
 }
 
 /// Returns the files of the prepared next certificate.
 pub fn next_files(state: &Path) -> TlsFiles {
-    TlsFiles { certificate: state.join("agents-next.crt"), key: state.join("agents-next.key") }
+    let files = TlsFiles::new(state.join("agents-next.crt"), state.join("agents-next.key"));
+    TlsFiles { made_in: Some(state.to_owned()), ..files }
 }
 
 /// Makes the certificate if there is none yet, and returns its files and whether it was made now.
@@ -195,6 +196,24 @@ mod tests {
         crate::tls::Tls::open(&files).unwrap();
         let shown = format!("{:?}", MadeCertificate::for_names(&names()).unwrap());
         assert!(!shown.contains("PRIVATE"), "{shown}");
+    }
+
+    #[test]
+    fn root_judges_the_certificate_of_a_service_that_runs_as_another_user() {
+        const SERVICE: u32 = 12_345;
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        fs::create_dir(&state).unwrap();
+        if std::os::unix::fs::chown(&state, Some(SERVICE), None).is_err() {
+            println!("NOT RUN: the certificate of a service: only root can give files away");
+            return;
+        }
+        let (files, _) = ensure(&state, &names()).unwrap();
+        assert_eq!(fs::metadata(&files.key).unwrap().uid(), SERVICE);
+        crate::tls::Tls::open(&files).unwrap();
+        std::os::unix::fs::chown(&files.key, Some(SERVICE + 1), None).unwrap();
+        let error = crate::tls::Tls::open(&files).unwrap_err();
+        assert!(error.contains("agents.key belongs to user 12346") && !error.contains("chown"), "{error}");
     }
 
     #[test]

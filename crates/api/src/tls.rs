@@ -23,6 +23,16 @@ use tokio_rustls::{
 pub struct TlsFiles {
     pub certificate: PathBuf,
     pub key: PathBuf,
+    /// The state directory in which the controller has made them. Its owner may be the user of the service.
+    #[serde(skip)]
+    pub made_in: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// Files of the site.
+    pub fn new(certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { certificate: certificate.into(), key: key.into(), made_in: None }
+    }
 }
 
 /// Minimum interval between checks of the files, which happen when a client connects.
@@ -76,11 +86,25 @@ impl Tls {
 }
 
 fn read_files(files: &TlsFiles) -> Result<(Vec<u8>, Vec<u8>), String> {
-    Ok((read(&files.certificate)?, read(&files.key)?))
+    let made_in = files.made_in.as_deref();
+    Ok((read(&files.certificate, made_in)?, read(&files.key, made_in)?))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    trusted_file::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+fn read(path: &Path, made_in: Option<&Path>) -> Result<Vec<u8>, String> {
+    let bytes = match made_in {
+        None => trusted_file::read(path),
+        Some(state) => trusted_file::read_of_service(path, state),
+    };
+    bytes.map_err(|error| match trusted_file::refusal(&error).filter(|refused| refused.has_foreign_owner()) {
+        // Another owner of the state directory would keep the service from it.
+        Some(refused) if made_in.is_some() => format!(
+            "cannot read {}: {} belongs to user {}: run this as that user or as root",
+            path.display(),
+            refused.component.display(),
+            refused.owner
+        ),
+        _ => format!("cannot read {}: {error}", path.display()),
+    })
 }
 
 fn acceptor((chain, key): &(Vec<u8>, Vec<u8>)) -> Result<TlsAcceptor, String> {

@@ -13,8 +13,14 @@ use doctor_api::{
     metrics::MetricsSettings,
     operator_api::{ApiDeps, ApiServer, WebConfig},
 };
-use doctor_backend::{clock::SystemClock, open_files};
-use doctor_checks::{Catalogue, document::RunKey};
+use doctor_backend::{
+    clock::{Clock, SystemClock},
+    open_files,
+};
+use doctor_checks::{
+    Catalogue,
+    document::{AgentReport, RunKey, Versions},
+};
 use doctor_core::{ids::NodeName, policy::Policy, profile::Profiles, time::Timestamp};
 use doctor_engine::settings::Settings;
 use doctor_store::Store;
@@ -216,4 +222,52 @@ fn a_client_that_stops_before_the_end_of_its_request_is_disconnected() {
         let is_open = matches!(end, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut));
         assert!(!is_open, "{kind:?} to {name}: {}", String::from_utf8_lossy(&rest));
     }
+}
+
+/// Posts a heartbeat of the enrolled node, and returns the status of the response.
+fn post_heartbeat(from: Ipv4Addr, to: SocketAddr) -> Option<u16> {
+    let report = AgentReport::heartbeat(NodeName::new("n1").unwrap(), 1, SystemClock.now(), Versions::default());
+    let body = report.sign(&RunKey::new([1; 32])).unwrap();
+    let mut stream = connect(from, to).ok()?;
+    let length = body.len();
+    let head = format!(
+        "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: n1\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(&body).ok()?;
+    status(&mut stream)
+}
+
+/// Reads the status of a response, for which there is no hurry.
+fn status(stream: &mut TcpStream) -> Option<u16> {
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).ok()?;
+    std::str::from_utf8(&head).ok()?.strip_prefix("HTTP/1.1 ")?.parse().ok()
+}
+
+/// Whoever announces long bodies and sends a byte of each has as much memory as was sent.
+#[test]
+fn announced_bodies_of_one_address_do_not_keep_the_reports_of_others_out() {
+    let controller = Controller::start();
+    let to = controller.agents.address();
+    let announce = || {
+        let mut stream = connect(ATTACKER, to).unwrap();
+        let head = "POST /api/v1/ingest HTTP/1.1\r\nhost: x\r\nx-doctor-node: n1\r\ncontent-length: 16777216\r\n\r\nd";
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    };
+    let _held: Vec<TcpStream> = (0..100).map(|_| announce()).collect();
+    assert_eq!(post_heartbeat(OTHERS[1], to), Some(200));
+}
+
+/// 400 would be final: the agent would count the report as lost.
+#[test]
+fn a_body_that_stops_on_its_way_is_answered_so_that_its_sender_repeats_it() {
+    let controller = Controller::start();
+    let mut stream = connect(OTHERS[0], controller.agents.address()).unwrap();
+    stream.write_all(Flood::HeadOfAReport.bytes()).unwrap();
+    stream.write_all(b"doctor-report-1 ").unwrap();
+    assert_eq!(status(&mut stream), Some(408));
 }

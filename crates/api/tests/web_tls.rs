@@ -48,7 +48,7 @@ fn deps() -> ApiDeps {
 fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run_time() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let files = TlsFiles { certificate: at("tls.crt"), key: at("tls.key") };
+    let files = TlsFiles::new(at("tls.crt"), at("tls.key"));
     let tools_available = certificate(folder.path(), &files) && Command::new("curl").arg("--version").output().is_ok();
     if !tools_available {
         assert!(std::env::var("CI").as_deref() != Ok("true"), "openssl and curl are needed");
@@ -56,7 +56,7 @@ fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run
         return;
     }
     let config = WebConfig { tls: Some(files.clone()), ..WebConfig::listening_on("127.0.0.1:0".parse().unwrap()) };
-    let bad = TlsFiles { certificate: files.key.clone(), key: files.certificate.clone() };
+    let bad = TlsFiles::new(files.key.clone(), files.certificate.clone());
     let error = ApiServer::open(&WebConfig { tls: Some(bad), ..config.clone() }, deps()).unwrap_err().to_string();
     assert!(error.contains("[web.tls]"), "{error}");
     let server = ApiServer::open(&config, deps()).unwrap();
@@ -66,7 +66,7 @@ fn a_client_that_trusts_the_certificate_is_served_and_a_new_one_is_loaded_at_run
     assert!(response.contains("\"role\":\"viewer\""), "{response}");
     assert_eq!(get_whoami(&at("first.crt"), port, "http"), None, "plain HTTP gets no response");
 
-    let second = TlsFiles { certificate: at("second.crt"), key: at("second.key") };
+    let second = TlsFiles::new(at("second.crt"), at("second.key"));
     assert!(certificate(folder.path(), &second));
     assert_eq!(get_whoami(&second.certificate, port, "https"), None, "the new certificate is not loaded yet");
     std::fs::rename(&second.key, &files.key).unwrap();

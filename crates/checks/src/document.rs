@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use doctor_core::{
+    bounded_text::bound,
     hex,
     ids::{NodeName, RunId, TestId},
     node::Hardware,
@@ -139,6 +140,9 @@ pub enum DocumentError {
     OlderSchema { found: Schema, older: Schema, known: Schema },
 }
 
+/// The longest version of a node's program that is kept.
+const MAX_VERSION_BYTES: usize = 128;
+
 const HEADER: &str = "doctor-result-1 ";
 /// Differs from a result's header, so that neither can be used as the other, even under one key.
 const REPORT_HEADER: &str = "doctor-report-1 ";
@@ -170,6 +174,7 @@ impl Document {
 
     fn bounded(mut self) -> Self {
         self.machine = self.machine.map(MachineFacts::bounded);
+        self.hardware = self.hardware.bounded();
         self
     }
 }
@@ -315,6 +320,8 @@ impl AgentReport {
             return Err(DocumentError::Malformed("it confirms more results than there are checks".to_owned()));
         }
         report.machine = report.machine.map(MachineFacts::bounded);
+        report.hardware = report.hardware.bounded();
+        bound(&mut report.versions.program, MAX_VERSION_BYTES);
         Ok(report)
     }
 
@@ -493,6 +500,13 @@ mod tests {
         let opened = AgentReport::open(&full.sign(&key).unwrap(), &key).unwrap();
         assert_eq!(opened, AgentReport { machine: Some(machine.clone().bounded()), ..full });
         assert!(opened.is_heartbeat(), "the endpoint answers it without the engine");
+        let boot_id = Some(format!("boot\0{}", "x".repeat(1000)));
+        let mut hostile = AgentReport { hardware: Hardware { boot_id, ..Hardware::default() }, ..report() };
+        hostile.versions.program = "\0".repeat(1000);
+        let opened = AgentReport::open(&hostile.sign(&key).unwrap(), &key).unwrap();
+        let boot_id = opened.hardware.boot_id.unwrap();
+        assert!(boot_id.starts_with("boot\u{FFFD}x") && boot_id.len() <= 256, "{boot_id}");
+        assert!(opened.versions.program.len() <= 128 && !opened.versions.program.contains('\0'));
         let hostile = AgentReport { confirmed: Some(confirmed(5000)), ..report() };
         assert!(matches!(AgentReport::open(&hostile.sign(&key).unwrap(), &key), Err(DocumentError::Malformed(_))));
         let hostile = Document { machine: Some(machine.clone()), ..document() }.sign(&key).unwrap();

@@ -41,7 +41,7 @@ impl Check {
             ));
         }
         let outputs: Vec<_> = evidence.probes.iter().map(|(_, output)| output.clone()).collect();
-        (self.interpret)(params, &outputs)
+        (self.interpret)(params, &outputs).bounded()
     }
 
     /// Returns how long a run may take: the limit of its specification and, for a deep test, at least the timeouts of

@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod alert;
+pub mod bounded_text;
 pub mod capacity_plan;
 pub mod case;
 pub mod classify;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bounded_text::bound,
     ids::{CaseId, HardwareId, NodeName, PoolName, Sku},
     measured_count::GPU_COUNT,
     reason::coded,
@@ -166,7 +167,21 @@ pub struct Hardware {
     pub boot_id: Option<String>,
 }
 
+/// Limits of what is kept of the identifiers that a machine reports.
+const MAX_IDENTIFIER_BYTES: usize = 256;
+const MAX_GPUS: usize = 256;
+
 impl Hardware {
+    /// Returns the identifiers with a limited length and number.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        self.gpu_uuids.truncate(MAX_GPUS);
+        let others = [&mut self.board_serial, &mut self.physical_host, &mut self.boot_id];
+        let texts = self.gpu_uuids.iter_mut().chain(others.into_iter().flatten());
+        texts.for_each(|text| bound(text, MAX_IDENTIFIER_BYTES));
+        self
+    }
+
     /// Returns the most stable identifier of this machine. `None` if the machine reported no identifier: its history
     /// then follows the node name.
     pub fn id(&self) -> Option<HardwareId> {

@@ -5,6 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{
+    bounded_text::bound,
     reason::{ReasonCode, coded},
     time::Timestamp,
 };
@@ -32,7 +33,21 @@ impl Observation {
     pub const fn measured(metrics: Vec<Metric>, events: Vec<Event>) -> Self {
         Self::Measured { metrics, events, failures: Vec::new() }
     }
+
+    /// Returns the observation with entities of limited length: a finding is stored under its entity.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        if let Self::Measured { metrics, events, .. } = &mut self {
+            let entities = metrics.iter_mut().map(|metric| &mut metric.entity);
+            let entities = entities.chain(events.iter_mut().map(|event| &mut event.entity));
+            entities.for_each(|entity| bound(&mut entity.id, MAX_ENTITY_BYTES));
+        }
+        self
+    }
 }
+
+/// The longest name of a part. A database limits the keys of an index, PostgreSQL to 2.7 kB.
+const MAX_ENTITY_BYTES: usize = 1024;
 
 /// Collects the observation of a check part by part. A part that cannot be read does not hide the others.
 #[derive(Debug, Clone, Default)]
@@ -373,6 +388,20 @@ mod tests {
         }
         assert_eq!(remaining("xid-79", "0", Some("boot-a:499")), 1, "another kind");
         assert_eq!(remaining("xid-48", "1", Some("boot-a:499")), 1, "another part");
+    }
+
+    #[test]
+    fn the_entities_of_a_node_have_a_limited_length() {
+        let long = || Entity::new(EntityKind::Mount, format!("/{}", "a\0".repeat(5000)));
+        let metric = Metric::count("reads", long(), 1.0);
+        let event = Event::seen("gone", long(), "");
+        let Observation::Measured { metrics, events, .. } = Observation::measured(vec![metric], vec![event]).bounded()
+        else {
+            panic!("it was measured")
+        };
+        for entity in [&metrics[0].entity, &events[0].entity] {
+            assert!(entity.id.len() <= 1024 && entity.id.starts_with("/a\u{FFFD}a"), "{entity}");
+        }
     }
 
     #[test]

@@ -106,7 +106,7 @@ mod tests {
         for made in ["listen = \"0.0.0.0:1\"", "listen = \"10.0.0.5:1\"", "listen = \"127.0.0.1:1\"\nplain = false"] {
             assert_eq!(certificate(made), Some(EndpointCertificate::SelfMade), "{made}");
         }
-        let files = TlsFiles { certificate: "/etc/doctor/a.crt".into(), key: "/k".into() };
+        let files = TlsFiles::new("/etc/doctor/a.crt", "/k");
         let site = certificate("listen = \"127.0.0.1:1\"\ntls = { certificate = \"a.crt\", key = \"/k\" }\n");
         assert_eq!(site, Some(EndpointCertificate::Site(files)));
     }

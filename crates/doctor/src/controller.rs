@@ -14,7 +14,7 @@ use doctor_backend::{
     progress::{Progress, stall_limit},
     registration::OpenedCluster,
 };
-use doctor_checks::{document::RunKey, result_transport::with_keys};
+use doctor_checks::{document::RunKey, key_fingerprint::KeyFingerprint, result_transport::with_keys};
 use doctor_core::{ids::NodeName, snapshot::CommandKind, time::Span};
 use doctor_engine::{
     cycle::{CycleError, Engine},
@@ -35,6 +35,7 @@ use crate::{
     agent_certificate::EndpointCertificate,
     backends::BackendChoice,
     config::{Config, LoadedConfig},
+    endpoint_keys::EndpointKeys,
     failure::{Failure, Result},
 };
 
@@ -79,6 +80,7 @@ pub(crate) struct Controller {
     sim: Option<Arc<RemoteSim>>,
     /// As at the start: a change of the endpoints needs another one.
     config: Config,
+    endpoint_keys: EndpointKeys,
 }
 
 /// Whether this process is a service, which opens listeners and delivers alerts, or runs one command and exits.
@@ -107,8 +109,11 @@ fn agent_tls(config: &Config) -> Result<Option<TlsFiles>> {
 }
 
 /// Returns where jobs post their results: the URL, with the keys of an encrypted endpoint. `None`: nowhere, or to an endpoint
-/// that jobs could not authenticate, behind a proxy that decrypts.
-fn results_url(config: &Config) -> Option<String> {
+/// that jobs could not authenticate, behind a proxy that decrypts. `with_others` adds the keys of the other controllers.
+fn results_url(
+    config: &Config,
+    with_others: impl FnOnce(Vec<KeyFingerprint>) -> Vec<KeyFingerprint>,
+) -> Option<String> {
     // Without the endpoint, jobs would post in vain.
     config.agents.listen?;
     let url = config.agents.results_url()?;
@@ -116,7 +121,7 @@ fn results_url(config: &Config) -> Option<String> {
         return Some(url);
     }
     match EndpointCertificate::of(config)?.fingerprints(config) {
-        Ok(fingerprints) => Some(with_keys(&url, &fingerprints)),
+        Ok(fingerprints) => Some(with_keys(&url, &with_others(fingerprints))),
         // The start has read it: it is being replaced.
         Err(error) => {
             tracing::debug!(%error, "jobs do not post their results for now");
@@ -225,6 +230,7 @@ impl Controller {
             mode: serving,
             sim: world.sim,
             config: config.clone(),
+            endpoint_keys: EndpointKeys::default(),
         };
         controller.set_alerts(&config.alerts)?;
         Ok(controller)
@@ -258,7 +264,8 @@ impl Controller {
         progress.set_limit(stall_limit(every));
         progress.enter("begin a cycle");
         // In each cycle, because the certificate may have been replaced.
-        self.engine.set_results_url(results_url(&self.config));
+        let (store, keys) = (self.engine.loop_store().clone(), &mut self.endpoint_keys);
+        self.engine.set_results_url(results_url(&self.config, |own| keys.with_others(own, &store)));
         self.store_simulated_requests()?;
         let report = self.engine.cycle();
         if report.as_ref().is_ok_and(|report| !report.actions.is_empty()) {

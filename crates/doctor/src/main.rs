@@ -9,6 +9,7 @@ mod connection;
 mod context;
 mod controller;
 mod deploy;
+mod endpoint_keys;
 mod exit;
 mod failure;
 mod help_examples;

@@ -59,7 +59,8 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Processes everything that is waiting. Returns the nodes whose stored data changed.
+/// Processes everything that is waiting. Returns the nodes whose stored data changed. A source that fails does not keep the
+/// others from being processed, nor the cycle from going on.
 pub(crate) fn collect(
     deps: &mut EngineDeps,
     lease: &Lease,
@@ -67,10 +68,23 @@ pub(crate) fn collect(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
+    let mut changed_nodes = Vec::new();
     // First: a job that has sent its result need not have written it elsewhere.
-    let mut changed_nodes = queued_results::enter(deps, lease, context, &mut state.agreements, report)?;
-    changed_nodes.extend(collect_documents(deps, lease, context, state, report)?);
-    changed_nodes.extend(queued_results::collect_from_inboxes(deps, lease, context, &mut state.agreements, report)?);
+    let entered = queued_results::enter(deps, lease, context, &mut state.agreements, (&mut changed_nodes, report));
+    let entered = report.unless_lease_lost("entering the messages of nodes", entered)?;
+    let documents = collect_documents(deps, lease, context, state, report);
+    let documents = report.unless_lease_lost("collecting the results of runs", documents)?;
+    if documents.is_none() {
+        state.unread.extend(context.runs.iter().map(|stored| stored.run.id));
+    }
+    let of_inboxes = queued_results::collect_from_inboxes(deps, lease, context, &mut state.agreements, report);
+    let of_inboxes = report.unless_lease_lost("storing what is known of agents", of_inboxes)?;
+    state.failed = entered.is_none() || documents.is_none() || of_inboxes.is_none();
+    if state.failed {
+        // A write whose answer was lost may have been committed.
+        changed_nodes.extend(context.nodes.iter().map(|observed| observed.node.name.clone()));
+    }
+    changed_nodes.extend(documents.into_iter().chain(of_inboxes).flatten());
     Ok(changed_nodes)
 }
 
@@ -79,8 +93,10 @@ pub(crate) fn collect(
 pub(crate) struct IngestState {
     pub(crate) rejected: RejectedDocuments,
     pub(crate) agreements: PeerAgreements,
-    /// Runs whose results could not be looked for in this cycle, because the shared directory does not answer.
+    /// Runs whose results could not be looked for in this cycle, because the shared directory or the store does not answer.
     pub(crate) unread: BTreeSet<RunId>,
+    /// Whether a part of the last collection failed: it is not known what it stored.
+    pub(crate) failed: bool,
     /// How many results the last cycle read before its time was over: this one begins after them.
     read_before: usize,
 }
@@ -92,7 +108,7 @@ fn collect_documents(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let IngestState { rejected, agreements, unread, read_before } = state;
+    let IngestState { rejected, agreements, unread, read_before, .. } = state;
     unread.clear();
     let mut reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
     reader.announce(context.runs.iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
@@ -271,9 +287,16 @@ fn store_results(
     let (results, rest): (Vec<_>, Vec<_>) =
         good.into_iter().map(|opened| (opened.result, (opened.counts, opened.source))).unzip();
     let mut changed_nodes = Vec::new();
-    let accepted = deps.store.accept(lease, &results)?;
+    let accepted = accept(deps, lease, &results)?;
     for ((accepted, result), (counts, source)) in accepted.into_iter().zip(results).zip(rest) {
         let run_id = result.run;
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
+            Err(why) => {
+                bad.push((run_id, why, source));
+                continue;
+            }
+        };
         match accepted {
             Accepted::Stored => {
                 report.results += 1;
@@ -283,7 +306,8 @@ fn store_results(
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
             Accepted::Duplicate if matches!(source, Source::File(_)) => {}
             // The job has also posted it.
-            Accepted::Duplicate if is_stored(deps, &result)? => {}
+            Accepted::Duplicate
+                if queued_results::is_stored(&deps.store, (result.run, &result.node), &result.evidence)? => {}
             Accepted::Duplicate => bad.push((run_id, Rejection::Duplicate, source)),
             Accepted::UnknownRun => bad.push((run_id, Rejection::UnknownRun, source)),
         }
@@ -291,10 +315,25 @@ fn store_results(
     Ok(changed_nodes)
 }
 
-/// Returns whether the stored result of this run and node is this very document.
-fn is_stored(deps: &EngineDeps, result: &ClassifiedResult) -> Result<bool, StoreError> {
-    let stored = deps.store.evidence(result.run, &result.node)?;
-    Ok(stored.is_some_and(|row| !row.truncated && row.bytes == result.evidence))
+/// Stores results together, or each alone if the store refuses the values of one.
+fn accept(
+    deps: &EngineDeps,
+    lease: &Lease,
+    results: &[ClassifiedResult],
+) -> Result<Vec<Result<Accepted, Rejection>>, StoreError> {
+    match deps.store.accept(lease, results) {
+        Err(error) if error.refuses_values() => {}
+        accepted => return Ok(accepted?.into_iter().map(Ok).collect()),
+    }
+    let mut all = Vec::with_capacity(results.len());
+    for result in results {
+        match deps.store.accept(lease, std::slice::from_ref(result)) {
+            Ok(accepted) => all.extend(accepted.into_iter().map(Ok)),
+            Err(error) if error.refuses_values() => all.push(Err(Rejection::by_store(&error))),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
 }
 
 fn reject(

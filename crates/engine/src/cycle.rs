@@ -238,7 +238,12 @@ impl Engine {
     /// If the store fails. The messages stay in the ingest queue.
     pub fn enter_messages(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.clone() else { return Ok(()) };
-        self.planner_state.enter_messages(&self.deps, &lease)
+        let entered = self.planner_state.enter_messages(&self.deps, &lease);
+        if entered.is_err() {
+            // The memory is a copy of a store that may have changed.
+            self.planner_state.discard();
+        }
+        entered
     }
 
     /// A controller that is not the leader knows no more than the store, which every process can read.

@@ -274,13 +274,13 @@ impl PlannerState {
         };
         let span = span!("ingest", results = Empty, rejected = Empty, failed = Empty);
         let mut report = CycleReport::default();
-        let agreements = &mut self.ingest.agreements;
-        let changed_nodes = in_span(&span, || queued_results::enter(deps, lease, &known, agreements, &mut report))?;
+        let (agreements, mut changed) = (&mut self.ingest.agreements, Vec::new());
+        in_span(&span, || queued_results::enter(deps, lease, &known, agreements, (&mut changed, &mut report)))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
         self.entered.results += report.results;
         self.entered.rejected += report.rejected;
         self.entered.problems.append(&mut report.problems);
-        self.record_changes(deps, changed_nodes, report.results > 0)
+        self.record_changes(deps, changed, report.results > 0)
     }
 
     /// Notes which nodes have newer data in the store, and reads the runs again if some have results.
@@ -321,7 +321,7 @@ impl PlannerState {
         let results_before = report.results;
         let changed_nodes = in_span(&span, || collect_results::collect(deps, lease, &known, &mut self.ingest, report))?;
         span.record("results", report.results as u64).record("rejected", report.rejected as u64);
-        self.record_changes(deps, changed_nodes, report.results > results_before)
+        self.record_changes(deps, changed_nodes, report.results > results_before || self.ingest.failed)
     }
 
     /// Records the progress of jobs once: that the backend has them, and that they started.

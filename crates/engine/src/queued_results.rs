@@ -13,14 +13,14 @@ use doctor_core::{
     time::{Span, Timestamp},
 };
 use doctor_store::{
-    Entering, Lease, StoreError,
+    Entering, Lease, Store, StoreError,
     messages::{MessageContent, QueuedMessage, VerifiedMessage},
     records::{Accepted, AgentFindings, ClassifiedResult, StoredRun},
 };
 
 use crate::{
     baseline_reader::{BaselineQuery, BaselineReader},
-    cycle_report::CycleReport,
+    cycle_report::{CycleReport, chain},
     deps::EngineDeps,
     expectations::PeerAgreements,
     inbox::AgentMessage,
@@ -39,17 +39,19 @@ const MAX_BATCH_BYTES: u64 = 8 << 20;
 const MAX_PER_CYCLE: usize = 16 << 10;
 /// How long a report waits for its node to appear in the cluster.
 const UNKNOWN_NODE_PATIENCE: Span = Span::hours(1);
+/// How long a message waits that cannot be entered because of what the store has. Its run cannot end meanwhile.
+const UNREADABLE_PATIENCE: Span = Span::minutes(5);
 
-/// Enters the messages of the ingest queue. Returns the nodes whose stored data changed.
+/// Enters the messages of the ingest queue. Adds the nodes whose stored data changed to `changed_nodes`, also if it fails.
 pub(crate) fn enter(
     deps: &EngineDeps,
     lease: &Lease,
     context: &IngestContext<'_>,
     agreements: &mut PeerAgreements,
-    report: &mut CycleReport,
-) -> Result<Vec<NodeName>, StoreError> {
+    (changed_nodes, report): (&mut Vec<NodeName>, &mut CycleReport),
+) -> Result<(), StoreError> {
     let reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
-    let mut entry = Entry { deps, lease, context, reader, report, changed_nodes: Vec::new() };
+    let mut entry = Entry { deps, lease, context, reader, report, changed_nodes };
     let (mut after, mut listed_in_all) = (None, 0);
     loop {
         let listed = deps.store.queued_messages(after, LISTED)?;
@@ -64,8 +66,7 @@ pub(crate) fn enter(
             break;
         }
     }
-    entry.reader.write_counts(lease, context.now)?;
-    Ok(entry.changed_nodes)
+    entry.reader.write_counts(lease, context.now)
 }
 
 /// Splits messages into batches, in order.
@@ -92,7 +93,7 @@ struct Entry<'a, 'b> {
     context: &'a IngestContext<'b>,
     reader: BaselineReader<'a>,
     report: &'a mut CycleReport,
-    changed_nodes: Vec<NodeName>,
+    changed_nodes: &'a mut Vec<NodeName>,
 }
 
 /// The counts and sizes in a message.
@@ -108,7 +109,7 @@ struct Classified {
     rejected: Vec<Rejected>,
 }
 
-/// A rejected message; `bytes`: of a document, where they could be read.
+/// A rejected message; `bytes`: what is kept of it.
 struct Rejected {
     node: NodeName,
     run: Option<RunId>,
@@ -121,14 +122,41 @@ impl Entry<'_, '_> {
     /// messages of its agent wait.
     fn is_ready(&self, message: &QueuedMessage) -> bool {
         let is_known = message.run.is_some() || self.context.last_record(&message.node).is_some();
-        is_known || self.has_waited_too_long(message)
+        is_known || self.has_waited(message, UNKNOWN_NODE_PATIENCE)
     }
 
-    fn has_waited_too_long(&self, message: &QueuedMessage) -> bool {
-        self.context.now.since(message.received) > UNKNOWN_NODE_PATIENCE
+    fn has_waited(&self, message: &QueuedMessage, patience: Span) -> bool {
+        self.context.now.since(message.received) > patience
     }
 
+    /// Enters a batch or, if something in it or about it cannot be entered, each message alone: none keeps the others out.
     fn enter_batch(&mut self, batch: &[&QueuedMessage]) -> Result<(), StoreError> {
+        match self.enter_together(batch) {
+            Err(error) if error.is_of_some_data() => batch.iter().try_for_each(|message| self.enter_alone(message)),
+            entered => entered,
+        }
+    }
+
+    /// Enters a message, or removes it from the queue if it can never be entered.
+    fn enter_alone(&mut self, message: &QueuedMessage) -> Result<(), StoreError> {
+        let error = match self.enter_together(&[message]) {
+            Err(error) if error.is_of_some_data() => error,
+            entered => return entered,
+        };
+        if !error.refuses_values() && !self.has_waited(message, UNREADABLE_PATIENCE) {
+            self.report.add_problem(format!("a message of {} cannot be entered: {}", message.node, chain(&error)));
+            return Ok(());
+        }
+        let content = self.deps.store.queued_contents(&[message]).ok().and_then(|mut contents| contents.pop()?.ok());
+        let bytes = content.map_or_else(Vec::new, |content| content.bytes.clone());
+        self.deps.store.enter(self.lease, &Entering { messages: &[message], ..Entering::default() })?;
+        let (node, run, why) = (message.node.clone(), message.run, Rejection::by_store(&error));
+        self.reject(vec![Rejected { node, run, why, bytes }])
+    }
+
+    fn enter_together(&mut self, batch: &[&QueuedMessage]) -> Result<(), StoreError> {
+        // Those of a batch that failed.
+        drop(self.reader.take_counts());
         let mut classified = Classified::default();
         let runs = self.runs_of(batch)?;
         for (message, content) in batch.iter().zip(self.deps.store.queued_contents(batch)?) {
@@ -202,7 +230,10 @@ impl Entry<'_, '_> {
             }
             MessageContent::Document(document) => {
                 let Some(stored) = runs.get(&document.run) else {
-                    reject(Rejection::UnknownRun, &verified.bytes);
+                    // The job has written the same document elsewhere, and that one has ended the run.
+                    if !is_stored(&deps.store, (document.run, &document.node), &verified.bytes)? {
+                        reject(Rejection::UnknownRun, &verified.bytes);
+                    }
                     return Ok(());
                 };
                 if let Err(why) = result_validation::check_document(&stored.run, document) {
@@ -242,21 +273,35 @@ impl Entry<'_, '_> {
         self.deps.store.count_rejected(self.lease, rejected.len() as u64, self.context.now)?;
         self.report.rejected += rejected.len();
         for Rejected { node, run, why, bytes } in rejected {
-            let Some(run) = run else {
-                tracing::warn!(%node, %why, "agent report rejected");
-                continue;
+            let name = match run {
+                Some(run) => {
+                    tracing::warn!(%run, %node, %why, "result rejected");
+                    run.to_string()
+                }
+                None => {
+                    tracing::warn!(%node, %why, "agent report rejected");
+                    if bytes.is_empty() {
+                        continue;
+                    }
+                    node.to_string()
+                }
             };
-            tracing::warn!(%run, %node, %why, "result rejected");
             let Some(share) = &self.deps.share else { continue };
             let now = self.context.now;
-            let queued =
-                share.write_later(bytes.len(), move |files| files.reject_bytes(&run.to_string(), &bytes, &why, now));
+            let queued = share.write_later(bytes.len(), move |files| files.reject_bytes(&name, &bytes, &why, now));
             if !queued {
                 self.report.add_problem("rejected results are not kept: the shared directory is too slow".to_owned());
             }
         }
         Ok(())
     }
+}
+
+/// Returns whether the stored result of this run and node is this very document.
+pub(crate) fn is_stored(store: &Store, (run, node): (RunId, &NodeName), document: &[u8]) -> Result<bool, StoreError> {
+    let stored = store.evidence(run, node)?;
+    // Of a document that was too long, the store has the beginning.
+    Ok(stored.is_some_and(|row| row.bytes == document || (row.truncated && document.starts_with(&row.bytes))))
 }
 
 /// Classifies a verified report.

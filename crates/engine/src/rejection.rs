@@ -2,6 +2,9 @@
 
 use doctor_checks::document::DocumentError;
 use doctor_core::ids::{NodeName, RunId, TestId};
+use doctor_store::StoreError;
+
+use crate::cycle_report::chain;
 
 /// Why a document was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,8 +23,17 @@ pub enum Rejection {
     Duplicate,
     #[error("unknown run")]
     UnknownRun,
+    #[error("the store does not take it: {0}")]
+    NotStorable(String),
     #[error("not a regular file")]
     NotRegularFile,
     #[error("unknown node {0}")]
     UnknownNode(NodeName),
+}
+
+impl Rejection {
+    /// The rejection of what the store has refused with this error.
+    pub(crate) fn by_store(error: &StoreError) -> Self {
+        Self::NotStorable(chain(error))
+    }
 }

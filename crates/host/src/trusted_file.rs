@@ -26,7 +26,10 @@ use std::{
     io::{self, Read},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::ffi::{OsStrExt, OsStringExt},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::MetadataExt,
+        },
     },
     path::{Component, Path, PathBuf},
 };
@@ -73,7 +76,7 @@ pub enum ComponentKind {
 
 impl ChangeableByOthers {
     /// Whether the owner is neither root nor the user of this program.
-    const fn has_foreign_owner(&self) -> bool {
+    pub const fn has_foreign_owner(&self) -> bool {
         self.owner != 0 && self.owner != self.user
     }
 
@@ -126,7 +129,11 @@ impl fmt::Display for ChangeableByOthers {
 /// # Errors
 /// As opening it does. With [`ChangeableByOthers`] inside, if another user could change it.
 pub fn open(path: &Path) -> io::Result<File> {
-    let mut walk = Walk::start(path)?;
+    open_trusting(path, None)
+}
+
+fn open_trusting(path: &Path, service_user: Option<u32>) -> io::Result<File> {
+    let mut walk = Walk { service_user, ..Walk::start(path)? };
     let Some(name) = walk.to_the_end()? else { return Err(Errno::ISDIR.into()) };
     // Non-blocking: opening a FIFO would wait for a writer. It changes nothing for a regular file.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
@@ -149,8 +156,25 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// As [`open`]; if the file is longer, or not UTF-8.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_all(open(path)?)
+}
+
+/// As [`read`], for a file that a service makes in its own state directory. Root, who judges or runs such a service, trusts the owner
+/// of the directory, too: the service runs as that user, who can change everything that it has.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_of_service(path: &Path, state_directory: &Path) -> io::Result<Vec<u8>> {
+    let service_user = match geteuid().is_root() {
+        true => Some(fs::metadata(state_directory)?.uid()),
+        false => None,
+    };
+    read_all(open_trusting(path, service_user)?)
+}
+
+fn read_all(file: File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+    file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         let text = format!("longer than {MAX_TEXT_BYTES} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
@@ -230,6 +254,8 @@ struct Directory {
 struct Walk<'a> {
     target: &'a Path,
     user: u32,
+    /// A further user whose files are accepted.
+    service_user: Option<u32>,
     /// From the root to the current directory.
     directories: Vec<Directory>,
     /// The components that follow, the next one last.
@@ -239,8 +265,9 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn start(target: &'a Path) -> io::Result<Self> {
-        let mut walk =
-            Self { target, user: geteuid().as_raw(), directories: Vec::new(), pending: Vec::new(), links: 0 };
+        let user = geteuid().as_raw();
+        let (directories, pending) = (Vec::new(), Vec::new());
+        let mut walk = Self { target, user, service_user: None, directories, pending, links: 0 };
         let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&root)?;
         walk.enter(PathBuf::from("/"), root, &stat)?;
@@ -313,7 +340,7 @@ impl<'a> Walk<'a> {
 
     /// Refuses a component that a user other than root and our own could change.
     fn judge(&self, path: &Path, kind: ComponentKind, handle: &OwnedFd, stat: &Stat) -> io::Result<()> {
-        let is_ours = stat.st_uid == 0 || stat.st_uid == self.user;
+        let is_ours = stat.st_uid == 0 || stat.st_uid == self.user || Some(stat.st_uid) == self.service_user;
         let only_we_write = match kind {
             ComponentKind::Link => true,
             ComponentKind::File => stat.st_mode & OTHERS_WRITE == 0,
@@ -332,7 +359,7 @@ impl<'a> Walk<'a> {
             mode: stat.st_mode & 0o7777,
             kind,
             target: self.target.to_owned(),
-            user: self.user,
+            user: self.service_user.filter(|user| *user == stat.st_uid).unwrap_or(self.user),
         };
         io::Error::new(io::ErrorKind::PermissionDenied, refused)
     }

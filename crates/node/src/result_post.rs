@@ -20,6 +20,8 @@ pub enum ResultPostError {
     Fingerprint(#[from] BadFingerprint),
     #[error("{0} cannot be authenticated: the fingerprint of its key is missing (`{0}#sha256:…`)")]
     NoTrust(Address),
+    #[error("{0} is not encrypted, and a fingerprint of its key is given: use https://")]
+    KeyOfPlain(Address),
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
@@ -28,12 +30,13 @@ pub enum ResultPostError {
 /// ([`doctor_checks::result_transport::with_keys`]).
 ///
 /// # Errors
-/// If the URL cannot be used, or no key of an encrypted endpoint is known.
+/// If the URL cannot be used, no key of an encrypted endpoint is known, or one of an endpoint that is not encrypted.
 pub fn to(url: &str, run: RunId, node: NodeName) -> Result<ResultPost, ResultPostError> {
     let (url, keys) = split_keys(url)?;
     let address: Address = url.parse()?;
     let tls = match (address.is_encrypted(), keys.is_empty()) {
-        (false, _) => None,
+        (false, true) => None,
+        (false, false) => return Err(ResultPostError::KeyOfPlain(address)),
         (true, true) => return Err(ResultPostError::NoTrust(address)),
         (true, false) => Some(TlsClient::with_pinned_keys(&keys)?),
     };
@@ -52,6 +55,8 @@ mod tests {
         net::TcpListener,
         time::Duration,
     };
+
+    use doctor_checks::key_fingerprint::KeyFingerprint;
 
     use super::*;
 
@@ -80,5 +85,7 @@ mod tests {
         assert!(matches!(refused("nonsense"), ResultPostError::Address(_)));
         assert!(matches!(refused("https://ctl:7443"), ResultPostError::NoTrust(_)), "nobody is trusted by default");
         assert!(matches!(refused("https://ctl:7443#sha256:1"), ResultPostError::Fingerprint(_)));
+        let key = KeyFingerprint::of(b"key");
+        assert!(matches!(refused(&format!("http://ctl:7443#{key}")), ResultPostError::KeyOfPlain(_)));
     }
 }

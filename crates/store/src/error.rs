@@ -150,6 +150,31 @@ impl StoreError {
         matches!(self, Self::Postgres { source, .. } if source.code() == Some(&SqlState::QUERY_CANCELED))
     }
 
+    /// Whether the database refuses the values of a write: it would refuse them again. It works, and other writes succeed.
+    pub fn refuses_values(&self) -> bool {
+        match self {
+            Self::Sqlite { source, .. } => match source.sqlite_error_code() {
+                Some(code) => matches!(
+                    code,
+                    rusqlite::ErrorCode::ConstraintViolation
+                        | rusqlite::ErrorCode::TooBig
+                        | rusqlite::ErrorCode::TypeMismatch
+                ),
+                None => matches!(source, rusqlite::Error::ToSqlConversionFailure(_)),
+            },
+            // Cardinality, data, integrity constraint, and a limit of the program, such as the length of a key.
+            Self::Postgres { source, .. } => source
+                .code()
+                .is_some_and(|code| ["21", "22", "23", "54"].iter().any(|class| code.code().starts_with(class))),
+            _ => false,
+        }
+    }
+
+    /// Whether the cause may be in some of the stored or written data, so that work on other data succeeds.
+    pub fn is_of_some_data(&self) -> bool {
+        self.refuses_values() || matches!(self, Self::Unreadable { .. } | Self::Refused { .. })
+    }
+
     /// Whether a newer program has migrated the store, so that this one can never lead again.
     pub const fn is_superseded(&self) -> bool {
         matches!(self, Self::NewerSchema { .. })

@@ -32,7 +32,7 @@ use doctor_core::{
 use super::{
     Store,
     compression::{compress, decompress},
-    db::{Access, ColumnType, Row, SqlValue, Tx, vals},
+    db::{Access, ColumnType, SqlValue, Tx, vals},
     error::Result,
     fencing,
     messages::{Enqueued, MessageContent, QueuedMessage, VerifiedMessage},
@@ -233,21 +233,21 @@ impl Store {
         Ok(refusals(&self.ingest_queue().lock().usage, batch))
     }
 
+    /// Reads what waits. A process that does not lead enters nothing: here it learns what the leader has entered.
     fn recount(&self) -> Result<()> {
-        let usage = self.read(|tx| {
-            let (mut usage, names) = (Usage::default(), Arc::clone(&tx.ids));
-            let sql = "SELECT node, COUNT(*), SUM(stored_length) FROM ingest_queue GROUP BY node";
-            let visit = |row: &Row<'_>| {
-                usage.add(names.node(row.int(0)?)?, row.unsigned(1)?, row.unsigned(2)?);
+        let before = self.ingest_queue().lock().committed();
+        let (usage, there) = self.read(|tx| {
+            let (mut usage, mut there, names) = (Usage::default(), HashSet::new(), Arc::clone(&tx.ids));
+            let sql = "SELECT id, node, stored_length FROM ingest_queue";
+            tx.rows("counting waiting messages", sql, &[], |row| {
+                there.insert(row.int(0)?);
+                usage.add(names.node(row.int(1)?)?, 1, row.unsigned(2)?);
                 Ok(())
-            };
-            // PostgreSQL's sum of integers is a decimal number.
-            let postgres = sql.replace("SUM(stored_length)", "SUM(stored_length)::int8");
-            let sql: &str = if tx.is_sqlite() { sql } else { &postgres };
-            tx.rows("counting waiting messages", sql, &[], visit)?;
-            Ok(usage)
+            })?;
+            Ok((usage, there))
         })?;
         let mut known = self.ingest_queue().lock();
+        before.into_iter().filter(|id| !there.contains(id)).for_each(|id| known.forget(id));
         (known.usage, known.counted) = (usage, Some(Instant::now()));
         Ok(())
     }
@@ -485,8 +485,10 @@ pub(super) fn remove(tx: &mut Tx<'_>, ids: &[i64]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use doctor_checks::document::Versions;
+    use doctor_core::time::Span;
 
     use super::*;
+    use crate::{Entering, LeaseClock, StoreUrl};
 
     fn packed(node: &str, number: u64, length: usize) -> PackedMessage {
         let (node, received) = (NodeName::new(node).unwrap(), Timestamp::from_secs(1_794_700_800));
@@ -513,6 +515,22 @@ mod tests {
         let outcomes = store.enqueue_messages(&many).unwrap();
         assert_eq!(outcomes.iter().filter(|outcome| **outcome == Enqueued::Queued).count(), 32);
         assert_eq!(store.queued_count().unwrap(), added + 1 + 32);
+    }
+
+    #[test]
+    fn a_process_that_does_not_lead_keeps_nothing_that_the_leader_has_entered() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
+        let (standby, leader) = (Store::open(&url).unwrap(), Store::open(&url).unwrap());
+        assert_eq!(standby.enqueue_messages(&[packed("n1", 1, 1), packed("n2", 1, 1)]).unwrap().len(), 2);
+        let lease = leader.acquire("leader", LeaseClock::Database, Span::hours(1)).unwrap();
+        let listed = leader.queued_messages(None, 1).unwrap();
+        let entering = Entering { messages: &listed.iter().collect::<Vec<_>>(), ..Entering::default() };
+        leader.enter(&lease, &entering).unwrap();
+        assert_eq!(standby.ingest_queue().lock().messages.len(), 2);
+        standby.recount().unwrap();
+        let known = standby.ingest_queue().lock();
+        assert_eq!((known.messages.len(), known.usage.messages, known.kept_bytes), (1, 1, 10));
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod commit;
 mod compression;
 mod copy_folder;
 mod db;
+mod endpoint_keys;
 mod evidence;
 mod evidence_pack;
 mod fencing;

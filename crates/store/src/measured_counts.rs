@@ -7,7 +7,7 @@ use doctor_core::{ids::NodeName, measured_count::MeasuredCount, time::Timestamp}
 use super::{
     Store,
     db::{ColumnType, Row, Tx, vals},
-    error::{Result, StoreError},
+    error::Result,
     fencing::Lease,
     id_cache::parsed,
     records::NodeCounts,
@@ -84,17 +84,11 @@ fn number(text: &str) -> Result<f64> {
     parsed("measured count", text.parse())
 }
 
-/// Parses a stored count of devices.
+/// Parses a stored count of devices. A node may have reported any number, and all nodes are read together: one that no
+/// machine can have is cut to the nearest limit.
 pub(super) fn whole(text: &str) -> Result<u32> {
-    let value = number(text)?;
-    if !(0.0..=f64::from(u32::MAX)).contains(&value) {
-        return Err(StoreError::Unreadable {
-            what: "measured count",
-            why: format!("{text} is not a number of devices"),
-        });
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    let devices = value.round() as u32;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the conversion saturates")]
+    let devices = number(text)?.round() as u32;
     Ok(devices)
 }
 

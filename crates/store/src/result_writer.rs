@@ -146,7 +146,15 @@ pub(super) fn read_test_status(row: &Row<'_>, names: &IdCache) -> Result<((i64, 
     Ok(((row.int(0)?, row.int(1)?), StoredTestStatus { record, outcome, run: row.int(4)?, conclusive: sure }))
 }
 
-/// Writes new entries. The transaction fails if one exists already.
+/// An agent chooses the time and the number of its reports, and so the id under which they are in history; it may be
+/// that of a run on its node. Then the result of the run replaces the agent's. Beside a result of a run, the outcome is
+/// NULL and the transaction fails.
+const REPLACES_AGENTS: &str = "ON CONFLICT (node, run, test) DO UPDATE SET \
+                               outcome = CASE WHEN (SELECT o.by_agent FROM outcome o WHERE o.id = history.outcome) = 1 \
+                               THEN excluded.outcome END, offset_ms = excluded.offset_ms, \
+                               duration_ms = excluded.duration_ms, evidence_pack = excluded.evidence_pack";
+
+/// Writes new entries. The transaction fails if a result of the same run and test exists already.
 pub(super) fn write_results(tx: &mut Tx<'_>, before: &StateBefore, entries: &[NewHistoryRow]) -> Result<()> {
     let mut numbered = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -168,7 +176,7 @@ pub(super) fn write_results(tx: &mut Tx<'_>, before: &StateBefore, entries: &[Ne
         ]);
     }
     let into = "history (node, run, test, outcome, offset_ms, duration_ms, evidence_pack)";
-    tx.insert_many("adding history", into, &[ColumnType::Int; 7], &rows, "")?;
+    tx.insert_many("adding history", into, &[ColumnType::Int; 7], &rows, REPLACES_AGENTS)?;
     if longest > USUAL_RESULT_DELAY.millis() {
         let sql = "INSERT INTO counter (name, value) VALUES ($1, $2) \
                    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE counter.value < excluded.value";

@@ -25,7 +25,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-pub(crate) use self::{registry::ConnectionLimits, slow_client::BodyDeadlines};
+pub(crate) use self::{
+    registry::{ConnectionLimits, ipv6_network},
+    slow_client::{BodyDeadlines, did_not_arrive},
+};
 
 use self::{
     registry::{Admission, Admitted, Connection, Registry},

@@ -15,21 +15,13 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// The peers that count as one: an IPv4 address, or the /64 network of an IPv6 address, since a client usually has one of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum PeerKey {
-    V4([u8; 4]),
-    V6Network([u8; 8]),
-}
-
-impl From<IpAddr> for PeerKey {
-    fn from(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => Self::V4(address.octets()),
-            IpAddr::V6(address) => {
-                let [a, b, c, d, e, f, g, h, ..] = address.octets();
-                Self::V6Network([a, b, c, d, e, f, g, h])
-            }
+/// Returns the /64 network of an IPv6 address. The hosts of a data centre share one, and one host may have all of its addresses.
+pub(crate) fn ipv6_network(address: IpAddr) -> Option<[u8; 8]> {
+    match address.to_canonical() {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => {
+            let [a, b, c, d, e, f, g, h, ..] = address.octets();
+            Some([a, b, c, d, e, f, g, h])
         }
     }
 }
@@ -38,6 +30,7 @@ impl From<IpAddr> for PeerKey {
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimits {
     pub(crate) total: usize,
+    /// One /64 network of IPv6 has half of all, or this number if it is higher.
     pub(crate) per_address: usize,
     /// Addresses with the limit of all connections alone: reverse proxies, which connect for many clients.
     pub(crate) shared_addresses: Vec<IpAddr>,
@@ -54,14 +47,14 @@ pub(super) struct Registry {
 #[derive(Debug, Default)]
 struct RegistryState {
     /// Oldest first.
-    by_peer: HashMap<PeerKey, VecDeque<Arc<Connection>>>,
+    by_peer: HashMap<IpAddr, VecDeque<Arc<Connection>>>,
     count: usize,
 }
 
 /// An open connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    peer: PeerKey,
+    peer: IpAddr,
     requests: AtomicUsize,
     /// Notified when the connection has to end for a new one.
     displaced: Notify,
@@ -121,13 +114,22 @@ impl Registry {
 
     /// Admits a new connection, for which an idle one may end.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Admission {
-        let peer = PeerKey::from(address);
-        let is_shared = self.limits.shared_addresses.contains(&address.to_canonical());
+        let peer = address.to_canonical();
+        let ConnectionLimits { total, per_address, ref shared_addresses } = self.limits;
         let mut state = self.lock();
-        if !is_shared && state.count_of(peer) >= self.limits.per_address && !state.displace_idle(peer) {
-            return Admission::AddressFull;
+        if !shared_addresses.contains(&peer) {
+            if state.count_of(peer) >= per_address && !state.displace_idle(peer) {
+                return Admission::AddressFull;
+            }
+            if let Some(network) = ipv6_network(peer) {
+                let is_in = |peer: IpAddr| ipv6_network(peer) == Some(network);
+                let limit = per_address.max(total / 2);
+                if state.count_among(is_in) >= limit && !state.displace_idle_of_largest(is_in) {
+                    return Admission::AddressFull;
+                }
+            }
         }
-        if state.count >= self.limits.total && !state.displace_idle_of_largest() {
+        if state.count >= total && !state.displace_idle_of_largest(|_| true) {
             return Admission::Full;
         }
         let connection = Arc::new(Connection { peer, requests: AtomicUsize::new(0), displaced: Notify::new() });
@@ -143,12 +145,16 @@ impl Registry {
 }
 
 impl RegistryState {
-    fn count_of(&self, peer: PeerKey) -> usize {
+    fn count_of(&self, peer: IpAddr) -> usize {
         self.by_peer.get(&peer).map_or(0, VecDeque::len)
     }
 
+    fn count_among(&self, is_among: impl Fn(IpAddr) -> bool) -> usize {
+        self.by_peer.iter().filter(|(peer, _)| is_among(**peer)).map(|(_, connections)| connections.len()).sum()
+    }
+
     /// Ends the oldest idle connection of a peer. Returns whether there was one.
-    fn displace_idle(&mut self, peer: PeerKey) -> bool {
+    fn displace_idle(&mut self, peer: IpAddr) -> bool {
         let Some(connections) = self.by_peer.get(&peer) else { return false };
         let Some(connection) = connections.iter().find(|connection| connection.is_idle()).cloned() else {
             return false;
@@ -158,11 +164,11 @@ impl RegistryState {
         true
     }
 
-    /// Ends the oldest idle connection of the peer that has the most idle ones.
-    fn displace_idle_of_largest(&mut self) -> bool {
+    /// Ends the oldest idle connection of the peer that has the most idle ones among these.
+    fn displace_idle_of_largest(&mut self, is_among: impl Fn(IpAddr) -> bool) -> bool {
         let idle = |connections: &VecDeque<Arc<Connection>>| connections.iter().filter(|one| one.is_idle()).count();
-        let largest =
-            self.by_peer.iter().map(|(peer, connections)| (idle(connections), *peer)).max_by_key(|(idle, _)| *idle);
+        let among = self.by_peer.iter().filter(|(peer, _)| is_among(**peer));
+        let largest = among.map(|(peer, connections)| (idle(connections), *peer)).max_by_key(|(idle, _)| *idle);
         largest.is_some_and(|(_, peer)| self.displace_idle(peer))
     }
 
@@ -250,12 +256,24 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_ipv6_counts_as_one_client_and_a_proxy_has_the_limit_of_all() {
+    fn hosts_of_one_ipv6_network_have_a_limit_each_and_together_half_of_all() {
+        let registry = registry(8, 2);
+        let hosts: [Admitted; 4] = std::array::from_fn(|host| admitted(&registry, &format!("2001:db8::{host}:1")));
+        assert!(!hosts.iter().any(is_displaced), "each is a client of its own");
+        let elsewhere = admitted(&registry, "2001:db8:0:1::1");
+        let fifth = admitted(&registry, "2001:db8::ffff:2");
+        assert_eq!(hosts.iter().filter(|one| is_displaced(one)).count(), 1, "the network has half of all");
+        assert!(!is_displaced(&elsewhere) && !is_displaced(&fifth));
+        let left: Vec<&Admitted> = hosts.iter().collect();
+        let _requests: Vec<_> = left.iter().chain([&&fifth]).map(|one| one.connection.begin_request()).collect();
+        assert!(matches!(registry.admit("2001:db8::9".parse().unwrap()), Admission::AddressFull));
+        let own: [Admitted; 3] = std::array::from_fn(|_| admitted(&registry, "2001:db8:0:2::1"));
+        assert!(is_displaced(&own[0]) && !is_displaced(&own[1]));
+    }
+
+    #[test]
+    fn a_proxy_has_the_limit_of_all() {
         let registry = registry(4, 1);
-        let first = admitted(&registry, "2001:db8::1");
-        let _second = admitted(&registry, "2001:db8::ffff:2");
-        assert!(is_displaced(&first));
-        let _elsewhere = admitted(&registry, "2001:db8:0:1::1");
         let proxied: [Admitted; 2] = [admitted(&registry, "10.0.0.99"), admitted(&registry, "::ffff:10.0.0.99")];
         assert!(!proxied.iter().any(is_displaced));
     }

@@ -91,6 +91,11 @@ pub(crate) struct BodyDeadlines {
     pub(crate) whole: Duration,
 }
 
+/// Whether a body failed because it did not arrive in time or not to its end; otherwise it is longer than its reader allows.
+pub(crate) fn did_not_arrive(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<io::Error>())
+}
+
 /// The body of a request, which fails when it arrives too slowly. Time counts only while the handler reads: a client is not late while
 /// its request waits for us.
 #[derive(Debug)]
@@ -224,6 +229,18 @@ mod tests {
     async fn next(body: &mut TimedBody<Pieces>) -> io::Result<Frame<Bytes>> {
         let frame = std::future::poll_fn(|context| hyper::body::Body::poll_frame(Pin::new(&mut *body), context));
         frame.await.expect("the body never ends")
+    }
+
+    #[test]
+    fn a_body_that_does_not_arrive_is_not_taken_for_one_that_is_too_long() {
+        let deadlines = BodyDeadlines { piece: Duration::from_millis(20), whole: Duration::from_secs(600) };
+        runtime().block_on(async {
+            let body = || Body::new(TimedBody::new(Pieces(vec![b"abc"]), deadlines));
+            let late = axum::body::to_bytes(body(), 3).await.unwrap_err();
+            assert!(did_not_arrive(&late), "{late}");
+            let too_long = axum::body::to_bytes(body(), 2).await.unwrap_err();
+            assert!(!did_not_arrive(&too_long), "{too_long}");
+        });
     }
 
     #[test]

@@ -133,7 +133,7 @@ async fn authorise_and_run(
         return Err(ApiError::RoleRequired { is: caller.role, needed: Role::Operator });
     }
     let body_bytes = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(|_| ApiError::BodyTimeout)?;
-    let bytes = body_bytes.map_err(|_| ApiError::BodyTooLong(MAX_BODY_BYTES))?;
+    let bytes = body_bytes.map_err(|error| ApiError::of_body(&error, MAX_BODY_BYTES))?;
     let (state, origin) = (Arc::clone(state), peer.to_string());
     let request = ActionRequest::parse(action, &bytes)?;
     let (until, confirmed) = (Instant::now() + REQUEST_TIMEOUT, request.confirm.is_some());

@@ -102,7 +102,7 @@ async fn run(state: &Arc<ApiState>, peer: IpAddr, headers: &HeaderMap, body: Bod
     check_cross_site(headers)?;
     let handler = state.cli.clone().ok_or(ApiError::NotFound)?;
     let bytes = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await.map_err(|_| ApiError::BodyTimeout)?;
-    let request = parse(&bytes.map_err(|_| ApiError::BodyTooLong(MAX_BODY_BYTES))?)?;
+    let request = parse(&bytes.map_err(|error| ApiError::of_body(&error, MAX_BODY_BYTES))?)?;
     let until = Instant::now() + REQUEST_TIMEOUT;
     let call = CliCall {
         args: request.args,

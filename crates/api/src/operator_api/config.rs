@@ -57,7 +57,7 @@ mod tests {
         let on = |listen: &str| WebConfig::listening_on(listen.parse().unwrap());
         assert!(!on("127.0.0.1:1").is_unencrypted() && !on("[::1]:1").is_unencrypted());
         assert!(on("0.0.0.0:1").is_unencrypted() && on("10.0.0.1:1").is_unencrypted());
-        let files = TlsFiles { certificate: "a".into(), key: "b".into() };
+        let files = TlsFiles::new("a", "b");
         assert!(!WebConfig { tls: Some(files), ..on("0.0.0.0:1") }.is_unencrypted());
     }
 }

@@ -11,6 +11,7 @@ use doctor_engine::operator_commands::CommandError;
 use doctor_store::{StoreError, access::Role};
 
 use super::limits::REQUEST_TIMEOUT;
+use crate::connections::did_not_arrive;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum ApiError {
@@ -56,7 +57,7 @@ pub(super) enum ApiError {
     NotJson,
     #[error("the body is longer than {0} bytes")]
     BodyTooLong(usize),
-    #[error("the body did not arrive in time")]
+    #[error("the body did not arrive in time, or not to its end")]
     BodyTimeout,
     #[error("the confirmation has expired or is for another plan: review the current plan")]
     PlanChanged(Value),
@@ -95,6 +96,11 @@ struct ErrorBody {
 }
 
 impl ApiError {
+    /// The error of a body that could not be read, up to this length.
+    pub(super) fn of_body(error: &axum::Error, max_bytes: usize) -> Self {
+        if did_not_arrive(error) { Self::BodyTimeout } else { Self::BodyTooLong(max_bytes) }
+    }
+
     pub(super) const fn code(&self) -> &'static str {
         match self {
             Self::NotFound => "no-such-place",

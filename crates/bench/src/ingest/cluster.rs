@@ -86,7 +86,8 @@ impl Cluster {
         let simulation =
             start("cluster.log", &["sim", "serve", "--socket", "sim.sock", "--world", "world.toml", "--speed", "1"])?;
         let controller = start("controller.log", &["--config", "doctor.toml", "serve"])?;
-        let mut cluster = Self { endpoint: Endpoint::new(address, &authority.certificate)?, store, controller, simulation, folder };
+        let mut cluster =
+            Self { endpoint: Endpoint::new(address, &authority.certificate)?, store, controller, simulation, folder };
         cluster.wait_for_nodes(nodes)?;
         Ok(cluster)
     }

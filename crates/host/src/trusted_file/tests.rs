@@ -256,3 +256,25 @@ fn a_mounted_config_map_is_read_and_the_same_directory_without_its_mount_is_refu
     site.mode(&format!("{volume}/..2026_11_19/doctor.toml"), 0o644);
     assert_eq!(site.read("etc/cluster-doctor/doctor.toml").as_deref(), Ok("text"));
 }
+
+#[test]
+fn root_accepts_the_files_of_a_service_from_the_owner_of_its_state_directory_only() {
+    if !is_root("files of a service") {
+        return;
+    }
+    let site = Site::new();
+    site.write("state/agents.key");
+    let (key, state) = (site.at("state/agents.key"), site.at("state"));
+    for path in [&key, &state] {
+        chown(path, Some(OTHER), None).unwrap();
+    }
+    assert_eq!(read_of_service(&key, &state).unwrap(), b"text");
+    assert!(read(&key).is_err(), "elsewhere that user is a stranger");
+    site.mode("state/agents.key", 0o664);
+    let error = read_of_service(&key, &state).unwrap_err();
+    let refused = refusal(&error).unwrap();
+    assert!(!refused.has_foreign_owner() && refused.remedy().starts_with("chmod g-w "), "{refused}");
+    site.mode("state/agents.key", 0o600);
+    chown(&key, Some(OTHER + 1), None).unwrap();
+    assert!(refusal(&read_of_service(&key, &state).unwrap_err()).unwrap().has_foreign_owner());
+}

@@ -133,6 +133,11 @@ pub enum ConfigError {
     NoTrust(Address),
     #[error("both `ca_file` and `fingerprints` are set: keep one")]
     TwoTrusts,
+    #[error(
+        "{0} is not encrypted, and `ca_file` or `fingerprints` is set, which nothing would be checked with: use https://, or \
+         remove them"
+    )]
+    TrustOfPlain(Address),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error("{} is readable by all users and allows them to report as this node: chmod 600", .0.display())]
@@ -322,6 +327,10 @@ fn load_tls(
     files: &mut Vec<Stamp>,
 ) -> Result<Option<TlsClient>, ConfigError> {
     if !address.is_encrypted() {
+        // Those of a credential are of the address that was enrolled; an address in the settings replaces it.
+        if settings.ca_file.is_some() || !settings.fingerprints.is_empty() {
+            return Err(ConfigError::TrustOfPlain(address.clone()));
+        }
         let allowed = settings.plain || address.is_loopback();
         return if allowed { Ok(None) } else { Err(ConfigError::Plain(address.clone())) };
     }
@@ -520,6 +529,10 @@ mod tests {
         }
         // The settings override the credential, and name one way to authenticate it.
         let one = KeyFingerprint::of(b"one");
+        for trust in [format!("fingerprints = [\"{one}\"]\n"), "ca_file = \"/nowhere/ca.pem\"\n".to_owned()] {
+            let plain = format!("controller = \"http://ctl:7443\"\nplain = true\n{trust}");
+            assert!(matches!(site.load(&plain), Err(ConfigError::TrustOfPlain(_))), "{plain}");
+        }
         assert!(site.load(&format!("fingerprints = [\"{one}\"]\n")).unwrap().route.tls.is_some());
         let error = site.load("ca_file = \"/nowhere/ca.pem\"\n").map(drop).map_err(text).unwrap_err();
         assert!(error.contains("/nowhere/ca.pem"), "{error}");

@@ -4,8 +4,12 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{IpAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     str::FromStr,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -188,7 +192,7 @@ enum Connection {
 impl Connection {
     fn open(to: &Address, tls: Option<&TlsClient>, connect_limit: Duration, deadline: Instant) -> io::Result<Self> {
         let open = || -> io::Result<DeadlineStream> {
-            let tcp = connect(to, connect_limit)?;
+            let tcp = connect(to, connect_limit, deadline)?;
             tcp.set_nodelay(true)?;
             Ok(DeadlineStream { tcp, deadline })
         };
@@ -250,16 +254,59 @@ impl Write for DeadlineStream {
     }
 }
 
-fn connect(to: &Address, limit: Duration) -> io::Result<TcpStream> {
+fn connect(to: &Address, limit: Duration, deadline: Instant) -> io::Result<TcpStream> {
     let host = to.bare_host();
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("no address found for {host}"));
-    for address in (host, to.port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, limit) {
+    for address in addresses(host, to.port, left(deadline)?, system_resolver)? {
+        match TcpStream::connect_timeout(&address, limit.min(left(deadline)?)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Lookups of names that have not ended.
+static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+/// More would pile up while no name server answers.
+const MAX_LOOKUPS: usize = 8;
+
+struct Lookup;
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        LOOKUPS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn system_resolver(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// Returns the addresses of a host. The system's resolver has no deadline: a lookup that is not over in time ends by itself.
+fn addresses(
+    host: &str,
+    port: u16,
+    limit: Duration,
+    resolver: impl FnOnce(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + 'static,
+) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("the name {host} was not resolved in time"));
+    let before = LOOKUPS.fetch_add(1, Ordering::AcqRel);
+    let lookup = Lookup;
+    if before >= MAX_LOOKUPS {
+        return Err(late());
+    }
+    let (sender, answer) = mpsc::channel();
+    let name = host.to_owned();
+    std::thread::Builder::new().name("doctor-resolve".to_owned()).spawn(move || {
+        let _lookup = lookup;
+        // Nobody waits for a late answer.
+        let _late = sender.send(resolver(&name, port));
+    })?;
+    answer.recv_timeout(limit).map_err(|_| late())?
 }
 
 fn left(deadline: Instant) -> io::Result<Duration> {
@@ -362,6 +409,23 @@ mod tests {
             received
         });
         (address, thread)
+    }
+
+    #[test]
+    fn a_name_server_that_does_not_answer_holds_no_exchange_beyond_its_limit() {
+        let (sender, hanging) = mpsc::channel::<()>();
+        let hang = move |_: &str, _: u16| {
+            let _ended = hanging.recv();
+            Ok(Vec::new())
+        };
+        let error = addresses("ctl.example", 7443, Duration::from_millis(50), hang).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        drop(sender);
+        let known = |_: &str, port: u16| Ok(vec![SocketAddr::from(([10, 0, 0, 1], port))]);
+        let found = addresses("ctl.example", 7443, Duration::from_secs(240), known).unwrap();
+        assert_eq!(found, ["10.0.0.1:7443".parse().unwrap()]);
+        let unused = |_: &str, _: u16| panic!("an address needs no resolver");
+        assert_eq!(addresses("::1", 1, Duration::ZERO, unused).unwrap(), ["[::1]:1".parse().unwrap()]);
     }
 
     fn send(to: &Address) -> io::Result<Reply> {

@@ -17,6 +17,7 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -153,19 +154,40 @@ fn work(job: &JobParams, stop: &Stop) -> Result<u8, JobError> {
         }
     };
     log.line("job", text);
-    deliver_result(job, &bytes, stop, &log)?;
+    deliver_result(job.post.as_ref(), &job.result_target, &bytes, stop, &log)?;
     Ok(code)
 }
 
 /// Posts the document and writes it to its target. One of them is enough; where only the post is left, it is repeated
 /// until the job's time limit.
-fn deliver_result(job: &JobParams, bytes: &[u8], stop: &Stop, log: &Log) -> Result<(), JobError> {
-    let mut posted = job.post.as_ref().map(|post| post.send_soon(bytes, stop, log));
-    let written = write_result(&job.result_target, bytes);
+fn deliver_result(
+    post: Option<&ResultPost>,
+    target: &ResultTarget,
+    bytes: &[u8],
+    stop: &Stop,
+    log: &Log,
+) -> Result<(), JobError> {
+    // At the same time: a job that was asked to stop is killed soon, and neither a controller that does not answer nor a file
+    // server that hangs may cost it the other way.
+    let (mut posted, written) = thread::scope(|scope| {
+        let writer = thread::Builder::new().spawn_scoped(scope, || write_result(target, bytes));
+        let post = || post.map(|post| post.send_soon(bytes, stop, log));
+        match writer {
+            Ok(writer) => {
+                let posted = post();
+                (posted, writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            }
+            // There is no room for a thread.
+            Err(_) => {
+                let written = write_result(target, bytes);
+                (post(), written)
+            }
+        }
+    });
     let Err(error) = written else { return Ok(()) };
     let cause = error.source().map_or_else(String::new, |source| format!(": {source}"));
     log.line("job", &format!("the result could not be written{cause}"));
-    if let (Some(post), Some(PostOutcome::Unanswered)) = (&job.post, &posted) {
+    if let (Some(post), Some(PostOutcome::Unanswered)) = (post, &posted) {
         posted = Some(post.send_until_stopped(bytes, stop, log));
     }
     if posted == Some(PostOutcome::Accepted) { Ok(()) } else { Err(error) }
@@ -310,6 +332,30 @@ mod tests {
     use super::*;
     use doctor_checks::probe::Probe;
     use doctor_core::time::Timestamp;
+    use std::time::Instant;
+
+    #[test]
+    fn the_document_is_written_while_the_controller_does_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory.json");
+        let written = path.clone();
+        // It answers once the file is there.
+        let send: SendDocument = Box::new(move |_, _| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while !written.exists() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let status = if written.exists() { 202 } else { 404 };
+            Ok(PostReply { status, retry_after: None, text: String::new() })
+        });
+        let post = ResultPost { address: "http://ctl".to_owned(), send };
+        let posts_of =
+            |target: &ResultTarget| deliver_result(Some(&post), target, b"DOCUMENT", &Stop::never(), &Log::to_output());
+        posts_of(&ResultTarget::File(path.clone())).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"DOCUMENT");
+        // Below a file nothing can be written: the post alone is enough.
+        posts_of(&ResultTarget::File(path.join("memory.json"))).unwrap();
+    }
 
     #[test]
     fn evidence_that_does_not_fit_is_replaced_by_a_failure() {

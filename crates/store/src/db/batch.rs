@@ -5,7 +5,7 @@ use std::{error::Error, fmt::Write};
 
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
-use super::{ColumnType, SqlValue};
+use super::{ColumnType, SqlValue, row::postgres_text};
 
 /// A statement for many rows. It owns its values, so it can be sent later.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Column {
             match value {
                 SqlValue::Null => {}
                 SqlValue::Int(number) => array.extend(number.to_be_bytes()),
-                SqlValue::Text(text) => array.extend(text.as_bytes()),
+                SqlValue::Text(text) => array.extend(postgres_text(text).as_bytes()),
                 SqlValue::Blob(bytes) => array.extend(*bytes),
             }
         }
@@ -102,7 +102,7 @@ fn size(value: SqlValue<'_>) -> usize {
     match value {
         SqlValue::Null => 0,
         SqlValue::Int(_) => 8,
-        SqlValue::Text(text) => text.len(),
+        SqlValue::Text(text) => postgres_text(text).len(),
         SqlValue::Blob(bytes) => bytes.len(),
     }
 }
@@ -165,14 +165,14 @@ mod tests {
             SqlValue::Null,
             SqlValue::Null,
             SqlValue::Int(i64::MAX),
-            SqlValue::Text(""),
+            SqlValue::Text("a\0b"),
         ];
         let Column(numbers) = Column::gather(ColumnType::Int, &rows, 0, 2);
         let numbers = Vec::<Option<i64>>::from_sql(&Type::INT8_ARRAY, &numbers).unwrap();
         assert_eq!(numbers, [Some(-7), None, Some(i64::MAX)]);
         let Column(texts) = Column::gather(ColumnType::Text, &rows, 1, 2);
         let texts = Vec::<Option<&str>>::from_sql(&Type::TEXT_ARRAY, &texts).unwrap();
-        assert_eq!(texts, [Some("a"), None, Some("")]);
+        assert_eq!(texts, [Some("a"), None, Some("a\u{FFFD}b")]);
         let Column(blobs) = Column::gather(ColumnType::Blob, &[SqlValue::Blob(&[0, 255])], 0, 1);
         assert_eq!(Vec::<&[u8]>::from_sql(&Type::BYTEA_ARRAY, &blobs).unwrap(), [&[0, 255]]);
     }

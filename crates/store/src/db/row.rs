@@ -1,5 +1,7 @@
 //! Parameter values and result rows, the same for both databases.
 
+use std::borrow::Cow;
+
 use doctor_core::{
     ids::{CaseId, RunId},
     time::{Span, Timestamp},
@@ -129,7 +131,7 @@ impl ToSql for SqlValue<'_> {
             Self::Int(number) if *ty == Type::INT4 => i32::try_from(number)?.to_sql(ty, out),
             Self::Int(number) if *ty == Type::INT2 => i16::try_from(number)?.to_sql(ty, out),
             Self::Int(number) => number.to_sql(ty, out),
-            Self::Text(text) => text.to_sql(ty, out),
+            Self::Text(text) => postgres_text(text).to_sql(ty, out),
             Self::Blob(bytes) => bytes.to_sql(ty, out),
         }
     }
@@ -139,6 +141,11 @@ impl ToSql for SqlValue<'_> {
     }
 
     to_sql_checked!();
+}
+
+/// Returns the text as PostgreSQL can store it: it refuses NUL, which a node may have sent, and with it the transaction.
+pub(super) fn postgres_text(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { text.replace('\0', "\u{FFFD}").into() } else { text.into() }
 }
 
 /// An integer of any width.

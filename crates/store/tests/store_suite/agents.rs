@@ -4,6 +4,7 @@ use doctor_checks::document::{CheckRound, ConfirmedResults, DroppedReports, RunK
 use doctor_core::{
     finding::Verdict,
     ids::HardwareId,
+    observation::{Entity, EntityKind},
     plan::Action,
     reason::WithReason,
     snapshot::TestRecord,
@@ -30,6 +31,9 @@ suite!(
     a_report_that_waited_counts_from_when_it_was_made,
     results_of_an_agent_belong_to_its_machine_and_survive_a_backup,
     a_nodes_history_has_the_results_of_runs_and_of_its_agent_in_order,
+    a_report_under_the_id_of_a_run_does_not_keep_its_result_out,
+    no_text_of_a_node_fails_a_write,
+    the_keys_of_endpoints_are_those_of_controllers_that_still_run,
 );
 
 fn report(bed: &StoreTestbed, number: u64, results: &[(&str, Verdict)]) -> AgentFindings {
@@ -241,6 +245,51 @@ fn results_of_an_agent_belong_to_its_machine_and_survive_a_backup(bed: &mut Stor
     bed.wait(Span::minutes(1));
     accept(bed, &report(bed, 3, &[("memory", Verdict::Pass)]));
     assert_eq!(record(bed, "memory").settled(), Some(bed.now));
+}
+
+/// An agent chooses the time and the number of its report, of which its place in history is made.
+fn a_report_under_the_id_of_a_run_does_not_keep_its_result_out(bed: &mut StoreTestbed) {
+    let run = bed.plan("n1", &["memory"]);
+    let number = run.number() & ((1 << 21) - 1);
+    accept(bed, &report(bed, number, &[("memory", Verdict::Fail)]));
+    bed.wait(Span::minutes(5));
+    let outcome = bed.outcome("n1", "memory", Verdict::Pass);
+    assert_eq!(bed.accept(&[bed.result(run, "n1", vec![outcome])]), [Accepted::Stored]);
+    let history = bed.store.history(&HistoryFilter::default()).unwrap();
+    let of_run: Vec<_> = history.iter().map(|row| (row.run, row.verdict, row.at)).collect();
+    assert_eq!(of_run, [(Some(run), Verdict::Pass, bed.now)]);
+    bed.assert_sound();
+}
+
+fn no_text_of_a_node_fails_a_write(bed: &mut StoreTestbed) {
+    let mut report = report(bed, 1, &[("memory", Verdict::Fail)]);
+    report.hardware.boot_id = Some("boot\0".to_owned());
+    for finding in report.by_check.values_mut().flatten() {
+        finding.entity = Entity::new(EntityKind::Mount, "/a\0b");
+        finding.text = "\0".to_owned();
+    }
+    accept(bed, &report);
+    let open = bed.store.load_nodes().unwrap().remove(&node("n1")).unwrap().findings;
+    assert_eq!(open.len(), 1, "{open:?}");
+    bed.store.enroll_agent(&node("n1"), &RunKey::new([1; 32]), "ann", "new node", bed.now).unwrap();
+    let versions = Versions { program: "\0".to_owned(), ..Versions::default() };
+    let contact = AgentContact { at: bed.now, number: 2, sent: bed.now, versions };
+    bed.store.record_agent_contacts(&bed.lease, &[(node("n1"), contact)]).unwrap();
+    bed.assert_sound();
+}
+
+fn the_keys_of_endpoints_are_those_of_controllers_that_still_run(bed: &mut StoreTestbed) {
+    let key = |text: &str| vec![format!("sha256:{text}")];
+    let record = |bed: &mut StoreTestbed, text: &str, after: Span| {
+        let now = bed.wait(after);
+        bed.store.record_endpoint_keys(&key(text), now).unwrap()
+    };
+    assert!(record(bed, "a", Span::ZERO).is_empty());
+    assert_eq!(record(bed, "b", Span::hours(1)), key("a"));
+    assert_eq!(record(bed, "c", Span::hours(1)), [key("a"), key("b")].concat());
+    assert_eq!(record(bed, "c", Span::hours(22)), [key("a"), key("b")].concat());
+    assert_eq!(record(bed, "c", Span::minutes(30)), key("b"), "nobody has had the other for a day");
+    bed.assert_sound();
 }
 
 fn agents_open_and_clear_findings_without_history(bed: &mut StoreTestbed) {

@@ -28,6 +28,7 @@ use crate::{
 
 suite!(
     counts_are_stored_exactly_and_replaced,
+    a_number_of_gpus_that_no_machine_has_does_not_keep_the_nodes_from_loading,
     counts_survive_a_backup,
     a_release_accepts_the_present_counts_but_not_that_all_gpus_are_gone,
     new_hardware_has_no_earlier_counts,
@@ -89,6 +90,14 @@ fn counts_are_stored_exactly_and_replaced(bed: &mut StoreTestbed) {
     assert_eq!((nodes[&node("n1")].remembered_gpus, nodes[&node("n2")].remembered_gpus), (8, 0));
     assert_eq!(bed.store.load_nodes_named(&[node("n1")]).unwrap()[&node("n1")].remembered_gpus, 8);
     bed.assert_sound();
+}
+
+fn a_number_of_gpus_that_no_machine_has_does_not_keep_the_nodes_from_loading(bed: &mut StoreTestbed) {
+    let rows = [("n1", 1e300), ("n2", 8.0)]
+        .map(|(name, value)| (node(name), "gpu_count".to_owned(), count(value, bed.now, value, bed.now)));
+    bed.store.record_measured_counts(&bed.lease, &rows, bed.now).unwrap();
+    let nodes = bed.store.load_nodes().unwrap();
+    assert_eq!((nodes[&node("n1")].remembered_gpus, nodes[&node("n2")].remembered_gpus), (u32::MAX, 8));
 }
 
 fn counts_survive_a_backup(bed: &mut StoreTestbed) {
