@@ -81,15 +81,29 @@ rule "modules without a name of their own" \
 rule "unfinished places" \
   "$(grep -nE '\b(todo|unimplemented)!\(|\b(TODO|FIXME|XXX)\b' "${sources[@]}")"
 # Nodes write to the shared directory: `doctor_host::shared_directory` alone opens what is on it. The engine has no other files.
-by_path='\bfs::[a-z_]+\(|\bFile::(open|create|create_new|options)\b|\b(OpenOptions|DirBuilder)\b'
-path_methods='\.(is_file|is_dir|symlink_metadata|canonicalize|read_dir|read_link|try_exists|exists)\(\)'
-rule "files on the shared directory that are opened by path" \
-  "$(find crates/engine/src -name '*.rs' ! -name tests.rs | sort | while read -r file; do
-    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path|$path_methods" | sed "s|^|$file:|"
+# `File` as a type is no way to open one.
+by_path='\bfs::[a-z_]+\(|\bFile::(open|create|create_new|options)\b|\b(OpenOptions|DirBuilder)\b|\bopenat2?\('
+fs_imports='\b(std|rustix)::fs\b|\b(std|rustix)::\{.*\bfs\b|^[[:space:]]*fs(::|,|;| as )'
+only_the_type='^[0-9]+:[[:space:]]*(use std::)?fs::File[,;]$'
+path_methods='\.(is_file|is_dir|metadata|symlink_metadata|canonicalize|read_dir|read_link|try_exists|exists)\(\)'
+opened_by_path() { # patterns, files
+  local file patterns=$1
+  shift
+  for file in "$@"; do
+    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$patterns" | grep -vE "$only_the_type" | sed "s|^|$file:|"
   done
-  for file in crates/backend-slurm/src/{submit,report_job,remaining_output,share_files}.rs crates/notify/src/report/schedule.rs; do
-    sed '/^#\[cfg(test)\]/,$d' "$file" | grep -nE "$by_path" | sed "s|^|$file:|"
-  done)"
+}
+rule "the check for files that are opened by path is broken" \
+  "$(for line in 'use std::fs::read_to_string;' 'use rustix::fs::openat;' '    fs::{self, File},' 'use std::{fs, io};' 'fs::read(path)' \
+    'let at = openat(&folder, name, flags, mode);' 'path.metadata()'; do
+    [ -n "$(opened_by_path "$by_path|$fs_imports|$path_methods" <(echo "$line"))" ] || echo "not found: $line"
+  done
+  opened_by_path "$by_path|$fs_imports" <(printf '    fs::File,\n    fsync(&file);\n'))"
+mapfile -t engine_sources < <(find crates/engine/src -name '*.rs' ! -name tests.rs | sort)
+rule "files on the shared directory that are opened by path" \
+  "$(opened_by_path "$by_path|$fs_imports|$path_methods" "${engine_sources[@]}"
+  opened_by_path "$by_path|$fs_imports" crates/backend-slurm/src/{submit,report_job,remaining_output,share_files}.rs \
+    crates/notify/src/report/schedule.rs crates/host/src/{output_file,vendor_reports}.rs)"
 rule "processes that are started without a limit; use doctor_backend::process (or doctor_host::jobs for a job)" \
   "$(for file in crates/{api,backend,backend-*,doctor,engine,fleet,notify,sim,store}/src; do find "$file" -name '*.rs'; done | while read -r file; do
     [[ "$file" != */tests.rs && "$file" != crates/backend/src/process/running.rs ]] || continue

@@ -27,7 +27,7 @@ use super::{
     node_ops::{op_name, permanent_error, responds, retryable_error},
     programs::Access,
     states::Phase,
-    submit::{FOLDER, OUTPUT},
+    submit::{FOLDER, OUTPUT, own_folder},
 };
 
 const REPORT: &str = "report";
@@ -117,15 +117,18 @@ impl SlurmBackend {
         // Before the job: without the folder, a purged one would be submitted again.
         let made = path.clone();
         self.share_files
-            .call("making the folder of a report", move |root| root.make_subdirectory(&made).map(drop))
+            .call("making the folder of a report", move |root| own_folder(root, &made).map(drop))
             .map_err(unwritable)?;
         let submitted = self.programs.run(REPORT, "sbatch", &arguments, &script, Access::Write);
         if submitted.as_ref().is_err_and(|error| error.effect != Effect::Unknown) {
-            let removed = self.share_files.call("removing the folder of a report", move |root| {
-                let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
-                root.subdirectory(parent)?.map_or(Ok(()), |parent| parent.remove_tree(name))
+            let removed = self.share_files.call_noting("removing the folder of a report", move |root, progress| {
+                let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(true) };
+                let Some(parent) = root.subdirectory(parent)? else { return Ok(true) };
+                parent.remove_tree(name, &progress.while_removing())
             });
-            removed.map_err(unwritable)?;
+            if !removed.map_err(unwritable)? {
+                return Err(retryable_error(REPORT, "its folder is not removed yet".to_owned()));
+            }
             self.end_report_reservation(op)?;
         }
         submitted.map(drop)
@@ -143,7 +146,11 @@ impl SlurmBackend {
     }
 
     fn read_report(&self, op: OpId) -> Result<ReportProgress, BackendError> {
-        let unreadable = |error| permanent_error(REPORT, format!("the report cannot be read: {error}"));
+        // A report that is no JSON stays so. What the file system answers may change.
+        let unreadable = |error: io::Error| {
+            let fail = if error.kind() == io::ErrorKind::Other { permanent_error } else { retryable_error };
+            fail(REPORT, format!("the report cannot be read: {error}"))
+        };
         let read = move |root: &Path| vendor_reports::read(root, &folder(op), vendor_reports::MAX_FILE_BYTES);
         let report = self.share_files.at_root("reading a report", read).map_err(unreadable)?;
         Ok(match report {

@@ -39,7 +39,20 @@ impl ShareFiles {
         what: &'static str,
         body: impl FnOnce(&SharedDirectory) -> Result<T, SharedDirectoryError> + Send + 'static,
     ) -> io::Result<T> {
-        self.at_root(what, move |root| Ok(SharedDirectory::open(root).and_then(|root| body(&root))?))
+        self.call_noting(what, move |root, _| body(root))
+    }
+
+    /// Runs one call on the open root that notes each answer of the file system: a long one is not taken for one that hangs.
+    ///
+    /// # Errors
+    /// If the call fails, or the directory does not answer.
+    pub(super) fn call_noting<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        body: impl FnOnce(&SharedDirectory, &Progress) -> Result<T, SharedDirectoryError> + Send + 'static,
+    ) -> io::Result<T> {
+        let progress = self.progress.clone();
+        self.at_root(what, move |root| Ok(SharedDirectory::open(root).and_then(|root| body(&root, &progress))?))
     }
 
     /// Runs one call that opens the root itself, and follows no link below it.

@@ -14,6 +14,7 @@ use std::{
 use doctor_backend::{
     BackendError, Effect, JobRequest,
     clock::{Clock, SystemClock},
+    share_worker::Progress,
     shared_directory::{Entry, EntryKind, SharedDirectory, SharedDirectoryError},
     trusted_file,
 };
@@ -46,6 +47,8 @@ const REFRESH: Span = Span::days(1);
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// A claim has about two hundred bytes.
 const MAX_CLAIM_BYTES: u64 = 16 * 1024;
+/// More claims than a run has nodes. A node may write any number of them.
+const MAX_CLAIMS: usize = 5_000;
 
 fn permanent_error(text: String) -> BackendError {
     BackendError { operation: OPERATION, text, effect: Effect::NotAppliedPermanent }
@@ -130,7 +133,7 @@ impl SlurmBackend {
         self.prune();
         let folder = run_folder(run);
         let on_nodes = self.share_path().join(&folder);
-        self.share_files.call("making the folder of a run", move |root| root.make_subdirectory(&folder).map(drop))?;
+        self.share_files.call("making the folder of a run", move |root| own_folder(root, &folder).map(drop))?;
         Ok(on_nodes)
     }
 
@@ -141,15 +144,18 @@ impl SlurmBackend {
             return;
         }
         *last = Some(Instant::now());
-        let _later = self.share_files.call("removing old files", |root| prune(root, SystemClock.now()));
+        let _later = self
+            .share_files
+            .call_noting("removing old files", |root, progress| prune(root, SystemClock.now(), progress));
     }
 
-    /// Reads the claims of a run's nodes.
+    /// Reads the claims of a run's nodes. What is no claim is left out: nodes write there, and none may keep its run active.
+    ///
+    /// # Errors
+    /// Only if the shared directory is away or does not answer, so that it is not known what is there.
     pub(super) fn claims(&self, run: RunId) -> io::Result<Vec<JobFile>> {
-        let claims = self.share_files.call("reading the claims of a run", move |root| read_claims(root, run))?;
-        let parsed = claims.iter().map(|bytes| serde_json::from_slice(bytes).map_err(io::Error::other));
-        let claims: Vec<JobFile> = parsed.collect::<io::Result<_>>()?;
-        Ok(claims.into_iter().filter(|claim| claim.run == run).collect())
+        let read = move |root: &SharedDirectory, progress: &Progress| read_claims(root, run, progress);
+        self.share_files.call_noting("reading the claims of a run", read)
     }
 
     /// Copies the policy for jobs under a name that contains its hash: a pending job reads the version it was submitted with. Returns
@@ -168,20 +174,47 @@ fn run_folder(run: RunId) -> PathBuf {
     Path::new(FOLDER).join(run.to_string())
 }
 
-fn read_claims(root: &SharedDirectory, run: RunId) -> Result<Vec<Vec<u8>>, SharedDirectoryError> {
-    let Some(folder) = root.subdirectory(&run_folder(run))? else { return Ok(Vec::new()) };
-    let mut claims = Vec::new();
-    for name in folder.names()? {
-        let path = Path::new(&name);
-        if path.extension().is_some_and(|extension| extension == "json") {
-            match folder.read(path, MAX_CLAIM_BYTES) {
-                // One that is too long is cut, and then no JSON.
-                Ok(claim) => claims.extend(claim),
-                // A node that puts something else there has claimed nothing. Its run must not stay active for ever.
-                Err(error @ SharedDirectoryError::WrongKind { .. }) => tracing::warn!(%run, %error, "no claim"),
-                Err(error) => return Err(error),
-            }
+/// Opens a directory of ours, and creates it if it is missing. What is no directory and has its name is moved aside.
+pub(super) fn own_folder(root: &SharedDirectory, folder: &Path) -> Result<SharedDirectory, SharedDirectoryError> {
+    let (folder, moved) = root.make_own_subdirectory(folder)?;
+    moved.iter().for_each(|moved| tracing::warn!("{moved}"));
+    Ok(folder)
+}
+
+fn read_claims(root: &SharedDirectory, run: RunId, progress: &Progress) -> Result<Vec<JobFile>, SharedDirectoryError> {
+    let listed = root.subdirectory(&run_folder(run)).and_then(|folder| {
+        let Some(folder) = folder else { return Ok(None) };
+        let names = folder.names(&progress.while_listing())?;
+        Ok(Some((folder, names)))
+    });
+    let (folder, mut names) = match listed {
+        Ok(Some(listed)) => listed,
+        Ok(None) => return Ok(Vec::new()),
+        Err(error) if error.is_outage() => return Err(error),
+        Err(error) => {
+            tracing::warn!(%run, %error, "no claims");
+            return Ok(Vec::new());
         }
+    };
+    names.retain(|name| Path::new(name).extension().is_some_and(|extension| extension == "json"));
+    names.truncate(MAX_CLAIMS);
+    let (mut claims, mut spoilt) = (Vec::new(), Vec::new());
+    for name in names {
+        progress.answered();
+        // One that is too long is cut, and then no JSON.
+        let read = match folder.read(Path::new(&name), MAX_CLAIM_BYTES) {
+            Err(error) if !error.is_outage() => Err(error.to_string()),
+            read => Ok(read?),
+        };
+        let Some(claim) = read.transpose() else { continue };
+        match claim.and_then(|bytes| serde_json::from_slice::<JobFile>(&bytes).map_err(|error| error.to_string())) {
+            Ok(claim) => claims.extend(Some(claim).filter(|claim| claim.run == run)),
+            Err(error) => spoilt.push((name, error)),
+        }
+    }
+    if let Some((name, error)) = spoilt.first() {
+        let number = spoilt.len();
+        tracing::warn!(%run, number, ?name, %error, "files of a run are no claims: find out which node made them");
     }
     Ok(claims)
 }
@@ -189,34 +222,37 @@ fn read_claims(root: &SharedDirectory, run: RunId) -> Result<Vec<Vec<u8>>, Share
 /// Writes the policy, unless it is there as it should be. One in use is written again now and then, so that its age shows when it
 /// was last used; one that is not used for long is removed.
 fn write_policy(root: &SharedDirectory, name: &str, text: &[u8]) -> Result<(), SharedDirectoryError> {
-    let folder = root.make_subdirectory(Path::new(FOLDER))?;
+    let folder = own_folder(root, Path::new(FOLDER))?;
     let found = folder.entry(Path::new(name))?.filter(|entry| entry.kind == EntryKind::File);
     let is_recent = found.is_some_and(|entry| age(&entry, SystemClock.now()) < REFRESH);
     if is_recent && folder.read(Path::new(name), text.len() as u64)?.is_some_and(|bytes| bytes == text) {
         return Ok(());
     }
-    folder.replace(name.as_ref(), &mut &*text).map(drop)
+    let written = folder.replace(name.as_ref(), &mut &*text)?;
+    written.moved_aside.iter().for_each(|moved| tracing::warn!("{moved}"));
+    Ok(())
 }
 
-fn prune(root: &SharedDirectory, now: Timestamp) -> Result<(), SharedDirectoryError> {
+fn prune(root: &SharedDirectory, now: Timestamp, progress: &Progress) -> Result<(), SharedDirectoryError> {
     let Some(folder) = root.subdirectory(Path::new(FOLDER))? else { return Ok(()) };
-    for entry_name in folder.names()? {
+    let names = folder.names(&progress.while_listing())?;
+    let (looks, go_on) = (progress.while_listing(), progress.while_removing());
+    for entry_name in &names {
         let Some(name) = entry_name.to_str() else { continue };
-        let is_old =
-            || folder.entry(Path::new(name)).is_ok_and(|entry| entry.is_some_and(|e| age(&e, now) > RETENTION));
-        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION)
-            || (name.starts_with("report-") && is_old())
-        {
-            let _kept = folder.remove_tree(&entry_name);
-            continue;
-        }
-        let ours = (name.starts_with("policy-") && (name.ends_with(".toml") || name.ends_with(".new")))
+        let is_old = || {
+            let entry = looks().then(|| folder.entry(Path::new(name)));
+            entry.is_some_and(|entry| entry.is_ok_and(|entry| entry.is_some_and(|e| age(&e, now) > RETENTION)))
+        };
+        let ours = name.starts_with("report-")
+            || (name.starts_with("policy-") && (name.ends_with(".toml") || name.ends_with(".new")))
             || (name.starts_with("repair-") && name.ends_with(".txt"));
-        if ours && is_old() {
-            let _kept = folder.remove(&entry_name);
+        if name.parse::<RunId>().is_ok_and(|run| now.since(run.born()) > RETENTION) || (ours && is_old()) {
+            // What is left is removed the next time.
+            let _kept = folder.remove_tree(entry_name, &go_on);
         }
     }
-    folder.remove_left_temporaries(now.minus(RETENTION).secs())
+    folder.remove_left_temporaries(&names, now.minus(RETENTION).secs(), &progress.while_removing());
+    Ok(())
 }
 
 fn age(entry: &Entry, now: Timestamp) -> Span {
@@ -239,7 +275,7 @@ fn check(request: &JobRequest) -> Result<(), BackendError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
     use doctor_core::ids::IdSource;
@@ -269,10 +305,53 @@ mod tests {
             names.sort();
             names
         };
-        prune(&root, now).unwrap();
+        prune(&root, now, &Progress::default()).unwrap();
         assert!(!left().contains(&old.to_string()) && left().len() == 5, "{:?}", left());
-        prune(&root, now.plus(RETENTION + Span::hours(1))).unwrap();
+        prune(&root, now.plus(RETENTION + Span::hours(1)), &Progress::default()).unwrap();
         assert_eq!(left(), ["notes.txt"]);
+    }
+
+    fn claims(root: &SharedDirectory, run: RunId) -> Vec<JobFile> {
+        read_claims(root, run, &Progress::default()).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_claim_is_left_out_and_an_outage_is_an_error() {
+        let share = tempfile::tempdir().unwrap();
+        let root = SharedDirectory::open(share.path()).unwrap();
+        let mut ids = IdSource::new(1);
+        ids.set_time(SystemClock.now());
+        let (run, other) = (ids.run(), ids.run());
+        let folder = share.path().join(run_folder(run));
+        fs::create_dir_all(&folder).unwrap();
+        let good = |run| serde_json::to_vec(&JobFile { run, process: None, ended: None }).unwrap();
+        fs::write(folder.join("n1.json"), good(run)).unwrap();
+        fs::write(folder.join("n2.json"), "garbage").unwrap();
+        fs::write(folder.join("n3.json"), vec![b' '; 1 << 20]).unwrap();
+        fs::write(folder.join("n4.json"), good(other)).unwrap();
+        fs::create_dir(folder.join("n5.json")).unwrap();
+        fs::write(folder.join("n6.json"), good(run)).unwrap();
+        fs::set_permissions(folder.join("n6.json"), fs::Permissions::from_mode(0o000)).unwrap();
+        let readable = if fs::read(folder.join("n6.json")).is_ok() { 2 } else { 1 };
+        assert_eq!(claims(&root, run).len(), readable);
+        fs::write(share.path().join(run_folder(other)), "in place of the folder").unwrap();
+        assert!(claims(&root, other).is_empty());
+        // Whether the run has claims is not known then.
+        let files = crate::share_files::ShareFiles::new(&share.path().join("no mount"));
+        assert!(files.call_noting("x", move |root, progress| read_claims(root, run, progress)).is_err());
+    }
+
+    #[test]
+    fn what_is_planted_in_place_of_our_folders_and_policies_is_moved_aside() {
+        let share = tempfile::tempdir().unwrap();
+        let root = SharedDirectory::open(share.path()).unwrap();
+        fs::create_dir(share.path().join("metadata")).unwrap();
+        std::os::unix::fs::symlink("/", share.path().join(FOLDER)).unwrap();
+        own_folder(&root, &Path::new(FOLDER).join("run")).unwrap();
+        assert!(share.path().join(FOLDER).join("run").is_dir());
+        fs::create_dir_all(share.path().join(FOLDER).join("policy-1.toml/x")).unwrap();
+        write_policy(&root, "policy-1.toml", b"ours").unwrap();
+        assert_eq!(fs::read_to_string(share.path().join(FOLDER).join("policy-1.toml")).unwrap(), "ours");
     }
 
     #[test]
@@ -291,7 +370,7 @@ mod tests {
 
         let pipe = folder.join(run.to_string()).join("n1.json");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        assert!(read_claims(&root, run).unwrap().is_empty());
+        assert!(claims(&root, run).is_empty());
 
         std::os::unix::fs::symlink(outside.join("policy"), folder.join("policy-1.toml")).unwrap();
         write_policy(&root, "policy-1.toml", b"ours").unwrap();
@@ -301,7 +380,7 @@ mod tests {
         assert_eq!(fs::read_to_string(folder.join("policy-1.toml")).unwrap(), "ours", "a node had changed it");
 
         std::os::unix::fs::symlink(&outside, folder.join(linked.to_string())).unwrap();
-        prune(&root, SystemClock.now()).unwrap();
+        prune(&root, SystemClock.now(), &Progress::default()).unwrap();
         assert!(!folder.join(run.to_string()).exists() && !folder.join(linked.to_string()).exists());
         assert_eq!(fs::read_to_string(outside.join("policy")).unwrap(), "theirs");
         assert!(outside.join("kept").is_dir());

@@ -265,10 +265,17 @@ impl Backend for BoundedBackend {
 
     fn collect_report(&self, node: &NodeName, op: OpId) -> ReportProgress {
         let about = node.to_string();
-        let node = node.clone();
-        let work = move |inner: &dyn Backend| Ok::<_, BackendError>(inner.collect_report(&node, op));
+        let of = node.clone();
+        let work = move |inner: &dyn Backend| Ok::<_, BackendError>(inner.collect_report(&of, op));
         let progress = self.call(Access::Change, "collect the node's report", &about, work);
-        progress.unwrap_or_else(|error| ReportProgress::Failed { text: error.to_string() })
+        progress.unwrap_or_else(|error| match error.effect {
+            Effect::NotAppliedPermanent => ReportProgress::Failed { text: error.to_string() },
+            // The report may still come. The caller asks again, and stops when it has waited long enough.
+            Effect::NotAppliedRetry | Effect::Unknown => {
+                tracing::debug!(%node, %error, "report not collected yet");
+                ReportProgress::InProgress
+            }
+        })
     }
 
     fn set_progress(&self, progress: &Progress) {
@@ -374,6 +381,11 @@ mod tests {
         fn apply(&self, _: &NodeName, _: &NodeOp) -> Result<(), BackendError> {
             Ok(())
         }
+
+        fn collect_report(&self, _: &NodeName, _: OpId) -> ReportProgress {
+            self.wait();
+            ReportProgress::Failed { text: "there is none".to_owned() }
+        }
     }
 
     fn bounded(cluster: &Arc<HangingCluster>) -> BoundedBackend {
@@ -439,6 +451,23 @@ mod tests {
         // A change of several requests starts none after it.
         let change = Deadline::of_change(Duration::from_secs(600), Some(progress.effects_permit()));
         assert!(deadline::enter(Some(change), deadline::is_over));
+    }
+
+    #[test]
+    fn a_report_is_only_given_up_when_the_node_has_none() {
+        let cluster = Arc::new(HangingCluster::default());
+        let backend = bounded(&cluster);
+        let ask =
+            |backend: &BoundedBackend| backend.collect_report(&NodeName::new("n1").unwrap(), OpId::from_number(1));
+        assert_eq!(ask(&backend), ReportProgress::InProgress, "the call was given up");
+        assert_eq!(ask(&backend), ReportProgress::InProgress, "it was refused, because the first has not ended");
+        cluster.set_answering();
+        let backend = bounded_by(&cluster, Duration::from_secs(600));
+        let progress = Progress::default();
+        backend.set_progress(&progress);
+        assert_eq!(ask(&backend), ReportProgress::Failed { text: "there is none".to_owned() });
+        progress.allow_effects_until(Instant::now());
+        assert_eq!(ask(&backend), ReportProgress::InProgress, "the lease has ended");
     }
 
     #[test]

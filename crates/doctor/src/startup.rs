@@ -125,8 +125,8 @@ fn judge_store(config: &Config, source: &ConfigSource) -> Result<StoreProbe> {
     Ok(probe)
 }
 
-/// Returns a remark if the directory is full or does not answer: that must not keep the service from starting. A file server that
-/// hangs would otherwise keep a controller that restarts from taking bad nodes out of service.
+/// Returns a remark if the directory is full or away for now: that must not keep the service from starting. A file server that
+/// hangs or fails would otherwise keep a controller that restarts from taking bad nodes out of service.
 fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>> {
     if matches!(source, ConfigSource::BuiltIn { .. }) && !config.data.exists() {
         let usable = state_directory::check_usable(&config.data);
@@ -136,11 +136,20 @@ fn judge_share(config: &Config, source: &ConfigSource) -> Result<Option<String>>
     }
     match Share::open_for_command(&config.data).and_then(|share| share.check_writable()) {
         Ok(()) => Ok(None),
-        Err(error) if error.is_full() || matches!(error, ShareError::NotAnswering { .. }) => {
-            Ok(Some(error.to_string()))
-        }
+        Err(error) if passes(&error) => Ok(Some(error.to_string())),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether the directory works again without a change of the configuration. One that does not exist, is none or may not be read is a
+/// mistake in it.
+fn passes(error: &ShareError) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    let is_mistake = matches!(
+        error,
+        ShareError::File { source, .. } if matches!(source.kind(), NotADirectory | NotFound | PermissionDenied)
+    );
+    error.is_full() || (error.is_outage() && !is_mistake)
 }
 
 /// Binds all addresses at the same time, so that two equal ones are found, and frees them again. Without a known store it
@@ -163,5 +172,29 @@ fn judge_agent_tls(config: &Config) -> Result<()> {
     match endpoint {
         EndpointCertificate::SelfMade if !files.certificate.exists() => Ok(()),
         EndpointCertificate::SelfMade | EndpointCertificate::Site(_) => Ok(doctor_api::try_agent_tls(&files)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_fails_for_now_does_not_keep_the_service_from_starting() {
+        // Linux' numbers: EIO, ESTALE, ENOSPC; then ENOENT, ENOTDIR, EACCES, EROFS.
+        for (operation, code, expected) in [
+            ("opening", 5, true),
+            ("opening the shared directory", 116, true),
+            ("writing to", 28, true),
+            ("opening the shared directory", 2, false),
+            ("opening the shared directory", 20, false),
+            ("opening the shared directory", 13, false),
+            ("writing to", 30, false),
+        ] {
+            let error =
+                ShareError::File { operation, path: "/data".into(), source: io::Error::from_raw_os_error(code) };
+            assert_eq!(passes(&error), expected, "{error}");
+        }
+        assert!(passes(&ShareError::Busy { root: "/data".into(), doing: "writing to it" }));
     }
 }

@@ -2,13 +2,17 @@
 //! response, and documents on the share. Valid ones are stored in one transaction; the others go to `rejected/` with the
 //! reason.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
 use doctor_checks::document::TestEvidence;
 use doctor_core::{
     ids::{NodeName, RunId},
     time::Timestamp,
 };
+use doctor_host::shared_directory::Entry;
 use doctor_store::{
     Lease, StoreError,
     records::{Accepted, ClassifiedResult, StoredRun},
@@ -28,27 +32,59 @@ use crate::{
 
 /// The source of a document, which determines what happens to it when it is rejected.
 enum Source {
-    JobOutput { bytes: Vec<u8> },
-    File(std::path::PathBuf),
+    JobOutput {
+        bytes: Vec<u8>,
+    },
+    File {
+        path: PathBuf,
+        /// The file that was read.
+        entry: Entry,
+    },
 }
 
-/// Rejected documents that a backend keeps returning. Each is rejected, and counted, once.
+/// Rejected documents that a backend keeps returning, or that stay on the share until the writing thread moves them, or for ever if
+/// it may not. Each is rejected, and counted, once.
 #[derive(Debug, Default)]
-pub(crate) struct RejectedDocuments(BTreeSet<(RunId, u64)>);
+pub(crate) struct RejectedDocuments {
+    outputs: BTreeSet<(RunId, u64)>,
+    files: BTreeMap<(RunId, PathBuf), RejectedFile>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RejectedFile {
+    entry: Entry,
+    /// Whether the writing thread has it. Otherwise it is offered again.
+    is_queued: bool,
+}
 
 impl RejectedDocuments {
     /// Returns whether this document was not rejected before.
     fn is_new(&self, run: RunId, bytes: &[u8]) -> bool {
-        !self.0.contains(&(run, fingerprint(bytes)))
+        !self.outputs.contains(&(run, fingerprint(bytes)))
     }
 
     fn remember(&mut self, run: RunId, bytes: &[u8]) {
-        self.0.insert((run, fingerprint(bytes)));
+        self.outputs.insert((run, fingerprint(bytes)));
+    }
+
+    /// Returns the file that was rejected at this path and need not be read again.
+    fn done(&self, run: RunId, path: &Path) -> Option<Entry> {
+        let known = self.files.get(&(run, path.to_owned()))?;
+        known.is_queued.then_some(known.entry)
+    }
+
+    fn is_new_file(&self, run: RunId, path: &Path, entry: &Entry) -> bool {
+        self.files.get(&(run, path.to_owned())).is_none_or(|known| !known.entry.is_same_file(entry))
+    }
+
+    fn remember_file(&mut self, run: RunId, path: PathBuf, file: RejectedFile) {
+        self.files.insert((run, path), file);
     }
 
     /// Drops the documents of a run that is over.
     pub(crate) fn forget(&mut self, run: RunId) {
-        self.0.retain(|(other, _)| *other != run);
+        self.outputs.retain(|(other, _)| *other != run);
+        self.files.retain(|(other, _), _| *other != run);
     }
 }
 
@@ -115,7 +151,7 @@ fn collect_documents(
     let mut opened = OpenedDocuments::default();
     open_job_outputs(deps, context, rejected, &mut reader, &mut opened)?;
     if let Some(share) = &deps.share {
-        let mut files = ResultFiles { share, unread, read_before, opened: &mut opened };
+        let mut files = ResultFiles { share, unread, read_before, rejected, opened: &mut opened };
         files.open_all(deps, context, &mut reader, report)?;
     }
     let OpenedDocuments { mut good, mut bad } = opened;
@@ -128,7 +164,7 @@ fn collect_documents(
             rejected.remember(*run, bytes);
         }
     }
-    reject(deps, lease, bad, context.now, report)?;
+    reject(deps, lease, bad, rejected, context.now, report)?;
     Ok(changed_nodes)
 }
 
@@ -183,6 +219,7 @@ struct ResultFiles<'a> {
     share: &'a Share,
     unread: &'a mut BTreeSet<RunId>,
     read_before: &'a mut usize,
+    rejected: &'a RejectedDocuments,
     opened: &'a mut OpenedDocuments,
 }
 
@@ -197,14 +234,15 @@ impl ResultFiles<'_> {
         report: &mut CycleReport,
     ) -> Result<(), StoreError> {
         let path = |stored: &StoredRun, node: &NodeName| Share::document_path(&stored.run, node);
-        let mut expected: Vec<(usize, std::path::PathBuf)> = Vec::new();
+        let mut expected: Vec<(usize, PathBuf)> = Vec::new();
         for (index, stored) in context.runs.iter().enumerate() {
             expected.extend(stored.run.nodes.iter().map(|node| (index, path(stored, node))));
         }
         // A share so slow that one cycle cannot read all must not keep the last ones from ever being read.
         let first = if expected.is_empty() { 0 } else { *self.read_before % expected.len() };
         expected.rotate_left(first);
-        let paths = expected.iter().map(|(_, path)| path.clone()).collect();
+        let done = |run: usize, path: &Path| self.rejected.done(context.runs[run].run.id, path);
+        let paths = expected.iter().map(|(run, path)| (path.clone(), done(*run, path))).collect();
         let (mut answered, mut store_error) = (0, None);
         let outcome = self.share.read_results(paths, |index, result| {
             answered = index + 1;
@@ -212,12 +250,16 @@ impl ResultFiles<'_> {
             let stored = &context.runs[*run];
             let run_id = stored.run.id;
             match result {
-                Ok(ResultFile::Missing) => {}
-                Ok(ResultFile::Rejected(why)) => self.opened.add(run_id, Err(why), Source::File(path.clone())),
-                Ok(ResultFile::Document(bytes)) => match open_document(deps, context, stored, bytes, reader) {
-                    Ok(opened) => self.opened.add(run_id, opened, Source::File(path.clone())),
-                    Err(error) => store_error = Some(error),
-                },
+                Ok(ResultFile::Missing | ResultFile::RejectedBefore) => {}
+                Ok(ResultFile::Rejected { why, entry }) => {
+                    self.opened.add(run_id, Err(why), Source::File { path: path.clone(), entry });
+                }
+                Ok(ResultFile::Document { bytes, entry }) => {
+                    match open_document(deps, context, stored, bytes, reader) {
+                        Ok(opened) => self.opened.add(run_id, opened, Source::File { path: path.clone(), entry }),
+                        Err(error) => store_error = Some(error),
+                    }
+                }
                 Err(error) => {
                     if error.is_outage() {
                         self.unread.insert(run_id);
@@ -304,7 +346,7 @@ fn store_results(
                 changed_nodes.push(result.node);
             }
             // A file stays on the share while its run is active; it is the same file as in the last cycle.
-            Accepted::Duplicate if matches!(source, Source::File(_)) => {}
+            Accepted::Duplicate if matches!(source, Source::File { .. }) => {}
             // The job has also posted it.
             Accepted::Duplicate
                 if queued_results::is_stored(&deps.store, (result.run, &result.node), &result.evidence)? => {}
@@ -340,26 +382,72 @@ fn reject(
     deps: &EngineDeps,
     lease: &Lease,
     bad: Vec<BadDocument>,
+    rejected: &mut RejectedDocuments,
     now: Timestamp,
     report: &mut CycleReport,
 ) -> Result<(), StoreError> {
-    if bad.is_empty() {
-        return Ok(());
+    let is_new = |(run, _, source): &BadDocument| match source {
+        Source::JobOutput { .. } => true,
+        Source::File { path, entry } => rejected.is_new_file(*run, path, entry),
+    };
+    let bad: Vec<(bool, BadDocument)> = bad.into_iter().map(|bad| (is_new(&bad), bad)).collect();
+    let count = bad.iter().filter(|(is_new, _)| *is_new).count();
+    if count > 0 {
+        deps.store.count_rejected(lease, count as u64, now)?;
+        report.rejected += count;
     }
-    deps.store.count_rejected(lease, bad.len() as u64, now)?;
-    report.rejected += bad.len();
-    for (run_id, why, source) in bad {
-        tracing::warn!(run = %run_id, %why, "result rejected");
+    for (is_new, (run_id, why, source)) in bad {
+        if is_new {
+            tracing::warn!(run = %run_id, %why, "result rejected");
+        }
         let Some(share) = &deps.share else { continue };
         let queued = match source {
             Source::JobOutput { bytes } => {
                 share.write_later(bytes.len(), move |files| files.reject_bytes(&run_id.to_string(), &bytes, &why, now))
             }
-            Source::File(path) => share.write_later(0, move |files| files.reject_file(&path, &why, now)),
+            Source::File { path, entry } => {
+                let of = path.clone();
+                let is_queued = share.write_later(0, move |files| files.reject_file(&of, &entry, &why, now));
+                rejected.remember_file(run_id, path, RejectedFile { entry, is_queued });
+                is_queued
+            }
         };
         if !queued {
             report.add_problem("rejected results are not kept: the shared directory is too slow".to_owned());
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_host::shared_directory::SharedDirectory;
+
+    use super::*;
+
+    #[test]
+    fn a_rejected_file_is_counted_once_until_another_has_its_name_and_offered_until_it_is_queued() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = SharedDirectory::open(folder.path()).unwrap();
+        let write = |content: &str| {
+            std::fs::write(folder.path().join("new"), content).unwrap();
+            std::fs::rename(folder.path().join("new"), folder.path().join("a.json")).unwrap();
+            root.entry(Path::new("a.json")).unwrap().unwrap()
+        };
+        let (path, run, other) = (PathBuf::from("a.json"), RunId::from_number(1), RunId::from_number(2));
+        let mut rejected = RejectedDocuments::default();
+        let bad = write("bad");
+        assert!(rejected.is_new_file(run, &path, &bad) && rejected.done(run, &path).is_none());
+        rejected.remember_file(run, path.clone(), RejectedFile { entry: bad, is_queued: false });
+        assert!(!rejected.is_new_file(run, &path, &bad), "it is not counted again");
+        assert!(rejected.done(run, &path).is_none(), "it is read and offered again");
+        rejected.remember_file(run, path.clone(), RejectedFile { entry: bad, is_queued: true });
+        assert_eq!(rejected.done(run, &path), Some(bad));
+        assert!(rejected.is_new_file(run, &path, &write("as bad as before")));
+        assert!(rejected.is_new_file(other, &path, &bad));
+        rejected.forget(other);
+        assert!(rejected.done(run, &path).is_some());
+        rejected.forget(run);
+        assert!(rejected.done(run, &path).is_none());
+    }
 }

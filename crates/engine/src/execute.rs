@@ -237,7 +237,7 @@ impl Executor<'_> {
                     // Collecting starts a job on the node, so it is an effect as well.
                     Some(label) => {
                         fence::check(self.store, self.clock, self.lease, self.progress)?;
-                        let saved = self.save_evidence(*case, label, *op, node);
+                        let saved = self.save_evidence(*case, label, *op, node)?;
                         self.progress.tick();
                         saved
                     }
@@ -278,13 +278,24 @@ impl Executor<'_> {
     }
 
     /// Saves the evidence that the step would destroy, including the node's own report. Returns `false` while the node
-    /// is still working on the report. On an error the step waits and is requested again in the next cycle.
-    fn save_evidence(&self, case: CaseId, label: &EvidenceLabel, op: OpId, node: &NodeName) -> Result<bool, String> {
+    /// is still working on the report. On an inner error the step waits and is requested again in the next cycle.
+    ///
+    /// # Errors
+    /// If the store fails or the lease is lost.
+    fn save_evidence(
+        &self,
+        case: CaseId,
+        label: &EvidenceLabel,
+        op: OpId,
+        node: &NodeName,
+    ) -> Result<Result<bool, String>, StoreError> {
         let EvidenceLabel { repair_step, name, since, .. } = label;
-        let failed = |error: BundleError| format!("saving the evidence before {repair_step} failed: {error}");
-        let Some(share) = self.share else { return Ok(true) };
-        if support_bundle::is_saved(share, case, name).map_err(|error| failed(error.into()))? {
-            return Ok(true);
+        let failed = |error: BundleError| Err(format!("saving the evidence before {repair_step} failed: {error}"));
+        let Some(share) = self.share else { return Ok(Ok(true)) };
+        match support_bundle::is_saved(share, case, name) {
+            Ok(false) => {}
+            Ok(true) => return Ok(Ok(true)),
+            Err(error) => return Ok(failed(error.into())),
         }
         self.progress.tick();
         let span = span!(
@@ -298,14 +309,16 @@ impl Executor<'_> {
         let deadline = if *repair_step == RepairStep::Reset { repair.reset_deadline } else { repair.reboot_deadline };
         let limit = REPORT_TIMEOUT.min(Span::from_millis(deadline.millis() / 3));
         let from_node = match span.in_scope(|| self.backend.collect_report(node, op)) {
-            ReportProgress::InProgress if self.clock.now().since(*since) < limit => return Ok(false),
+            ReportProgress::InProgress if self.clock.now().since(*since) < limit => return Ok(Ok(false)),
             ReportProgress::InProgress => Err(format!("the node did not finish its report within {limit}")),
             ReportProgress::Done(report) => Ok(*report),
             ReportProgress::Failed { text } => Err(text),
         };
         // The share may take as long again.
         self.progress.tick();
-        support_bundle::save(self.store, share, case, name, from_node).map(|_| true).map_err(failed)
+        // A bundle is written once. A controller that has lost its lease meanwhile may have been refused the report.
+        fence::check(self.store, self.clock, self.lease, self.progress)?;
+        Ok(support_bundle::save(self.store, share, case, name, from_node).map_or_else(failed, |_| Ok(true)))
     }
 
     fn submit(&self, job: &JobRequest) -> Result<Option<String>, StoreError> {

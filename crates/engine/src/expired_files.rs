@@ -34,8 +34,10 @@ pub(crate) fn remove(share: &Share, logs: &[ExpiredLog], keep_evidence: Span, no
         }
     }
     share.write_later(0, move |files| {
-        support_bundle::remove_expired(files, now.minus(keep_evidence))?;
-        files.prune(now)
+        // What a node put in place of one folder must not keep the others from being cleaned.
+        let bundles = support_bundle::remove_expired(files, now.minus(keep_evidence));
+        let rejected = files.prune(now);
+        bundles.and(rejected)
     });
     removed
 }

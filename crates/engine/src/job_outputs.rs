@@ -153,7 +153,7 @@ pub(crate) fn of_refused_submission(node: &NodeName, error: &BackendError) -> La
 }
 
 /// Removes secrets and control characters, and cuts the text to its end and the ending to its start.
-fn clean(output: LastOutput) -> LastOutput {
+pub(crate) fn clean(output: LastOutput) -> LastOutput {
     let ending = output.ending.map(|ending| readable(&ending).chars().take(MAX_ENDING).collect::<String>());
     let most = usize::try_from(MAX_REMAINING_OUTPUT).unwrap_or(usize::MAX);
     // More than is kept, so that a secret that begins before the kept part is recognised.

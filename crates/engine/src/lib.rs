@@ -17,6 +17,7 @@ pub mod heap;
 pub mod inbox;
 mod ingest_context;
 mod job_failures;
+mod job_logs;
 mod job_outputs;
 pub mod lease_keeper;
 mod mark_recovery;

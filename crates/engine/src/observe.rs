@@ -29,6 +29,7 @@ use crate::{
     inbox::Inbox,
     ingest_context::IngestContext,
     job_failures::JobFailures,
+    job_logs::JobLogs,
     mark_recovery::restore_marks,
     queued_results,
     snapshot::{active_runs, mark_unknown_jobs, node_record},
@@ -47,8 +48,8 @@ pub(crate) struct PlannerState {
     ingest: IngestState,
     /// What was entered since the last cycle.
     entered: CycleReport,
-    /// Logs that arrived with jobs and were given to the shared directory.
-    saved_logs: BTreeSet<(RunId, NodeName)>,
+    /// Logs that arrived with jobs.
+    logs: JobLogs,
     failures: JobFailures,
     /// Acknowledged events, by node.
     acknowledged: BTreeMap<NodeName, Vec<AcknowledgedEvents>>,
@@ -167,7 +168,7 @@ impl PlannerState {
         restore_marks(&deps.store, &*deps.backend, self.snapshot(), &mut observed)?;
         let snapshot_succeeded = report.problems.len() == problems_before;
         let mut polled = self.poll(deps, report);
-        self.save_logs(deps);
+        self.save_logs(deps, lease)?;
         self.collect_results(deps, lease, &observed, &polled, report)?;
         self.hold_unread_runs(&mut polled);
         self.record_progress(deps, lease, &polled)?;
@@ -216,23 +217,10 @@ impl PlannerState {
     }
 
     /// Saves logs that arrived with jobs, before their runs end with their results.
-    fn save_logs(&mut self, deps: &EngineDeps) {
-        let Some(share) = &deps.share else { return };
-        self.saved_logs.retain(|(run, _)| self.runs.iter().any(|stored| stored.run.id == *run));
-        for stored in &self.runs {
-            deps.progress.tick();
-            for (node, text) in deps.backend.logs(stored.run.id) {
-                let saved = (stored.run.id, node.clone());
-                if self.saved_logs.contains(&saved) {
-                    continue;
-                }
-                let run = stored.run.clone();
-                // Without room it is offered again in the next cycle.
-                if share.write_later(text.len(), move |files| files.save_log(&run, &node, &text)) {
-                    self.saved_logs.insert(saved);
-                }
-            }
-        }
+    fn save_logs(&mut self, deps: &EngineDeps, lease: &Lease) -> Result<(), StoreError> {
+        let Some(share) = &deps.share else { return Ok(()) };
+        let to = (&deps.store, lease, deps.clock.now());
+        self.logs.save(share, to, &self.runs, &*deps.backend, || deps.progress.tick())
     }
 
     /// A job that is gone has left no result only if that could be looked for: until the shared directory answers, nothing is

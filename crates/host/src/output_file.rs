@@ -1,19 +1,17 @@
 //! Reads files that a job wrote: the end of its output, and whole files of a limited size.
 //!
-//! A job may grow the file, or put a link or a pipe in its place: no link is followed below the given directory, only a plain
-//! file is read, and no more of it than the limit.
+//! A job may grow the file, or put a link, a pipe or a device in its place: no link is followed below the given directory, only a
+//! plain file is opened ([`SharedDirectory`]), and no more of it is read than the limit.
 
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
-    os::fd::OwnedFd,
-    path::{Component, Path},
+    path::Path,
 };
 
-use rustix::{
-    fs::{FileType, Mode, OFlags, fstat, openat},
-    io::Errno,
-};
+use rustix::io::Errno;
+
+use crate::shared_directory::{SharedDirectory, SharedDirectoryError};
 
 /// Returns the last `max_bytes` bytes of a file below a directory, from the start of a line. `None`: there is no such plain file.
 ///
@@ -36,13 +34,17 @@ pub fn read(directory: &Path, path: &Path, max_bytes: u64) -> io::Result<Option<
 
 /// Opens a plain file below a directory.
 fn open(directory: &Path, path: &Path) -> io::Result<Option<File>> {
-    let file = match open_no_follow(directory, path) {
-        Ok(file) => file,
-        Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let plain = FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile;
-    Ok(plain.then(|| File::from(file)))
+    match SharedDirectory::open(directory).and_then(|directory| directory.open_file(path)) {
+        Err(SharedDirectoryError::WrongKind { .. } | SharedDirectoryError::Outside { .. }) => Ok(None),
+        Err(SharedDirectoryError::Io { source, .. }) if is_absent(&source) => Ok(None),
+        opened => Ok(opened?),
+    }
+}
+
+/// Whether a name or a directory on the way is gone, or is no longer what it was a moment ago.
+fn is_absent(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    code.is_some_and(|code| [Errno::NOENT, Errno::LOOP, Errno::NOTDIR].contains(&code))
 }
 
 /// Returns the last `max_bytes` bytes of an open file, from the start of a line.
@@ -62,23 +64,16 @@ pub fn tail_of(mut file: File, max_bytes: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn open_no_follow(directory: &Path, path: &Path) -> rustix::io::Result<OwnedFd> {
-    let folder = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    // The directory itself is set by the operator and may be a link.
-    let mut at = rustix::fs::open(directory, folder, Mode::empty())?;
-    let mut parts = path.components().peekable();
-    while let Some(part) = parts.next() {
-        let Component::Normal(name) = part else { return Err(Errno::LOOP) };
-        // Opening a pipe would block for ever; NONBLOCK makes it return.
-        let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let flags = if parts.peek().is_some() { folder } else { file };
-        at = openat(&at, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
-    }
-    Ok(at)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        time::Duration,
+    };
+
     use super::*;
 
     #[test]
@@ -106,6 +101,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let made = std::process::Command::new("mkfifo").arg(folder.path().join("output.txt")).status().unwrap();
         assert!(made.success());
-        assert_eq!(tail(folder.path(), Path::new("output.txt"), 100).unwrap(), None);
+        // Who writes to a pipe notices that it is opened, like the driver of a device.
+        let (opened, path) = (Arc::new(AtomicBool::new(false)), folder.path().join("output.txt"));
+        let writer = {
+            let (opened, path) = (Arc::clone(&opened), path.clone());
+            std::thread::spawn(move || {
+                let pipe = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+                opened.store(true, Ordering::SeqCst);
+                drop(pipe);
+            })
+        };
+        for _ in 0..100 {
+            assert_eq!(tail(folder.path(), Path::new("output.txt"), 100).unwrap(), None);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!opened.load(Ordering::SeqCst), "it was opened");
+        drop(File::open(path).unwrap());
+        writer.join().unwrap();
     }
 }

@@ -114,15 +114,15 @@ impl Store {
         let temporary = TemporaryFile::beside(dest)?;
         std::fs::copy(dest, &temporary.path).map_err(file_error("copying", dest))?;
         let copy = temporary.open()?;
-        let (added, copied, counted) = self.read(|tx| {
+        let (mark, added, counted) = self.read(|tx| {
             let mark = CopyVersion { deleted: last.deleted, ..current_version(tx)? };
             begin(&copy)?;
             let added = copy_added(tx, &copy, last.next_run.saturating_sub(OVERLAP))?;
-            finish(&copy, &mark)?;
-            let copied: i64 =
-                copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
-            Ok((added, copied, publishable_count(tx)?))
+            Ok((mark, added, publishable_count(tx)?))
         })?;
+        finish(&copy, &mark)?;
+        let copied: i64 =
+            copy.query_row("SELECT COUNT(*) FROM runs", (), |row| row.get(0)).map_err(sqlite_error(WRITE))?;
         if copied != counted - last.deleted {
             return Ok(Err(RowCountMismatch));
         }
@@ -134,13 +134,13 @@ impl Store {
     fn write_copy(&self, dest: &Path) -> Result<PublishOutcome> {
         let temporary = TemporaryFile::beside(dest)?;
         let copy = temporary.open()?;
-        let rows = self.read(|tx| {
+        let (mark, rows) = self.read(|tx| {
             begin(&copy)?;
             let rows = copy_all(tx, &copy)?;
             let mark = CopyVersion { deleted: publishable_count(tx)? - rows.cast_signed(), ..current_version(tx)? };
-            finish(&copy, &mark)?;
-            Ok(rows)
+            Ok((mark, rows))
         })?;
+        finish(&copy, &mark)?;
         close(copy)?;
         temporary.rename(dest)?;
         Ok(PublishOutcome::Written { rows, whole: true })
@@ -151,6 +151,7 @@ fn begin(copy: &Connection) -> Result<()> {
     copy.execute_batch("BEGIN").map_err(sqlite_error(WRITE))
 }
 
+/// Builds the index and commits. Not inside a transaction of the store: PostgreSQL would end a session that waits for it as idle.
 fn finish(copy: &Connection, mark: &CopyVersion) -> Result<()> {
     copy.execute_batch(INDEX).map_err(sqlite_error(WRITE))?;
     write_mark(copy, mark)?;

@@ -1,6 +1,7 @@
 //! Whether a thread waits for the file server now, and since when.
 
 use std::{
+    cell::Cell,
     io::{self, Read},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -9,6 +10,12 @@ use std::{
 use doctor_core::time::Timestamp;
 
 use crate::clock::{Clock, SystemClock};
+
+/// How long one listing, and one removal, may take. Nodes can put any number of entries into a directory, and other work waits
+/// meanwhile; what is left is removed the next time.
+const PART_TIME: Duration = Duration::from_secs(5);
+/// How many steps one removal has: an entry that is listed and one that is removed are two.
+const REMOVAL_STEPS: u32 = 10_000;
 
 /// The call that a thread has made to the file system and that has not returned.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +56,25 @@ impl Progress {
         }
     }
 
+    /// Returns what a listing asks at each entry: whether to go on. Each question notes an answer.
+    pub fn while_listing(&self) -> impl Fn() -> bool + '_ {
+        self.limited(u32::MAX)
+    }
+
+    /// Returns what a removal asks at each entry: whether to go on. Each question notes an answer.
+    pub fn while_removing(&self) -> impl Fn() -> bool + '_ {
+        self.limited(REMOVAL_STEPS)
+    }
+
+    fn limited(&self, steps: u32) -> impl Fn() -> bool + '_ {
+        let (until, left) = (Instant::now() + PART_TIME, Cell::new(steps));
+        move || {
+            self.answered();
+            let before = left.replace(left.get().saturating_sub(1));
+            before > 0 && Instant::now() < until
+        }
+    }
+
     /// Returns the call if it has waited for longer than `limit`.
     pub fn stall(&self, limit: Duration) -> Option<Stall> {
         let call = (*self.lock())?;
@@ -84,6 +110,16 @@ impl<R: Read> Read for Noting<'_, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_removal_has_a_limited_number_of_steps_and_each_is_an_answer() {
+        let progress = Progress::default();
+        let _call = progress.begin("removing");
+        let began = progress.lock().unwrap().began;
+        let go_on = progress.while_removing();
+        assert!((0..=REMOVAL_STEPS).any(|_| !go_on()));
+        assert!(progress.lock().unwrap().began > began);
+    }
 
     #[test]
     fn a_call_stalls_until_it_answers_or_ends() {

@@ -162,14 +162,16 @@ fn find(store: &Store, run: RunId) -> Result<RunRecord> {
     store.run(run)?.ok_or_else(|| Failure::Unknown { what: "run", name: run.to_string(), known })
 }
 
-/// Returns the last output of the run's job. A refused submission is output only until the job is submitted after all.
+/// Returns the last output of the run's job. A refused submission is output only until the job is submitted after all. Of a complete
+/// run, only a log that could not be saved in time is there.
 fn last_outputs(store: &Store, record: &RunRecord, is_wanted: impl Fn(&NodeName) -> bool) -> Result<Vec<LastOutput>> {
-    let shows = match &record.run.state {
+    let shows = |output: &LastOutput| match &record.run.state {
         RunState::Planned | RunState::Ended(RunEnd::Incomplete { .. } | RunEnd::NotStarted(_)) => true,
-        RunState::Submitted { .. } | RunState::Running { .. } | RunState::Ended(RunEnd::Completed(_)) => false,
+        RunState::Ended(RunEnd::Completed(_)) => output.ending.is_none(),
+        RunState::Submitted { .. } | RunState::Running { .. } => false,
     };
-    let mut outputs = if shows { store.job_output(record.run.id)? } else { Vec::new() };
-    outputs.retain(|output| is_wanted(&output.node));
+    let mut outputs = store.job_output(record.run.id)?;
+    outputs.retain(|output| is_wanted(&output.node) && shows(output));
     Ok(outputs)
 }
 
@@ -208,7 +210,11 @@ fn json(context: &Context, record: &RunRecord, logs: Vec<LogTail>, outputs: Vec<
         let (run, path, start) = (record.run.id, Some(log.path), log.start);
         views.push(LogView { run, node: log.node, path, state: state(record), ending: None, start, text });
     }
+    let is_complete = matches!(record.run.state, RunState::Ended(RunEnd::Completed(_)));
     for LastOutput { node, ending, text } in outputs {
+        if is_complete && views.iter().any(|view: &LogView| view.node == node) {
+            continue;
+        }
         views.push(LogView { run: record.run.id, node, path: None, state: state(record), ending, start: 0, text });
     }
     context.out.json(&views)?;

@@ -36,6 +36,8 @@ pub(super) struct HistoryCopy {
     folder: Option<CopyFolder>,
     /// The file as this process wrote it.
     written: Option<Entry>,
+    /// Whether the local copy is newer than the one on the share: writing that one has failed.
+    is_stale: bool,
 }
 
 impl HistoryCopy {
@@ -59,21 +61,21 @@ impl HistoryCopy {
         };
         let local = self.folder.insert(local);
         let outcome = store.publish(&local.copy())?;
-        if outcome == PublishOutcome::Deferred {
+        self.is_stale |= matches!(outcome, PublishOutcome::Written { .. });
+        if outcome == PublishOutcome::Deferred && !self.is_stale {
             return Ok(());
         }
         let found = files.published(FILE)?;
         match (&self.written, &found) {
             // It is ours, as it was.
-            (Some(written), Some(found)) if written.is_same_file(found) && outcome == PublishOutcome::Unchanged => {
-                return Ok(());
-            }
+            (Some(written), Some(found)) if written.is_same_file(found) && !self.is_stale => return Ok(()),
             // What another party has put in place of ours since is replaced.
             (Some(_), _) | (None, None) => {}
             (None, Some(found)) => keep_original(files, found.kind)?,
         }
         let mut copy = local.open_copy()?;
         self.written = Some(files.publish(FILE, &mut copy)?.entry);
+        self.is_stale = false;
         Ok(())
     }
 }
@@ -154,6 +156,25 @@ mod tests {
         // A new process does not take its predecessor's copy for the operator's database.
         site.publish(&mut HistoryCopy::default()).unwrap();
         assert!(!site.at("data/metadata/validation.db.original").exists());
+    }
+
+    #[test]
+    fn a_copy_that_could_not_be_written_to_the_share_is_written_the_next_time() {
+        let site = Site::new();
+        let mut copy = HistoryCopy::default();
+        site.publish(&mut copy).unwrap();
+        let first = copy.written.unwrap();
+        // The next local copy is a new one.
+        fs::remove_file(copy.folder.as_ref().unwrap().copy()).unwrap();
+        fs::rename(site.at("data"), site.at("away")).unwrap();
+        let share = Share::at(&site.at("data"));
+        copy.publish(share.files(), &site.store, Some(&site.at("published"))).unwrap_err();
+        fs::rename(site.at("away"), site.at("data")).unwrap();
+        site.publish(&mut copy).unwrap();
+        let second = copy.written.unwrap();
+        assert!(!first.is_same_file(&second), "the old copy is not taken for the current one");
+        site.publish(&mut copy).unwrap();
+        assert!(second.is_same_file(&copy.written.unwrap()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf};
 
 use doctor_core::time::Timestamp;
-use doctor_host::shared_directory::{EntryKind, SharedDirectoryError};
+use doctor_host::shared_directory::{EntryKind, OPEN_ROOT, SharedDirectoryError, is_outage_code};
 
 /// A failed operation on the shared directory. The message includes what to do.
 #[derive(Debug, thiserror::Error)]
@@ -48,29 +48,10 @@ impl ShareError {
     /// Whether the directory as a whole is away for now, so that what is on it cannot be known. A file that a node spoilt is no
     /// outage: waiting for it would let the node stop us.
     pub fn is_outage(&self) -> bool {
-        use rustix::io::Errno;
         match self {
             Self::NotAnswering { .. } | Self::Busy { .. } => true,
             Self::WrongKind { .. } | Self::Outside { .. } => false,
-            Self::File { operation, source, .. } => {
-                let code = source.raw_os_error().map(Errno::from_raw_os_error);
-                *operation == OPEN_ROOT
-                    || code.is_some_and(|code| {
-                        [
-                            Errno::IO,
-                            Errno::STALE,
-                            Errno::TIMEDOUT,
-                            Errno::HOSTDOWN,
-                            Errno::HOSTUNREACH,
-                            Errno::NOTCONN,
-                            Errno::CONNABORTED,
-                            Errno::CONNRESET,
-                            Errno::REMOTEIO,
-                            Errno::NODEV,
-                        ]
-                        .contains(&code)
-                    })
-            }
+            Self::File { operation, source, .. } => *operation == OPEN_ROOT || is_outage_code(source),
         }
     }
 
@@ -79,9 +60,6 @@ impl ShareError {
         matches!(self, Self::WrongKind { .. })
     }
 }
-
-/// The operation of [`doctor_host::shared_directory::SharedDirectory::open`].
-const OPEN_ROOT: &str = "opening the shared directory";
 
 impl From<SharedDirectoryError> for ShareError {
     fn from(error: SharedDirectoryError) -> Self {

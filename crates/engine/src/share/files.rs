@@ -6,7 +6,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -35,6 +35,8 @@ const METADATA: &str = "metadata";
 const HANDOFF: &str = "handoff";
 /// Scheduled reports.
 const REPORTS: &str = "reports";
+/// The folders in which the controller alone writes. The others are those of nodes.
+const OWN_FOLDERS: [&str; 4] = [METADATA, HANDOFF, REPORTS, rejected::FOLDER];
 /// A temporary file of this age belongs to no controller that lives.
 const LEFT_AFTER: Span = Span::days(1);
 
@@ -42,8 +44,16 @@ const LEFT_AFTER: Span = Span::days(1);
 #[derive(Debug)]
 pub enum ResultFile {
     Missing,
-    Document(Vec<u8>),
-    Rejected(Rejection),
+    Document {
+        bytes: Vec<u8>,
+        entry: Entry,
+    },
+    Rejected {
+        why: Rejection,
+        entry: Entry,
+    },
+    /// It is the one that the caller has rejected already.
+    RejectedBefore,
 }
 
 /// A part of a log.
@@ -115,33 +125,45 @@ impl ShareFiles {
         self.call("writing to it", SharedDirectory::check_writable)
     }
 
-    /// Reads the result of a run on one node, if it exists.
+    /// Reads the result of a run on one node, if it exists and is not the one that was rejected before.
     ///
     /// # Errors
     /// If the share itself cannot be read, or a directory on the way is none; a bad document is not an error but
     /// [`ResultFile::Rejected`].
-    pub fn read_result(&self, path: &Path) -> Result<ResultFile> {
+    pub fn read_result(&self, path: &Path, rejected_before: Option<&Entry>) -> Result<ResultFile> {
         let _call = self.progress.begin("reading results");
-        let opened = match self.open()?.open_file(path) {
+        let root = self.open()?;
+        let is_known = |entry: &Entry| rejected_before.is_some_and(|before| before.is_same_file(entry));
+        let reject = |why, entry| match is_known(&entry) {
+            true => Ok(ResultFile::RejectedBefore),
+            false => Ok(ResultFile::Rejected { why, entry }),
+        };
+        let (file, entry) = match root.open_entry(path) {
+            Ok(Some(opened)) => opened,
+            Ok(None) => return Ok(ResultFile::Missing),
             // What has the name of the document is rejected like a bad document; what is in place of a directory cannot be.
             Err(SharedDirectoryError::WrongKind { path: at, .. }) if at == self.root.join(path) => {
-                return Ok(ResultFile::Rejected(Rejection::NotRegularFile));
+                return match root.entry(path)?.filter(|entry| entry.kind != EntryKind::File) {
+                    Some(entry) => reject(Rejection::NotRegularFile, entry),
+                    // It was replaced meanwhile, and is read the next time.
+                    None => Ok(ResultFile::Missing),
+                };
             }
-            opened => opened?,
+            Err(error) => return Err(error.into()),
         };
-        let Some(file) = opened else { return Ok(ResultFile::Missing) };
-        let too_long = |bytes| Ok(ResultFile::Rejected(Rejection::Document(DocumentError::TooLong { bytes })));
-        let fail = |source| ShareError::File { operation: "reading", path: self.root.join(path), source };
-        let length = file.metadata().map_err(fail)?.len();
-        if length > MAX_DOCUMENT_BYTES {
-            return too_long(length);
+        if is_known(&entry) {
+            return Ok(ResultFile::RejectedBefore);
+        }
+        let too_long = |bytes| reject(Rejection::Document(DocumentError::TooLong { bytes }), entry);
+        if entry.bytes > MAX_DOCUMENT_BYTES {
+            return too_long(entry.bytes);
         }
         // It may grow while it is read.
         let bytes = self.read_to_end(path, file, MAX_DOCUMENT_BYTES + 1)?;
         if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
             too_long(bytes.len() as u64)
         } else {
-            Ok(ResultFile::Document(bytes))
+            Ok(ResultFile::Document { bytes, entry })
         }
     }
 
@@ -159,12 +181,12 @@ impl ShareFiles {
     /// # Errors
     /// If it is no file, or the share itself cannot be read.
     pub fn read_log(&self, path: &Path, range: LogRange) -> Result<Option<LogPart>> {
-        let Some(mut file) = self.open_log(path)? else { return Ok(None) };
         let _call = self.progress.begin("reading a log");
+        let Some((mut file, entry)) = self.open()?.open_entry(path)? else { return Ok(None) };
         let fail = |source| ShareError::File { operation: "reading", path: self.root.join(path), source };
         let (start, most) = match range {
             LogRange::From(start, most) => (start, most),
-            LogRange::Last(most) => (file.metadata().map_err(fail)?.len().saturating_sub(most), most),
+            LogRange::Last(most) => (entry.bytes.saturating_sub(most), most),
         };
         file.seek(SeekFrom::Start(start)).map_err(fail)?;
         Ok(Some(LogPart { bytes: self.read_to_end(path, file, most)?, start }))
@@ -178,35 +200,56 @@ impl ShareFiles {
     }
 
     /// Moves a rejected document to `rejected/`, with the reason beside it. What is no file is removed: a link in `rejected/`
-    /// would wait for an operator who opens it.
+    /// would wait for an operator who opens it. A document that has replaced the rejected one since stays.
     ///
     /// # Errors
     /// If that cannot be done.
-    pub fn reject_file(&self, path: &Path, why: &Rejection, at: Timestamp) -> Result<()> {
+    pub fn reject_file(&self, path: &Path, rejected: &Entry, why: &Rejection, at: Timestamp) -> Result<()> {
         self.call("rejecting a result", |root| {
             let Some(name) = path.file_name() else { return Ok(()) };
-            let kept = rejected::keep_reason(root, &rejected::name(name, at), why)?;
+            let kept_name = rejected::name(name, at);
+            let kept = self.keep_reason(root, &kept_name, why)?;
             let folder = path.parent().map(|parent| root.subdirectory(parent)).transpose()?.flatten();
             // The file is already gone; the reason is kept all the same.
             let Some(folder) = folder else { return Ok(()) };
-            match folder.entry(Path::new(name))?.map(|entry| (entry.kind, entry.bytes)) {
-                None => Ok(()),
-                Some((EntryKind::File, bytes)) if bytes <= MAX_DOCUMENT_BYTES => {
-                    folder.rename(name, &kept.folder, &kept.name).map(drop)
-                }
-                Some((EntryKind::File, _)) => {
-                    // Its beginning is enough to recognise it.
-                    let start = folder.open_file(Path::new(name))?;
-                    if let Some(start) = start {
-                        let start = &mut Noting { reader: start.take(rejected::KEPT_BYTES), progress: &self.progress };
-                        kept.folder.replace(&kept.name, start)?;
+            let Some(entry) = folder.entry(Path::new(name))?.filter(|entry| entry.is_same_file(rejected)) else {
+                return Ok(());
+            };
+            match (entry.kind, entry.bytes) {
+                (EntryKind::File, bytes) if bytes <= MAX_DOCUMENT_BYTES => {
+                    match folder.rename(name, &kept, &kept_name) {
+                        Err(error) if is_other_file_system(&error) => {
+                            self.copy_and_remove(&folder, name, &kept, &kept_name, MAX_DOCUMENT_BYTES)
+                        }
+                        renamed => renamed.map(drop),
                     }
-                    folder.remove(name).map(drop)
                 }
-                Some((EntryKind::Directory, _)) => folder.rename(name, &kept.folder, &kept.name).map(drop),
-                Some(_) => folder.remove(name).map(drop),
+                // Its beginning is enough to recognise it.
+                (EntryKind::File, _) => self.copy_and_remove(&folder, name, &kept, &kept_name, rejected::KEPT_BYTES),
+                (EntryKind::Directory, _) => match folder.rename(name, &kept, &kept_name) {
+                    Err(error) if is_other_file_system(&error) => {
+                        folder.remove_tree(name, &self.progress.while_removing()).map(drop)
+                    }
+                    renamed => renamed.map(drop),
+                },
+                _ => folder.remove(name).map(drop),
             }
         })
+    }
+
+    /// Copies the beginning of a file to `rejected/`, and removes it.
+    fn copy_and_remove(
+        &self,
+        folder: &SharedDirectory,
+        name: &OsStr,
+        kept: &SharedDirectory,
+        kept_name: &OsStr,
+        most: u64,
+    ) -> std::result::Result<(), SharedDirectoryError> {
+        if let Some(file) = folder.open_file(Path::new(name))? {
+            self.replace(kept, kept_name, &mut file.take(most))?;
+        }
+        folder.remove(name).map(drop)
     }
 
     /// Saves the bytes of a rejected document that came with a job's output.
@@ -215,10 +258,23 @@ impl ShareFiles {
     /// If `rejected/` cannot be written.
     pub fn reject_bytes(&self, name: &str, bytes: &[u8], why: &Rejection, at: Timestamp) -> Result<()> {
         self.call("rejecting a result", |root| {
-            let kept = rejected::keep_reason(root, &rejected::name(OsStr::new(&format!("{name}.json")), at), why)?;
-            let start = &mut bytes.take(rejected::KEPT_BYTES);
-            kept.folder.replace(&kept.name, start).map(drop)
+            let name = rejected::name(OsStr::new(&format!("{name}.json")), at);
+            let kept = self.keep_reason(root, &name, why)?;
+            self.replace(&kept, &name, &mut bytes.take(rejected::KEPT_BYTES)).map(drop)
         })
+    }
+
+    /// Writes the reason for a rejection, and returns the folder for the document.
+    fn keep_reason(
+        &self,
+        root: &SharedDirectory,
+        name: &OsStr,
+        why: &Rejection,
+    ) -> std::result::Result<SharedDirectory, SharedDirectoryError> {
+        let folder = self.make_folder(root, Path::new(rejected::FOLDER))?;
+        let (name, text) = rejected::reason(name, why);
+        self.replace(&folder, &name, &mut text.as_bytes())?;
+        Ok(folder)
     }
 
     /// Writes a file of `metadata/` atomically: readers see the old or the new content, never a part.
@@ -234,7 +290,7 @@ impl ShareFiles {
     /// # Errors
     /// If the share cannot be read.
     pub fn published(&self, name: &str) -> Result<Option<Entry>> {
-        self.call("publishing", |root| root.entry(&Path::new(METADATA).join(name)))
+        self.own_entry(METADATA, name, "publishing")
     }
 
     /// Returns the beginning of a file of `metadata/`. `None`: it does not exist.
@@ -316,7 +372,7 @@ impl ShareFiles {
     /// # Errors
     /// If the share cannot be read.
     pub fn has_bundle(&self, name: &str) -> Result<bool> {
-        let entry = self.call("saving evidence", |root| root.entry(&Path::new(HANDOFF).join(name)))?;
+        let entry = self.own_entry(HANDOFF, name, "saving evidence")?;
         let ours = [rustix::process::geteuid().as_raw(), self.owner.load(Ordering::Relaxed)];
         Ok(entry.is_some_and(|entry| entry.kind == EntryKind::File && entry.bytes > 0 && ours.contains(&entry.owner)))
     }
@@ -326,7 +382,7 @@ impl ShareFiles {
     /// # Errors
     /// If the share cannot be read.
     pub fn has_report(&self, name: &str) -> Result<bool> {
-        let entry = self.call("writing reports", |root| root.entry(&Path::new(REPORTS).join(name)))?;
+        let entry = self.own_entry(REPORTS, name, "writing reports")?;
         Ok(entry.is_some_and(|entry| entry.kind == EntryKind::File))
     }
 
@@ -345,11 +401,14 @@ impl ShareFiles {
     pub fn remove_bundles(&self, is_expired: impl Fn(&str) -> bool) -> Result<()> {
         self.call("removing expired bundles", |root| {
             let Some(folder) = root.subdirectory(Path::new(HANDOFF))? else { return Ok(()) };
-            let names: Vec<OsString> = folder.names()?;
+            let names: Vec<OsString> = folder.names(&self.progress.while_listing())?;
+            let go_on = self.progress.while_removing();
             for name in names.iter().filter(|name| name.to_str().is_some_and(&is_expired)) {
+                if !go_on() {
+                    break;
+                }
                 // Tried again the next time.
-                let _kept = folder.remove(name);
-                self.progress.answered();
+                let _kept = folder.remove_tree(name, &go_on);
             }
             Ok(())
         })
@@ -358,34 +417,80 @@ impl ShareFiles {
     /// Limits `rejected/`, and removes temporary files that a killed controller left.
     ///
     /// # Errors
-    /// If the share cannot be read.
+    /// With the first error, after everything was tried.
     pub fn prune(&self, now: Timestamp) -> Result<()> {
         self.call("removing rejected results", |root| {
-            rejected::prune(root, now, &|| self.progress.answered())?;
-            for folder in [METADATA, HANDOFF, rejected::FOLDER] {
-                if let Some(folder) = root.subdirectory(Path::new(folder))? {
-                    folder.remove_left_temporaries(now.minus(LEFT_AFTER).secs())?;
-                }
+            let mut outcome = rejected::prune(root, now, &self.progress);
+            for folder in OWN_FOLDERS {
+                outcome = outcome.and(self.remove_left_temporaries(root, Path::new(folder), now));
             }
-            Ok(())
+            outcome
         })
+    }
+
+    fn remove_left_temporaries(
+        &self,
+        root: &SharedDirectory,
+        folder: &Path,
+        now: Timestamp,
+    ) -> std::result::Result<(), SharedDirectoryError> {
+        if let Some(folder) = root.subdirectory(folder)? {
+            let names = folder.names(&self.progress.while_listing())?;
+            folder.remove_left_temporaries(&names, now.minus(LEFT_AFTER).secs(), &self.progress.while_removing());
+        }
+        Ok(())
     }
 
     /// Writes a file of a directory, which is created if it is missing.
     fn write(&self, folder: &Path, name: &OsStr, what: &'static str, content: &mut dyn Read) -> Result<Written> {
         self.call(what, |root| {
-            let folder = root.make_subdirectory(folder)?;
-            let written = folder.replace(name, &mut Noting { reader: content, progress: &self.progress })?;
+            let folder = self.make_folder(root, folder)?;
+            let written = self.replace(&folder, name, content)?;
             self.owner.store(written.entry.owner, Ordering::Relaxed);
-            if let Some(replaced) = written.replaced {
-                let path = folder.path().join(name);
-                self.remark(format!(
-                    "{} was {replaced} and has been replaced by a file: find out which node or user made it",
-                    path.display()
-                ));
-            }
             Ok(written)
         })
+    }
+
+    /// Opens a folder to write in, and creates it if it is missing. What a node put in place of a folder of the controller's own is
+    /// moved aside: it would stop repairs, which need their evidence saved.
+    fn make_folder(
+        &self,
+        root: &SharedDirectory,
+        folder: &Path,
+    ) -> std::result::Result<SharedDirectory, SharedDirectoryError> {
+        if !OWN_FOLDERS.iter().any(|own| folder == Path::new(own)) {
+            return root.make_subdirectory(folder);
+        }
+        let (folder, moved) = root.make_own_subdirectory(folder)?;
+        moved.iter().for_each(|moved| self.remark(moved.to_string()));
+        Ok(folder)
+    }
+
+    fn replace(
+        &self,
+        folder: &SharedDirectory,
+        name: &OsStr,
+        content: &mut dyn Read,
+    ) -> std::result::Result<Written, SharedDirectoryError> {
+        let written = folder.replace(name, &mut Noting { reader: content, progress: &self.progress })?;
+        if let Some(replaced) = written.replaced {
+            let path = folder.path().join(name);
+            self.remark(format!(
+                "{} was {replaced} and has been replaced by a file: find out which node or user made it",
+                path.display()
+            ));
+        }
+        written.moved_aside.iter().for_each(|moved| self.remark(moved.to_string()));
+        Ok(written)
+    }
+
+    /// Returns what has a name in a folder of the controller's own. What is in place of the folder has nothing in it: the next write
+    /// moves it aside.
+    fn own_entry(&self, folder: &str, name: &str, what: &'static str) -> Result<Option<Entry>> {
+        match self.call(what, |root| root.entry(&Path::new(folder).join(name))) {
+            Err(error) if error.is_wrong_kind() => Ok(None),
+            found => found,
+        }
     }
 
     /// Runs one call on the open root.
@@ -413,4 +518,9 @@ impl ShareFiles {
     fn open(&self) -> Result<SharedDirectory> {
         Ok(SharedDirectory::open(&self.root)?)
     }
+}
+
+/// Whether a rename failed because the two directories are on different file systems: a node's folder may be a mount of its own.
+fn is_other_file_system(error: &SharedDirectoryError) -> bool {
+    matches!(error, SharedDirectoryError::Io { source, .. } if source.kind() == io::ErrorKind::CrossesDevices)
 }

@@ -33,6 +33,7 @@ use doctor_core::{
     run::Run,
     time::Timestamp,
 };
+use doctor_host::shared_directory::Entry;
 pub use error::ShareError;
 pub use files::{LogPart, LogRange, ResultFile, ShareFiles};
 
@@ -187,13 +188,14 @@ impl Share {
         self.reader.ask(ANSWER_LIMIT, work).map_err(|not_done| self.error(not_done, doing))
     }
 
-    /// Reads the results at these paths, and takes each as it comes, by its index.
+    /// Reads the results at these paths, and takes each as it comes, by its index. Beside a path is the file that was rejected there
+    /// before, which is not read again.
     ///
     /// # Errors
     /// If the directory does not answer, or not all within the limit of a cycle.
     pub fn read_results(
         &self,
-        paths: Vec<PathBuf>,
+        paths: Vec<(PathBuf, Option<Entry>)>,
         mut take: impl FnMut(usize, Result<ResultFile, ShareError>),
     ) -> Result<(), ShareError> {
         if paths.is_empty() {
@@ -202,8 +204,8 @@ impl Share {
         self.not_stalled()?;
         let files = self.reader.files.clone();
         let read = move |send: &std::sync::mpsc::SyncSender<_>| {
-            for (index, path) in paths.iter().enumerate() {
-                if send.send((index, files.read_result(path))).is_err() {
+            for (index, (path, rejected_before)) in paths.iter().enumerate() {
+                if send.send((index, files.read_result(path, rejected_before.as_ref()))).is_err() {
                     return;
                 }
             }
@@ -256,12 +258,17 @@ impl Share {
     /// Waits for the writing thread, while it is answered and no longer than the limit. Returns what failed there, and what was
     /// found in place of our files.
     pub fn take_problems(&self, limit: Duration) -> Vec<String> {
-        if self.is_answering() {
-            self.writer.worker.settle(limit);
-        }
+        self.settle(limit);
         let mut problems = std::mem::take(&mut *self.problems.lock().unwrap_or_else(PoisonError::into_inner));
         problems.extend(self.files.take_remarks());
         problems
+    }
+
+    /// Waits for the writing thread, while it is answered and no longer than the limit.
+    pub fn settle(&self, limit: Duration) {
+        if self.is_answering() {
+            self.writer.worker.settle(limit);
+        }
     }
 
     /// Whether no call hangs, as far as is known.

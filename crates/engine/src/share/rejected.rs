@@ -3,12 +3,12 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    io::Cursor,
     path::Path,
 };
 
+use doctor_backend::share_worker::Progress;
 use doctor_core::time::{Span, Timestamp};
-use doctor_host::shared_directory::{EntryKind, SharedDirectory, SharedDirectoryError};
+use doctor_host::shared_directory::{SharedDirectory, SharedDirectoryError};
 
 use crate::rejection::Rejection;
 
@@ -23,12 +23,6 @@ const MAX_FILES: usize = 20_000;
 /// A small part of any file system that holds logs, and sixty documents of the greatest length.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// The place of one rejected document.
-pub(super) struct Kept {
-    pub(super) folder: SharedDirectory,
-    pub(super) name: OsString,
-}
-
 /// Returns the name of a rejected document: the time first, so that names sort by it.
 pub(super) fn name(original: &OsStr, at: Timestamp) -> OsString {
     let mut name = OsString::from(format!("{}_", at.millis()));
@@ -36,13 +30,11 @@ pub(super) fn name(original: &OsStr, at: Timestamp) -> OsString {
     name
 }
 
-/// Writes the reason for a rejection, and returns the place for the document.
-pub(super) fn keep_reason(root: &SharedDirectory, name: &OsStr, why: &Rejection) -> Result<Kept, SharedDirectoryError> {
-    let folder = root.make_subdirectory(Path::new(FOLDER))?;
+/// Returns the name and the text of the file with the reason for a rejection.
+pub(super) fn reason(name: &OsStr, why: &Rejection) -> (OsString, String) {
     let mut reason = name.to_owned();
     reason.push(".reason");
-    folder.replace(&reason, &mut Cursor::new(format!("{why}\n")))?;
-    Ok(Kept { folder, name: name.to_owned() })
+    (reason, format!("{why}\n"))
 }
 
 /// One entry, as far as pruning is concerned.
@@ -51,27 +43,27 @@ struct Aged {
     at: Timestamp,
     name: OsString,
     bytes: u64,
-    is_directory: bool,
 }
 
-/// Removes what is too old or too much. `answered` is called after each answer of the file system.
-pub(super) fn prune(root: &SharedDirectory, now: Timestamp, answered: &dyn Fn()) -> Result<(), SharedDirectoryError> {
+/// Removes what is too old or too much, as far as there is time. What cannot be removed now is removed the next time.
+pub(super) fn prune(root: &SharedDirectory, now: Timestamp, progress: &Progress) -> Result<(), SharedDirectoryError> {
     let Some(folder) = root.subdirectory(Path::new(FOLDER))? else { return Ok(()) };
+    let names = folder.names(&progress.while_listing())?;
+    let go_on = progress.while_listing();
     let mut entries = Vec::new();
-    for name in folder.names()? {
-        answered();
-        let Some(entry) = folder.entry(Path::new(&name))? else { continue };
-        let at = time_of(&name).unwrap_or(Timestamp::from_millis(entry.modified.saturating_mul(1000)));
-        entries.push(Aged { at, name, bytes: entry.bytes, is_directory: entry.kind == EntryKind::Directory });
+    for name in names {
+        // When the time is over, age and number are still known from the names of ours.
+        let entry = if go_on() { folder.entry(Path::new(&name))? } else { None };
+        let modified = entry.map(|entry| Timestamp::from_millis(entry.modified.saturating_mul(1000)));
+        let Some(at) = time_of(&name).or(modified) else { continue };
+        entries.push(Aged { at, name, bytes: entry.map_or(0, |entry| entry.bytes) });
     }
+    let go_on = progress.while_removing();
     for surplus in surplus(entries, now) {
-        // What cannot be removed now is removed the next time.
-        let _kept = if surplus.is_directory {
-            folder.remove_tree(&surplus.name)
-        } else {
-            folder.remove(&surplus.name).map(drop)
-        };
-        answered();
+        if !go_on() {
+            break;
+        }
+        let _kept = folder.remove_tree(&surplus.name, &go_on);
     }
     Ok(())
 }
@@ -109,7 +101,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_secs(1_794_729_600);
 
     fn aged(ago: Span, bytes: u64) -> Aged {
-        Aged { at: NOW.minus(ago), name: OsString::from(format!("{}_x", ago.millis())), bytes, is_directory: false }
+        Aged { at: NOW.minus(ago), name: OsString::from(format!("{}_x", ago.millis())), bytes }
     }
 
     fn ages(entries: Vec<Aged>) -> Vec<i64> {
@@ -144,20 +136,39 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("outside"), at("2_link")).unwrap();
         fs::write(at(&format!("{}_new.json", NOW.millis())), "{}").unwrap();
         let root = SharedDirectory::open(folder.path()).unwrap();
-        prune(&root, NOW, &|| {}).unwrap();
+        prune(&root, NOW, &Progress::default()).unwrap();
         let left: Vec<_> = fs::read_dir(at("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, [OsString::from(format!("{}_new.json", NOW.millis()))]);
         assert_eq!(fs::read_to_string(folder.path().join("outside")).unwrap(), "x");
     }
 
     #[test]
-    fn a_rejection_is_kept_with_its_reason_under_its_time() {
+    fn a_planted_tree_of_many_files_is_removed_in_parts() {
+        const FILES: usize = 11_000;
         let folder = tempfile::tempdir().unwrap();
+        let wide = folder.path().join("rejected/1_wide");
+        fs::create_dir_all(&wide).unwrap();
+        for number in 0..FILES {
+            fs::File::create(wide.join(number.to_string())).unwrap();
+        }
         let root = SharedDirectory::open(folder.path()).unwrap();
+        let left = || fs::read_dir(&wide).map_or(0, Iterator::count);
+        prune(&root, NOW, &Progress::default()).unwrap();
+        assert!((1..FILES).contains(&left()), "{} left: no more at once than the writing thread has time for", left());
+        let mut before = left();
+        while wide.exists() {
+            prune(&root, NOW, &Progress::default()).unwrap();
+            assert!(left() < before || !wide.exists(), "{before} left");
+            before = left();
+        }
+    }
+
+    #[test]
+    fn a_rejected_document_is_named_after_its_time() {
         let name = name(OsStr::new("a.json"), NOW);
-        let kept = keep_reason(&root, &name, &Rejection::UnknownRun).unwrap();
-        assert_eq!(time_of(&kept.name), Some(NOW));
-        let reason = folder.path().join("rejected").join(format!("{}_a.json.reason", NOW.millis()));
-        assert_eq!(fs::read_to_string(reason).unwrap(), "unknown run\n");
+        assert_eq!(time_of(&name), Some(NOW));
+        let (file, text) = reason(&name, &Rejection::UnknownRun);
+        assert_eq!((time_of(&file), text.as_str()), (Some(NOW), "unknown run\n"));
+        assert!(file.to_str().unwrap().ends_with("_a.json.reason"));
     }
 }

@@ -135,11 +135,6 @@ fn each_file_replaces_what_is_planted_at_its_name_and_names_it() {
             let files = share.files().clone();
             let written = ends(name, move || write(&files));
             site.assert_untouched(&format!("{kind} at {name}"));
-            if kind == EntryKind::Directory {
-                let error = written.unwrap_err().to_string();
-                assert!(error.contains(name) && error.contains("is a directory, and a file belongs there"), "{error}");
-                continue;
-            }
             written.unwrap_or_else(|error| panic!("{kind} at {name}: {error}"));
             assert!(fs::symlink_metadata(site.data(name)).unwrap().is_file(), "{kind} at {name}");
             let remark = share.take_problems(LONG).join("\n");
@@ -149,7 +144,7 @@ fn each_file_replaces_what_is_planted_at_its_name_and_names_it() {
 }
 
 #[test]
-fn a_directory_that_is_a_link_or_a_pipe_is_named_and_not_entered() {
+fn a_directory_that_is_a_link_or_a_pipe_is_moved_aside_if_it_is_ours_and_otherwise_named() {
     for (name, write) in writes() {
         let path = Path::new(name);
         for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
@@ -162,12 +157,22 @@ fn a_directory_that_is_a_link_or_a_pipe_is_named_and_not_entered() {
                     }
                     _ => site.plant(kind, folder.to_str().unwrap()).unwrap(),
                 }
-                let files = site.share().files().clone();
-                let error = ends(name, move || write(&files)).unwrap_err();
+                let share = site.share();
+                let files = share.files().clone();
+                let written = ends(name, move || write(&files));
+                site.assert_untouched(&format!("{kind} at {}", folder.display()));
+                if !name.starts_with("memory") {
+                    written.unwrap_or_else(|error| panic!("{kind} at {}: {error}", folder.display()));
+                    assert!(fs::symlink_metadata(site.data(name)).unwrap().is_file(), "{name}");
+                    let remark = share.take_problems(LONG).join("\n");
+                    let was = format!("{} was {kind} and has been moved to ", folder.display());
+                    assert!(remark.contains(&was), "{remark}");
+                    continue;
+                }
+                let error = written.unwrap_err();
                 let text = error.to_string();
                 assert!(text.contains(&format!("{} is {kind}", folder.display())), "{name}: {text}");
                 assert!(error.is_wrong_kind() && !error.is_outage(), "a node must not make runs wait: {text}");
-                site.assert_untouched(&format!("{kind} at {}", folder.display()));
             }
         }
     }
@@ -203,10 +208,13 @@ fn what_is_no_document_is_rejected_removed_and_never_opened() {
             continue;
         }
         let (files, of) = (site.share().files().clone(), path.clone());
-        let found = ends("reading a result", move || files.read_result(&of).unwrap());
-        assert!(matches!(found, ResultFile::Rejected(Rejection::NotRegularFile)), "{kind}: {found:?}");
+        let found = ends("reading a result", move || files.read_result(&of, None).unwrap());
+        let ResultFile::Rejected { why: Rejection::NotRegularFile, entry } = found else { panic!("{kind}: {found:?}") };
         let (files, of) = (site.share().files().clone(), path.clone());
-        ends("rejecting", move || files.reject_file(&of, &Rejection::NotRegularFile, NOW).unwrap());
+        let again = ends("reading a result", move || files.read_result(&of, Some(&entry)).unwrap());
+        assert!(matches!(again, ResultFile::RejectedBefore), "{kind}: {again:?}");
+        let (files, of) = (site.share().files().clone(), path.clone());
+        ends("rejecting", move || files.reject_file(&of, &entry, &Rejection::NotRegularFile, NOW).unwrap());
         assert!(fs::symlink_metadata(site.data(path.to_str().unwrap())).is_err(), "{kind}: it is gone");
         let kept = fs::read_dir(site.data("rejected")).unwrap().map(|entry| entry.unwrap());
         let links = kept.filter(|entry| !["file", "directory"].contains(&kind_of(entry))).count();
@@ -231,12 +239,36 @@ fn a_document_that_is_too_long_keeps_only_its_beginning() {
     fs::create_dir_all(long.parent().unwrap()).unwrap();
     fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
     let share = site.share();
-    let ResultFile::Rejected(why) = share.files().read_result(&path).unwrap() else { panic!("it was read") };
+    let found = share.files().read_result(&path, None).unwrap();
+    let ResultFile::Rejected { why, entry } = found else { panic!("it was read") };
     assert!(why.to_string().contains("1099511627776 bytes"), "{why}");
-    share.files().reject_file(&path, &why, NOW).unwrap();
+    share.files().reject_file(&path, &entry, &why, NOW).unwrap();
     assert!(!long.exists());
     let kept = site.data("rejected").join(format!("{}_{}", NOW.millis(), path.file_name().unwrap().to_str().unwrap()));
     assert_eq!(fs::metadata(kept).unwrap().len(), rejected::KEPT_BYTES);
+}
+
+#[test]
+fn a_good_document_that_has_replaced_a_rejected_one_is_read_and_stays() {
+    let site = Site::new();
+    let path = Share::document_path(&run(), &node());
+    let file = site.data(path.to_str().unwrap());
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "bad").unwrap();
+    let share = site.share();
+    let ResultFile::Document { entry, .. } = share.files().read_result(&path, None).unwrap() else { panic!("bad") };
+    let again = share.files().read_result(&path, Some(&entry)).unwrap();
+    assert!(matches!(again, ResultFile::RejectedBefore), "{again:?}");
+    fs::write(site.data("good"), "a good one").unwrap();
+    fs::rename(site.data("good"), &file).unwrap();
+    share.files().reject_file(&path, &entry, &Rejection::UnknownRun, NOW).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "a good one");
+    let good = share.files().read_result(&path, Some(&entry)).unwrap();
+    let ResultFile::Document { bytes, entry } = good else { panic!("{good:?}") };
+    assert_eq!(bytes, b"a good one");
+    share.files().reject_file(&path, &entry, &Rejection::UnknownRun, NOW).unwrap();
+    let kept = site.data("rejected").join(format!("{}_{}", NOW.millis(), path.file_name().unwrap().to_str().unwrap()));
+    assert!(!file.exists() && fs::read_to_string(kept).unwrap() == "a good one");
 }
 
 #[test]
@@ -268,16 +300,27 @@ fn a_planted_bundle_does_not_keep_the_evidence_from_being_saved() {
     let case = CaseId::born_at(NOW);
     let name = format!("{case}-reset.tar.gz");
     for kind in ATTACKS {
+        let site = Site::new();
         if site.plant(kind, &format!("handoff/{name}")).is_none() {
+            println!("NOT RUN: a device as a bundle: only root makes one");
             continue;
         }
-        assert!(!site.share().files().has_bundle(&name).unwrap(), "{kind}");
-        let planted = site.data("handoff").join(&name);
-        if kind == EntryKind::Directory { fs::remove_dir(planted).unwrap() } else { fs::remove_file(planted).unwrap() }
+        let share = site.share();
+        assert!(!share.files().has_bundle(&name).unwrap(), "{kind}");
+        share.files().save_bundle(&name, b"bundle").unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert!(share.files().has_bundle(&name).unwrap(), "{kind}");
+        assert!(share.take_problems(LONG).concat().contains(kind.as_str()), "{kind}");
+        site.assert_untouched(&format!("{kind} as a bundle"));
     }
-    let share = site.share();
+    let in_place_of_the_folder = Site::new();
+    symlink(in_place_of_the_folder.outside(), in_place_of_the_folder.data("handoff")).unwrap();
+    let share = in_place_of_the_folder.share();
+    assert!(!share.files().has_bundle(&name).unwrap());
     share.files().save_bundle(&name, b"bundle").unwrap();
     assert!(share.files().has_bundle(&name).unwrap());
+    in_place_of_the_folder.assert_untouched("a link in place of the folder of bundles");
+    let share = site.share();
+    share.files().save_bundle(&name, b"bundle").unwrap();
     if rustix::process::geteuid().is_root() {
         // A file of another user is not ours.
         let other = site.data("handoff").join("other.tar.gz");
@@ -289,6 +332,29 @@ fn a_planted_bundle_does_not_keep_the_evidence_from_being_saved() {
     }
     share.files().remove_bundles(|found| found == name).unwrap();
     assert!(!share.files().has_bundle(&name).unwrap());
+}
+
+#[test]
+fn what_is_planted_in_place_of_one_folder_does_not_keep_the_others_from_being_cleaned() {
+    for planted in ["handoff", "rejected", "metadata", "reports"] {
+        let site = Site::new();
+        site.plant(EntryKind::Link, planted).unwrap();
+        let left: Vec<PathBuf> = ["handoff", "rejected", "metadata", "reports"]
+            .iter()
+            .filter(|folder| **folder != planted)
+            .map(|folder| site.data(folder).join(".doctor-0.tmp"))
+            .collect();
+        for path in &left {
+            fs::create_dir_all(path).unwrap();
+        }
+        let share = site.share();
+        let later = Timestamp::from_secs(1 << 35);
+        assert!(crate::expired_files::remove(&share, &[], Span::ZERO, later).is_empty());
+        let problems = share.take_problems(LONG).concat();
+        assert!(problems.contains(&format!("{planted} is a symbolic link")), "{problems}");
+        assert!(left.iter().all(|path| !path.exists()), "{planted}");
+        site.assert_untouched(planted);
+    }
 }
 
 #[test]
@@ -315,16 +381,16 @@ fn an_outage_is_told_from_what_a_node_did() {
     let share = site.share();
     fs::rename(site.data(""), site.folder.path().join("away")).unwrap();
     let mut outages = 0;
-    let paths = vec![PathBuf::from("memory/n1/a.json"), PathBuf::from("memory/n2/a.json")];
+    let paths = ["memory/n1/a.json", "memory/n2/a.json"].map(|path| (PathBuf::from(path), None)).to_vec();
     share.read_results(paths, |_, result| outages += usize::from(result.unwrap_err().is_outage())).unwrap();
     assert_eq!(outages, 2, "no mount is no missing result");
     assert!(share.check().unwrap_err().to_string().contains("create the directory or set `data`"));
     fs::rename(site.folder.path().join("away"), site.data("")).unwrap();
-    assert!(matches!(share.files().read_result(Path::new("memory/n1/a.json")).unwrap(), ResultFile::Missing));
+    assert!(matches!(share.files().read_result(Path::new("memory/n1/a.json"), None).unwrap(), ResultFile::Missing));
     if !rustix::process::geteuid().is_root() {
         fs::create_dir(site.data("memory")).unwrap();
         fs::set_permissions(site.data("memory"), fs::Permissions::from_mode(0o000)).unwrap();
-        let closed = share.files().read_result(Path::new("memory/n1/a.json")).unwrap_err();
+        let closed = share.files().read_result(Path::new("memory/n1/a.json"), None).unwrap_err();
         assert!(!closed.is_outage(), "a node that closes its directory does not make its run wait: {closed}");
         fs::set_permissions(site.data("memory"), fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -333,11 +399,11 @@ fn an_outage_is_told_from_what_a_node_did() {
 #[test]
 fn work_waits_in_a_queue_of_limited_size_and_its_failures_are_told_once() {
     let site = Site::new();
-    site.plant(EntryKind::Directory, "reports/x").unwrap();
+    site.plant(EntryKind::Link, "memory/n1").unwrap();
     let share = site.share();
-    assert!(share.write_later(10, |files| files.save_report("x", "text")));
+    assert!(share.write_later(10, |files| files.save_log(&run(), &node(), "text")));
     let problems = share.take_problems(LONG);
-    assert!(problems.len() == 1 && problems[0].contains("reports/x is a directory"), "{problems:?}");
+    assert!(problems.len() == 1 && problems[0].contains("memory/n1 is a symbolic link"), "{problems:?}");
     assert!(share.take_problems(LONG).is_empty());
     let (go_on, wait) = mpsc::channel::<()>();
     assert!(share.write_later(0, move |_| {

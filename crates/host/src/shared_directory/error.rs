@@ -81,7 +81,55 @@ pub enum SharedDirectoryError {
     },
 }
 
+/// Something that had the name of a file or directory of ours and was renamed, because it cannot be replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MovedAside {
+    pub path: PathBuf,
+    pub found: EntryKind,
+    /// Where it is now.
+    pub to: PathBuf,
+}
+
+impl fmt::Display for MovedAside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, found, to } = self;
+        let (path, to) = (path.display(), to.display());
+        write!(f, "{path} was {found} and has been moved to {to}: find out which node or user made it")
+    }
+}
+
+/// The operation of [`super::SharedDirectory::open`].
+pub const OPEN_ROOT: &str = "opening the shared directory";
+
+/// Whether this is how a file server that is away, or a mount that is gone, answers.
+pub fn is_outage_code(error: &io::Error) -> bool {
+    error.raw_os_error().map(Errno::from_raw_os_error).is_some_and(|code| {
+        [
+            Errno::IO,
+            Errno::STALE,
+            Errno::TIMEDOUT,
+            Errno::HOSTDOWN,
+            Errno::HOSTUNREACH,
+            Errno::NOTCONN,
+            Errno::CONNABORTED,
+            Errno::CONNRESET,
+            Errno::REMOTEIO,
+            Errno::NODEV,
+        ]
+        .contains(&code)
+    })
+}
+
 impl SharedDirectoryError {
+    /// Whether the directory as a whole is away for now, so that what is on it cannot be known. A file that a node spoilt is no
+    /// outage: waiting for it would let the node stop us.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Io { operation, source, .. } => *operation == OPEN_ROOT || is_outage_code(source),
+            Self::WrongKind { .. } | Self::Outside { .. } => false,
+        }
+    }
+
     pub(super) fn io(operation: &'static str, path: &Path, error: Errno) -> Self {
         Self::from_io(operation, path, error.into())
     }

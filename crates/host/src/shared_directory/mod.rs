@@ -21,7 +21,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-pub use error::{EntryKind, SharedDirectoryError};
+pub use error::{EntryKind, MovedAside, OPEN_ROOT, SharedDirectoryError, is_outage_code};
 use rustix::{
     fs::{
         AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
@@ -36,6 +36,10 @@ type Result<T> = std::result::Result<T, SharedDirectoryError>;
 /// The start of every temporary name, also of one that a killed controller left behind.
 const TEMPORARY_PREFIX: &str = ".doctor-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
+/// The start of the name that something gets which had the name of a file or directory of ours.
+const ASIDE_PREFIX: &str = "moved-aside-";
+/// How often a directory that another party makes again and again is moved aside for one file.
+const MAX_MOVES: usize = 10;
 /// Bytes written at a time: the callers of a slow file server see progress between two of them.
 const CHUNK: usize = 256 << 10;
 /// Bytes after which a file is synced while it is written: one sync of a large file takes as long as a file server that hangs.
@@ -44,6 +48,8 @@ const SYNC_EVERY: usize = 8 << 20;
 const MAX_DEPTH: u32 = 8;
 /// Entries read of one directory. A node could fill it; what is left is read the next time.
 const MAX_ENTRIES: usize = 50_000;
+/// Entries of one directory that are listed before they are removed.
+const REMOVED_AT_A_TIME: usize = 500;
 
 /// An open directory. All paths are relative to it.
 #[derive(Debug)]
@@ -82,11 +88,13 @@ impl Entry {
 }
 
 /// A file that was written.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Written {
     pub entry: Entry,
-    /// What was in its place and is gone, if it was no file.
+    /// What was in its place and is gone, if it was neither a file nor a directory.
     pub replaced: Option<EntryKind>,
+    /// The directory that was in its place.
+    pub moved_aside: Option<MovedAside>,
 }
 
 impl SharedDirectory {
@@ -98,7 +106,7 @@ impl SharedDirectory {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::open(root, flags, Mode::empty()) {
             Ok(handle) => Ok(Self { handle, path: root.to_owned() }),
-            Err(error) => Err(SharedDirectoryError::io("opening the shared directory", root, error)),
+            Err(error) => Err(SharedDirectoryError::io(OPEN_ROOT, root, error)),
         }
     }
 
@@ -146,11 +154,56 @@ impl SharedDirectory {
         Ok(at)
     }
 
+    /// Opens a directory of ours below this one, like [`Self::make_subdirectory`]. What is no directory and has the name of one on
+    /// the way is moved aside: a node could stop our writes with it.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn make_own_subdirectory(&self, relative: &Path) -> Result<(Self, Vec<MovedAside>)> {
+        let mut moved = Vec::new();
+        for _ in 0..MAX_MOVES {
+            let path = match self.make_subdirectory(relative) {
+                Ok(directory) => return Ok((directory, moved)),
+                Err(SharedDirectoryError::WrongKind { path, .. }) => path,
+                Err(error) => return Err(error),
+            };
+            let obstacle = path.strip_prefix(&self.path).map(|below| self.parent_of(below));
+            if let Ok(Some((directory, name))) = obstacle.unwrap_or(Ok(None)) {
+                moved.extend(directory.move_aside(&name, |kind| kind != EntryKind::Directory)?);
+            }
+        }
+        self.make_subdirectory(relative).map(|directory| (directory, moved))
+    }
+
+    /// Renames an entry of this directory to a random name, if it is of such a kind. Returns `None` if there was none.
+    fn move_aside(&self, name: &OsStr, is_obstacle: impl Fn(EntryKind) -> bool) -> Result<Option<MovedAside>> {
+        let path = self.path.join(name);
+        let aside = OsString::from(format!("{ASIDE_PREFIX}{}", self.random_hex()?));
+        if !self.rename(name, self, &aside)? {
+            return Ok(None);
+        }
+        let found = self.entry(Path::new(&aside))?.map_or(EntryKind::Other, |entry| entry.kind);
+        if !is_obstacle(found) {
+            // Another thread of ours has removed the obstacle first, and this is what it made there.
+            self.rename(&aside, self, name)?;
+            return Ok(None);
+        }
+        Ok(Some(MovedAside { path, found, to: self.path.join(&aside) }))
+    }
+
     /// Opens a regular file for reading. `None`: it does not exist.
     ///
     /// # Errors
     /// If it, or a directory on the way, is something else, or the file system fails.
     pub fn open_file(&self, relative: &Path) -> Result<Option<File>> {
+        Ok(self.open_entry(relative)?.map(|(file, _)| file))
+    }
+
+    /// Opens a regular file for reading, and returns what it was then. `None`: it does not exist.
+    ///
+    /// # Errors
+    /// If it, or a directory on the way, is something else, or the file system fails.
+    pub fn open_entry(&self, relative: &Path) -> Result<Option<(File, Entry)>> {
         let Some((directory, name)) = self.parent_of(relative)? else { return Ok(None) };
         let path = directory.path.join(&name);
         let fail = |error: Errno| SharedDirectoryError::io("reading", &path, error);
@@ -175,7 +228,7 @@ impl SharedDirectory {
         let opened = Entry::of(&fstat(&file).map_err(fail)?);
         opened.kind.expect(EntryKind::File, &path)?;
         match opened.identity == checked.identity {
-            true => Ok(Some(File::from(file))),
+            true => Ok(Some((File::from(file), opened))),
             false => Err(fail(Errno::STALE)),
         }
     }
@@ -206,45 +259,61 @@ impl SharedDirectory {
     }
 
     /// Writes a file of this directory: readers see the old content or the new one, never a part. A link, a pipe or a device in
-    /// its place is replaced and neither followed nor opened.
+    /// its place is replaced and neither followed nor opened; a directory is moved aside.
     ///
     /// # Errors
-    /// If a directory has the name, or the file system fails. Nothing is left behind then.
+    /// If the file system fails. Nothing is left behind then.
     pub fn replace(&self, name: &OsStr, content: &mut dyn Read) -> Result<Written> {
         let path = self.path.join(name);
         check_name(name, &path)?;
-        let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(|kind| *kind != EntryKind::File);
-        if replaced == Some(EntryKind::Directory) {
-            return Err(SharedDirectoryError::WrongKind {
-                path,
-                found: EntryKind::Directory,
-                expected: EntryKind::File,
-            });
-        }
+        let is_replaced = |kind: &EntryKind| !matches!(kind, EntryKind::File | EntryKind::Directory);
+        let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(is_replaced);
         let (temporary, mut file) = self.create_temporary()?;
         let written = copy(content, &mut file)
             .and_then(|()| file.sync_all())
             .and_then(|()| Ok(Entry::of(&fstat(&file)?)))
-            .and_then(|entry| {
-                renameat(&self.handle, &temporary, &self.handle, name)?;
-                Ok(entry)
-            });
+            .map_err(|error| SharedDirectoryError::from_io("writing", &path, error))
+            .and_then(|entry| Ok((entry, self.rename_over(&temporary, name)?)));
         if written.is_err() {
             let _left = unlinkat(&self.handle, &temporary, AtFlags::empty());
         }
-        let entry = written.map_err(|error| SharedDirectoryError::from_io("writing", &path, error))?;
+        let (entry, moved_aside) = written?;
         // Some network file systems cannot sync a directory; their server takes care of it.
         let _durable = fsync(&self.handle);
-        Ok(Written { entry, replaced })
+        Ok(Written { entry, replaced, moved_aside })
+    }
+
+    /// Renames a file of ours to its name, and moves a directory of that name aside.
+    fn rename_over(&self, temporary: &OsStr, name: &OsStr) -> Result<Option<MovedAside>> {
+        let mut moved_aside = None;
+        for _ in 0..MAX_MOVES {
+            match renameat(&self.handle, temporary, &self.handle, name) {
+                Ok(()) => return Ok(moved_aside),
+                // POSIX also allows the second.
+                Err(Errno::ISDIR | Errno::EXIST) => {
+                    moved_aside = self.move_aside(name, |_| true)?.or(moved_aside);
+                }
+                Err(error) => return Err(SharedDirectoryError::io("writing", &self.path.join(name), error)),
+            }
+        }
+        Err(SharedDirectoryError::WrongKind {
+            path: self.path.join(name),
+            found: EntryKind::Directory,
+            expected: EntryKind::File,
+        })
+    }
+
+    fn random_hex(&self) -> Result<String> {
+        let mut random = [0_u8; 16];
+        getrandom(&mut random, GetRandomFlags::empty())
+            .map_err(|error| SharedDirectoryError::io("writing to", &self.path, error))?;
+        Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Creates a file with a random name that did not exist.
     fn create_temporary(&self) -> Result<(OsString, File)> {
-        let mut random = [0_u8; 16];
         let fail = |error: Errno| SharedDirectoryError::io("writing to", &self.path, error);
-        getrandom(&mut random, GetRandomFlags::empty()).map_err(fail)?;
-        let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = OsString::from(format!("{TEMPORARY_PREFIX}{hex}{TEMPORARY_SUFFIX}"));
+        let name = OsString::from(format!("{TEMPORARY_PREFIX}{}{TEMPORARY_SUFFIX}", self.random_hex()?));
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let file = openat(&self.handle, &name, flags, Mode::from_raw_mode(0o666)).map_err(fail)?;
         Ok((name, File::from(file)))
@@ -294,67 +363,89 @@ impl SharedDirectory {
         }
     }
 
-    /// Removes an entry and everything below it. A link is removed, not followed.
+    /// Removes an entry and everything below it, as long as `go_on` says so, which is called for each entry: a node could make a
+    /// tree of any size. A link is removed, not followed. Returns whether nothing is left.
     ///
     /// # Errors
-    /// If something is left.
-    pub fn remove_tree(&self, name: &OsStr) -> Result<()> {
+    /// If something cannot be removed.
+    pub fn remove_tree(&self, name: &OsStr, go_on: &dyn Fn() -> bool) -> Result<bool> {
         check_name(name, &self.path.join(name))?;
-        self.remove_below(name, MAX_DEPTH)
+        self.remove_below(name, MAX_DEPTH, go_on)
     }
 
-    fn remove_below(&self, name: &OsStr, depth: u32) -> Result<()> {
+    fn remove_below(&self, name: &OsStr, depth: u32, go_on: &dyn Fn() -> bool) -> Result<bool> {
+        if !go_on() {
+            return Ok(false);
+        }
         let path = self.path.join(name);
         let fail = |error: Errno| SharedDirectoryError::io("removing", &path, error);
         match unlinkat(&self.handle, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            Ok(()) | Err(Errno::NOENT) => return Ok(true),
             // The first is Linux', the second that of POSIX.
             Err(Errno::ISDIR | Errno::PERM) if depth > 0 => {}
             Err(error) => return Err(fail(error)),
         }
         if let Some(directory) = self.subdirectory(Path::new(name))? {
-            for below in directory.names()? {
-                directory.remove_below(&below, depth - 1)?;
+            // In parts, each listed anew: so even a budget for a few entries removes some of a directory with many.
+            loop {
+                let part = directory.list(REMOVED_AT_A_TIME, go_on)?;
+                for below in &part {
+                    if !directory.remove_below(below, depth - 1, go_on)? {
+                        return Ok(false);
+                    }
+                }
+                if part.is_empty() {
+                    break;
+                }
             }
         }
         match unlinkat(&self.handle, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            // The listing was cut short, or another party adds to it.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(error) => Err(fail(error)),
         }
     }
 
-    /// Returns the names in this directory, at most fifty thousand of them.
+    /// Returns the names in this directory, at most fifty thousand of them, and as long as `go_on` says so, which is called for
+    /// each name.
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn names(&self) -> Result<Vec<OsString>> {
+    pub fn names(&self, go_on: &dyn Fn() -> bool) -> Result<Vec<OsString>> {
+        self.list(MAX_ENTRIES, go_on)
+    }
+
+    fn list(&self, most: usize, go_on: &dyn Fn() -> bool) -> Result<Vec<OsString>> {
         let fail = |error: Errno| SharedDirectoryError::io("listing", &self.path, error);
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.handle).map_err(fail)? {
+            if names.len() >= most || !go_on() {
+                break;
+            }
             let entry = entry.map_err(fail)?;
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
                 names.push(OsStr::from_bytes(name).to_owned());
             }
-            if names.len() >= MAX_ENTRIES {
-                break;
-            }
         }
         Ok(names)
     }
 
-    /// Removes temporary files that a killed controller left here before then, in seconds since 1970.
-    ///
-    /// # Errors
-    /// If the directory cannot be read.
-    pub fn remove_left_temporaries(&self, before: i64) -> Result<()> {
-        for name in self.names()?.iter().filter(|name| is_temporary(name)) {
-            let is_old = self.entry(Path::new(name))?.is_some_and(|entry| entry.modified < before);
+    /// Removes the temporary files among these names of this directory that a killed controller left before then, in seconds since
+    /// 1970, as long as `go_on` says so. What cannot be removed is left.
+    pub fn remove_left_temporaries(&self, names: &[OsString], before: i64, go_on: &dyn Fn() -> bool) {
+        for name in names.iter().filter(|name| is_temporary(name)) {
+            if !go_on() {
+                return;
+            }
+            let is_old =
+                self.entry(Path::new(name)).is_ok_and(|entry| entry.is_some_and(|entry| entry.modified < before));
             if is_old {
-                self.remove(name)?;
+                // A node may have given such a name to a directory.
+                let _kept = self.remove_tree(name, go_on);
             }
         }
-        Ok(())
     }
 
     fn duplicate(&self) -> Result<Self> {

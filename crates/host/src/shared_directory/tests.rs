@@ -1,6 +1,7 @@
 //! Attacks on every name: links, pipes, sockets, directories and, where the tests run as root, devices.
 
 use std::{
+    cell::Cell,
     fs,
     io::Cursor,
     os::unix::{fs::symlink, net::UnixListener},
@@ -99,20 +100,44 @@ fn a_write_replaces_what_was_planted_and_never_writes_through_it() {
             continue;
         }
         let metadata = attack.metadata();
-        let written = ends("a write", move || metadata.replace("list.txt".as_ref(), &mut Cursor::new("n1\n")));
+        let written = ends("a write", move || metadata.replace("list.txt".as_ref(), &mut Cursor::new("n1\n"))).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "n1\n");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file(), "{kind}");
+        assert!(attack.is_untouched(), "{kind}");
+        let left = fs::read_dir(attack.at("share/metadata")).unwrap().count();
         if kind == EntryKind::Directory {
-            let error = written.unwrap_err().to_string();
-            assert!(error.contains("list.txt is a directory, and a file belongs there"), "{error}");
-            assert!(path.is_dir());
+            let moved = written.moved_aside.unwrap();
+            assert_eq!((written.replaced, moved.found, left), (None, EntryKind::Directory, 2));
+            assert!(moved.path == path && moved.to.is_dir(), "{moved}");
         } else {
-            assert_eq!(written.unwrap().replaced, Some(kind));
-            assert_eq!(fs::read_to_string(&path).unwrap(), "n1\n");
-            assert!(fs::symlink_metadata(&path).unwrap().is_file(), "{kind}");
+            assert_eq!((written.replaced, written.moved_aside), (Some(kind), None));
+            assert_eq!(left, 1, "{kind}: nothing else is left");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_directory_is_moved_aside_for_a_directory_of_ours() {
+    for kind in ATTACKS.into_iter().filter(|kind| *kind != EntryKind::Directory) {
+        let attack = Attack::new();
+        for name in ["share/handoff", "share/metadata/slurm"] {
+            if attack.plant(kind, &attack.at(name)).is_none() {
+                println!("NOT RUN: moving a device aside: only root makes one");
+                continue;
+            }
+            let below = Path::new(name).strip_prefix("share").unwrap().join("run");
+            let share = attack.share();
+            let (directory, moved) = ends("making it", move || share.make_own_subdirectory(&below)).unwrap();
+            directory.replace("x".as_ref(), &mut Cursor::new("ours")).unwrap();
+            assert_eq!(fs::read_to_string(attack.at(name).join("run/x")).unwrap(), "ours");
+            let [moved] = &moved[..] else { panic!("{moved:?}") };
+            assert_eq!((&moved.path, moved.found), (&attack.at(name), kind));
+            assert!(fs::symlink_metadata(&moved.to).is_ok() && moved.to.parent() == attack.at(name).parent());
         }
         assert!(attack.is_untouched(), "{kind}");
-        let left: Vec<_> = fs::read_dir(attack.at("share/metadata")).unwrap().collect();
-        assert_eq!(left.len(), 1, "{kind}: nothing else is left");
     }
+    let attack = Attack::new();
+    assert!(attack.share().make_own_subdirectory(Path::new("metadata/slurm")).unwrap().1.is_empty());
 }
 
 #[test]
@@ -146,7 +171,8 @@ fn paths_that_lead_out_are_refused() {
     for path in ["", "/etc/passwd", "../outside/doctor.db", "metadata/../../outside/doctor.db", "."] {
         let error = share.read(Path::new(path), 100).unwrap_err();
         assert!(matches!(error, SharedDirectoryError::Outside { .. }), "{path}: {error}");
-        assert!(share.remove(path.as_ref()).is_err() && share.remove_tree(path.as_ref()).is_err(), "{path}");
+        assert!(share.remove(path.as_ref()).is_err(), "{path}");
+        assert!(share.remove_tree(path.as_ref(), &|| true).is_err(), "{path}");
         assert!(share.rename("metadata".as_ref(), &share, path.as_ref()).is_err(), "{path}");
         assert!(share.make_subdirectory(Path::new(path)).is_err(), "{path}");
     }
@@ -165,12 +191,40 @@ fn removing_a_tree_removes_links_and_not_what_they_point_to() {
     fs::write(run.join("below/claim.json"), "{}").unwrap();
     symlink(attack.at("outside"), run.join("link")).unwrap();
     symlink(attack.at("outside/doctor.db"), run.join("below/file")).unwrap();
-    attack.metadata().remove_tree("run".as_ref()).unwrap();
+    assert!(attack.metadata().remove_tree("run".as_ref(), &|| true).unwrap());
     assert!(!run.exists());
     symlink(attack.at("outside"), &run).unwrap();
-    attack.metadata().remove_tree("run".as_ref()).unwrap();
+    assert!(attack.metadata().remove_tree("run".as_ref(), &|| true).unwrap());
     assert!(fs::symlink_metadata(&run).is_err());
     assert!(attack.is_untouched());
+}
+
+/// Returns what allows this number of steps.
+fn steps(number: usize) -> impl Fn() -> bool {
+    let left = Cell::new(number);
+    move || left.replace(left.get().saturating_sub(1)) > 0
+}
+
+#[test]
+fn a_tree_of_any_size_is_removed_in_parts() {
+    const ENTRIES: usize = 3 * REMOVED_AT_A_TIME;
+    let attack = Attack::new();
+    let run = attack.at("share/metadata/run");
+    fs::create_dir_all(run.join("below")).unwrap();
+    for number in 0..ENTRIES {
+        fs::write(run.join("below").join(number.to_string()), "").unwrap();
+    }
+    let left = || fs::read_dir(run.join("below")).map_or(0, Iterator::count);
+    let asked = Cell::new(0);
+    let go_on = || {
+        asked.set(asked.get() + 1);
+        asked.get() <= 1000
+    };
+    assert!(!attack.metadata().remove_tree("run".as_ref(), &go_on).unwrap());
+    assert!(asked.get() <= 1010 && (1..ENTRIES).contains(&left()), "{} asked, {} left", asked.get(), left());
+    let parts = (0..100).take_while(|_| !attack.metadata().remove_tree("run".as_ref(), &steps(1000)).unwrap()).count();
+    assert!((1..100).contains(&parts) && !run.exists(), "{parts}");
+    assert_eq!(attack.metadata().names(&steps(1)).unwrap().len(), 0);
 }
 
 #[test]
@@ -192,10 +246,15 @@ fn only_old_temporary_files_of_ours_are_removed() {
     let (name, _file) = attack.metadata().create_temporary().unwrap();
     assert!(is_temporary(&name));
     fs::write(attack.at("share/metadata/.doctor-notes"), "").unwrap();
-    attack.metadata().remove_left_temporaries(0).unwrap();
-    assert_eq!(attack.metadata().names().unwrap().len(), 2, "it is new");
-    attack.metadata().remove_left_temporaries(i64::MAX).unwrap();
-    assert_eq!(attack.metadata().names().unwrap(), [".doctor-notes"]);
+    let names = || attack.metadata().names(&|| true).unwrap();
+    attack.metadata().remove_left_temporaries(&names(), 0, &|| true);
+    assert_eq!(names().len(), 2, "it is new");
+    attack.metadata().remove_left_temporaries(&names(), i64::MAX, &|| true);
+    assert_eq!(names(), [".doctor-notes"]);
+    fs::create_dir_all(attack.at("share/metadata/.doctor-0.tmp/below")).unwrap();
+    let (_, _file) = attack.metadata().create_temporary().unwrap();
+    attack.metadata().remove_left_temporaries(&names(), i64::MAX, &|| true);
+    assert_eq!(names(), [".doctor-notes"], "a directory of such a name keeps none of the others");
 }
 
 #[test]
