@@ -166,7 +166,7 @@ fn wait(
     trigger: &Trigger,
     until: Instant,
     earliest: Instant,
-    mut enter_messages: impl FnMut() -> std::result::Result<(), store::StoreError>,
+    mut enter_messages: impl FnMut() -> std::result::Result<(), StoreError>,
 ) {
     progress.enter("wait for the next cycle");
     let began = Instant::now();
