@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn a_call_whose_time_is_over_was_not_cancelled_and_one_whose_lease_has_ended_was() {
         enter(Some(Deadline::after(Duration::ZERO)), || assert!(is_over() && !is_cancelled()));
-        let lease = Progress::default();
-        enter(Some(Deadline::of_change(HOUR, Some(lease.clone()))), || {
+        let lease = crate::progress::Progress::default();
+        enter(Some(Deadline::of_change(HOUR, Some(lease.effects_permit()))), || {
             assert!(!is_cancelled());
-            lease.allow_effects_until(Instant::now());
+            lease.end_effects(0);
             assert!(is_over() && is_cancelled());
         });
     }

@@ -295,8 +295,8 @@ mod tests {
         call.cancel();
         assert_eq!(session.read_line(), Err(SshSessionError::Cancelled));
         let lease = crate::progress::Progress::default();
-        let session = silent_session(&Deadline::of_change(HOUR, Some(lease.clone())), HOUR);
-        lease.allow_effects_until(Instant::now());
+        let session = silent_session(&Deadline::of_change(HOUR, Some(lease.effects_permit())), HOUR);
+        lease.end_effects(0);
         assert_eq!(session.read_line(), Err(SshSessionError::Cancelled));
         // Without an answer until its own deadline, or that of its call, it does.
         let second = Duration::from_secs(1);
