@@ -28,7 +28,7 @@ mod text;
 mod time_slots;
 mod timeline;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -146,7 +146,7 @@ impl Facts {
     }
 
     /// Returns the nodes that runs occupy. For views of all nodes; [`Self::run_on`] looks at each run.
-    fn nodes_with_runs(&self) -> HashSet<&NodeName> {
+    fn nodes_with_runs(&self) -> BTreeSet<&NodeName> {
         self.snapshot.runs.iter().flat_map(|active| active.run.nodes.iter()).collect()
     }
 

@@ -186,7 +186,7 @@ fn every_test_status_has_its_own_label() {
         let cell = row.tests.iter().find(|cell| cell.test.as_str() == "storage").unwrap();
         assert_eq!(cell.status, status, "{results:?}");
     }
-    let labels: std::collections::BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
+    let labels: BTreeSet<&str> = TestStatus::ALL.iter().map(|status| status.label()).collect();
     assert_eq!(labels.len(), TestStatus::ALL.len());
 }
 

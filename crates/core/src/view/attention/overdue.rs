@@ -1,6 +1,6 @@
 //! Tests that are overdue, and why: on free nodes a warning, on nodes that users have one notice for the fleet.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AttentionItem, AttentionKind, Urgency, grouping::subject};
 use crate::{
@@ -47,13 +47,13 @@ pub(super) fn items(facts: &Facts, coverage: &[CoverageRow], every_job_fails: bo
 }
 
 /// Whether nothing but users keeps tests from the node. `tested`: the nodes with a run.
-fn may_be_tested(facts: &Facts, record: &NodeRecord, tested: &HashSet<&NodeName>) -> bool {
+fn may_be_tested(facts: &Facts, record: &NodeRecord, tested: &BTreeSet<&NodeName>) -> bool {
     !record.state.is_out_of_service() && record.hold_at(facts.now).is_none() && !tested.contains(&record.node.name)
 }
 
 /// Returns the nodes that users have had for so long that their results are overdue. Nothing is wrong, but their last results
 /// say little about them.
-fn in_use(facts: &Facts, coverage: &[CoverageRow], tested: &HashSet<&NodeName>) -> Option<AttentionItem> {
+fn in_use(facts: &Facts, coverage: &[CoverageRow], tested: &BTreeSet<&NodeName>) -> Option<AttentionItem> {
     let mut overdue = Overdue::default();
     for record in &facts.snapshot.nodes {
         if !matches!(record.node.occupancy, Occupancy::Busy { .. }) || !may_be_tested(facts, record, tested) {
@@ -84,7 +84,7 @@ fn in_use(facts: &Facts, coverage: &[CoverageRow], tested: &HashSet<&NodeName>) 
 
 /// Returns the nodes on which no test has run yet, and why not. It may only be that users have them, but nothing is known
 /// of their health.
-fn never_tested(facts: &Facts, tested: &HashSet<&NodeName>) -> Option<AttentionItem> {
+fn never_tested(facts: &Facts, tested: &BTreeSet<&NodeName>) -> Option<AttentionItem> {
     let (mut nodes, mut reasons) = (Vec::new(), BTreeMap::<&str, usize>::new());
     for record in &facts.snapshot.nodes {
         if facts.due_of(record).any(|(_, known, _)| known.attempt().is_some()) || tested.contains(&record.node.name) {
