@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_change_in_flight_ends_when_the_lease_is_taken_away() {
-        let (_folder, store, lease, progress, _keeper) = leader(Span::from_secs(3600));
+        let (_folder, store, lease, progress, _keeper) = leader(SHORT);
         let permit = progress.effects_permit();
         // Renewed for long, by the loop: only the loss ends it.
         progress.allow_effects_until(lease.fence, Some(BootTime::now().plus(WAIT_LIMIT * 10)));
