@@ -311,14 +311,8 @@ impl Usage {
 }
 
 /// Returns the tests of a set, in the order of the snapshot.
-pub(super) fn tests_in(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
-    snapshot
-        .tests
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| tests.contains(*index))
-        .map(|(_, test)| test.id.clone())
-        .collect()
+pub(super) fn tests_of<'a>(snapshot: &'a Snapshot, tests: &TestSet) -> impl Iterator<Item = &'a TestPolicy> {
+    snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index)).map(|(_, test)| test)
 }
 
 /// Formats the age of a result for people.
