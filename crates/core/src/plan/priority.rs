@@ -3,8 +3,8 @@
 //!
 //! A node's eligibility depends on its own record, the policy and the time, and on no other node. So a changed record
 //! means one recomputed eligibility, and the passage of time means only the nodes whose timer has expired. What depends on
-//! other nodes (slots, shared mounts, budgets) is decided for whole groups of due nodes in `candidates`: all nodes of
-//! one pool with the same tests due get the same answer, except for the few that are chosen.
+//! other nodes (slots, shared mounts, budgets) is decided for whole groups of nodes in `candidates`: all nodes of one pool
+//! whose tests need the same get the same answer, except for the few that are chosen.
 
 use std::{
     cmp::Reverse,
