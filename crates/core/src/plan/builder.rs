@@ -310,11 +310,6 @@ impl Usage {
     }
 }
 
-/// Returns the tests of a set, in the order of the snapshot.
-pub(super) fn tests_of<'a>(snapshot: &'a Snapshot, tests: &TestSet) -> impl Iterator<Item = &'a TestPolicy> {
-    snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index)).map(|(_, test)| test)
-}
-
 /// Formats the age of a result for people.
 pub(super) fn format_age(now: Timestamp, then: Timestamp) -> String {
     if then == Timestamp::MIN {

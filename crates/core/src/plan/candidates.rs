@@ -9,10 +9,10 @@ use std::{
 };
 
 use super::{
-    builder::{PlanBuilder, coarse, format_age, purpose_with_reason, tests_of},
+    builder::{PlanBuilder, coarse, format_age, purpose_with_reason},
     capacity::Capacity,
     priority::{Group, Rank, SHORT_RUN},
-    test_set::TestSet,
+    test_set::{TestSet, tests_of},
 };
 use crate::{
     ids::TestId,

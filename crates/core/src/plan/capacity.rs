@@ -5,9 +5,9 @@
 
 use super::{
     SkipReason,
-    builder::{PlanBuilder, max_jobs, tests_of},
+    builder::{PlanBuilder, max_jobs},
     priority::Group,
-    test_set::TestSet,
+    test_set::{TestSet, tests_of},
 };
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 

@@ -5,9 +5,10 @@
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_in_service, purpose_with_reason, tests_of},
+    builder::{PlanBuilder, is_in_service, purpose_with_reason},
     due::is_run_by_agent,
     findings, multi_node, repair_request,
+    test_set::tests_of,
 };
 use crate::{
     case::{Case, OperatorRequest, RepairStep, StepKind},

@@ -13,9 +13,8 @@ use std::{
 
 use super::{
     SkipReason,
-    builder::tests_of,
     due::{DueTests, due_tests},
-    test_set::TestSet,
+    test_set::{TestSet, tests_of},
 };
 use crate::{
     ids::PoolName,

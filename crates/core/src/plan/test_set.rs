@@ -1,5 +1,7 @@
 //! A set of tests, by their index in `Snapshot::tests`.
 
+use crate::{policy::TestPolicy, snapshot::Snapshot};
+
 /// Tests per word.
 const BITS_PER_WORD: usize = u64::BITS as usize;
 /// Words stored inline.
@@ -94,6 +96,11 @@ impl TestSet {
         }
         all
     }
+}
+
+/// Returns the tests of a set, in the order of the snapshot.
+pub(super) fn tests_of<'a>(snapshot: &'a Snapshot, tests: &TestSet) -> impl Iterator<Item = &'a TestPolicy> {
+    snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index)).map(|(_, test)| test)
 }
 
 impl FromIterator<usize> for TestSet {
