@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, breaker::BreakerGuard, priority::Index, test_set::TestSet};
+use super::{Action, breaker::BreakerGuard, priority::Index};
 use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
