@@ -48,7 +48,7 @@ export class LiveSection {
   #page;
   #load;
   #render;
-  #renderedJson = null;
+  #rendered = null;
   #lastLoaded = 0;
   #timer = null;
   #loading = false;
@@ -85,14 +85,14 @@ export class LiveSection {
     try {
       const data = await this.#load(this.#page.signal);
       if (this.#page.signal.aborted) return;
-      const json = JSON.stringify(data);
-      if (json !== this.#renderedJson) {
-        this.#renderedJson = json;
+      // The first response is rendered at once: only a reload needs a comparison.
+      if (!this.#rendered || JSON.stringify(data) !== JSON.stringify(this.#rendered)) {
+        this.#rendered = data;
         replaceContent(this.container, this.#render(data));
       }
     } catch (error) {
       if (error.name === "AbortError" || this.#page.signal.aborted) return;
-      this.#renderedJson = null;
+      this.#rendered = null;
       if (this.#page.handleApiError(error)) return;
       replaceContent(
         this.container,

@@ -38,7 +38,7 @@ export class EventStream {
         if (disconnected && !this.#lastEventId) this.#onEvent("everything", {});
         await this.#read(response.body.getReader());
       } catch {
-        if (signal.aborted) return;
+        // Reported below, unless this side has ended the stream.
       }
       if (signal.aborted) return;
       disconnected = true;

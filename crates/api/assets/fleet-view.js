@@ -58,7 +58,9 @@ export class FleetView {
   }
 
   get matchingNodes() {
-    return Array.from({ length: this.fleet.count }, (_, node) => node).filter((node) => this.matches[node]);
+    const nodes = [];
+    for (let node = 0; node < this.fleet.count; node += 1) if (this.matches[node]) nodes.push(node);
+    return nodes;
   }
 
   open(node) {

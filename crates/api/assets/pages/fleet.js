@@ -156,14 +156,14 @@ function colourField(page, view, tests) {
 
 // The commands on the nodes that the filter shows. Without a filter they name no node: a command on the whole fleet is typed.
 function addActions(page, view, container) {
-  const selected = () => (view.isFiltered && view.matchingNodes.length <= MAX_SELECTED ? view.matchingNodes.map((node) => view.fleet.name(node)) : []);
+  const selectsNodes = () => view.isFiltered && view.matchCount <= MAX_SELECTED;
+  const selected = () => (selectsNodes() ? view.matchingNodes.map((node) => view.fleet.name(node)) : []);
   const buttons = nodeActionButtons(page, selected, () => {});
   if (!buttons) return;
   const text = el("span", { class: "dim" });
   view.onRender = () => {
-    const count = selected().length;
-    if (count) text.textContent = `For ${plural(count, "node")} shown:`;
-    else text.textContent = view.isFiltered && view.matchingNodes.length ? `Over ${MAX_SELECTED} nodes match: name the nodes` : "Filter to select nodes, or name them";
+    if (selectsNodes() && view.matchCount) text.textContent = `For ${plural(view.matchCount, "node")} shown:`;
+    else text.textContent = view.isFiltered && view.matchCount ? `Over ${MAX_SELECTED} nodes match: name the nodes` : "Filter to select nodes, or name them";
   };
   view.onRender();
   container.append(el("div", { class: "node-actions" }, text, buttons));
@@ -192,7 +192,7 @@ export function render(page) {
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       // One node is left: open it.
-      if (view.matchingNodes.length === 1) view.open(view.matchingNodes[0]);
+      if (view.matchCount === 1) view.open(view.matchingNodes[0]);
       else container.querySelector(".map, .scroll")?.focus();
     });
     controls.append(

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
@@ -38,12 +38,12 @@ pub(super) struct FleetView {
     created: Instant,
 }
 
+/// Each list is sorted by key.
 #[derive(Debug, Default)]
 struct Fingerprints {
-    /// Sorted by name.
     nodes: Vec<(NodeName, u64)>,
-    runs: BTreeMap<RunId, u64>,
-    cases: BTreeMap<CaseId, u64>,
+    runs: Vec<(RunId, u64)>,
+    cases: Vec<(CaseId, u64)>,
     rest: u64,
 }
 
@@ -83,7 +83,7 @@ impl FleetView {
         let Some(before) = before.map(|before| &before.fingerprints) else { return vec![Change::Everything] };
         let now = &self.fingerprints;
         let mut changes = Vec::new();
-        changes.extend(non_empty(changed_nodes(&before.nodes, &now.nodes)).map(Change::Nodes));
+        changes.extend(non_empty(changed_keys(&before.nodes, &now.nodes)).map(Change::Nodes));
         changes.extend(non_empty(changed_keys(&before.runs, &now.runs)).map(Change::Runs));
         changes.extend(non_empty(changed_keys(&before.cases, &now.cases)).map(Change::Cases));
         changes.extend((before.rest != now.rest).then_some(Change::Status));
@@ -96,8 +96,8 @@ fn non_empty<T>(items: Vec<T>) -> Option<Vec<T>> {
     (!items.is_empty()).then_some(items)
 }
 
-/// Returns new, changed and removed nodes. Both lists are sorted by name.
-fn changed_nodes(before: &[(NodeName, u64)], now: &[(NodeName, u64)]) -> Vec<NodeName> {
+/// Returns new, changed and removed keys. Both lists are sorted by key.
+fn changed_keys<K: Ord + Clone>(before: &[(K, u64)], now: &[(K, u64)]) -> Vec<K> {
     let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
     let mut changed = Vec::new();
     loop {
@@ -109,16 +109,16 @@ fn changed_nodes(before: &[(NodeName, u64)], now: &[(NodeName, u64)]) -> Vec<Nod
         };
         let (old, new) = (before.next_if(|_| order.is_le()), now.next_if(|_| order.is_ge()));
         if old != new {
-            changed.extend(new.or(old).map(|(name, _)| name.clone()));
+            changed.extend(new.or(old).map(|(key, _)| key.clone()));
         }
     }
 }
 
-/// Returns new, changed and removed keys.
-fn changed_keys<K: Ord + Clone>(before: &BTreeMap<K, u64>, now: &BTreeMap<K, u64>) -> Vec<K> {
-    let changed = now.iter().filter(|(key, fingerprint)| before.get(*key) != Some(*fingerprint)).map(|(key, _)| key);
-    let removed = before.keys().filter(|key| !now.contains_key(*key));
-    changed.chain(removed).cloned().collect::<BTreeSet<K>>().into_iter().collect()
+fn sorted<K: Ord>(fingerprints: impl Iterator<Item = (K, u64)>) -> Vec<(K, u64)> {
+    let mut all: Vec<(K, u64)> = fingerprints.collect();
+    // Nodes are in order already, which takes one pass.
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
 }
 
 fn fingerprint(parts: impl FnOnce(&mut DefaultHasher)) -> u64 {
@@ -142,7 +142,7 @@ impl Fingerprints {
         let rest = fingerprint(|to| {
             hash_debug(to, &(&snapshot.breaker, &snapshot.pauses, &snapshot.commands, snapshot.policy.version));
         });
-        Self { nodes: nodes.collect(), runs: runs.collect(), cases: cases.collect(), rest }
+        Self { nodes: sorted(nodes), runs: sorted(runs), cases: sorted(cases), rest }
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn new_changed_and_removed_nodes_are_changes() {
         let before = nodes(&[("a", 1), ("b", 1), ("d", 1), ("f", 1)]);
-        let changed = |now| changed_nodes(&before, &nodes(now)).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let changed = |now| changed_keys(&before, &nodes(now)).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(changed(&[("a", 1), ("b", 1), ("d", 1), ("f", 1)]), [""; 0]);
         assert_eq!(changed(&[("a", 2), ("c", 1), ("d", 1), ("e", 1), ("f", 1), ("g", 1)]), ["a", "b", "c", "e", "g"]);
         assert_eq!(changed(&[]), ["a", "b", "d", "f"]);

@@ -1,7 +1,5 @@
 //! The plan: what would happen next and why, and for every other node, why not.
 
-use std::collections::HashSet;
-
 use doctor_core::{
     ids::{IdSource, NodeName},
     plan,
@@ -35,15 +33,17 @@ pub(super) const PLAN: Route = Route {
 
 fn read(context: &RequestContext<'_>) -> Result<RawBody, ApiError> {
     let facts = &context.fleet_view.facts;
+    let nodes = &facts.snapshot.nodes;
     let matches_filter = node_filter(context.params)?;
     // Most requests are for all nodes, and looking up ten thousand names takes longer than planning.
     let is_filtered = PLAN.params.iter().any(|filter| context.params.text(filter.name).is_some());
-    let matching = || facts.snapshot.nodes.iter().filter(|record| matches_filter(record));
-    let selected: Option<HashSet<&NodeName>> =
-        is_filtered.then(|| matching().map(|record| &record.node.name).collect());
+    let is_selected = |name: &NodeName| {
+        let index = nodes.binary_search_by(|record| record.node.name.cmp(name));
+        index.is_ok_and(|index| matches_filter(&nodes[index]))
+    };
     // The ids of a plan that is not carried out need not be unique.
     let plan = plan::plan(&facts.snapshot, &mut IdSource::new(0));
-    let view = view::plan_view(&plan, |name| selected.as_ref().is_none_or(|selected| selected.contains(name)));
+    let view = view::plan_view(&plan, |name| !is_filtered || is_selected(name));
     RawBody::json(&PlanResponse { at: facts.now, view })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, breaker::BreakerGuard, priority::Index, test_set::TestSet};
+use super::{Action, breaker::BreakerGuard, priority::Index};
 use crate::{
     case::Case,
     ids::{CaseId, IdSource, NodeName, PoolName, RunId, TestId},
@@ -309,17 +309,6 @@ impl Usage {
             .iter()
             .all(|share| self.per_share.get(share).is_none_or(|used| *used < snapshot.policy.limits.per_share))
     }
-}
-
-/// Returns the tests of a set, in the order of the snapshot.
-pub(super) fn tests_in(snapshot: &Snapshot, tests: &TestSet) -> Vec<TestId> {
-    snapshot
-        .tests
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| tests.contains(*index))
-        .map(|(_, test)| test.id.clone())
-        .collect()
 }
 
 /// Formats the age of a result for people.

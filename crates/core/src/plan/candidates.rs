@@ -9,12 +9,13 @@ use std::{
 };
 
 use super::{
-    builder::{PlanBuilder, coarse, format_age, purpose_with_reason, tests_in},
+    builder::{PlanBuilder, coarse, format_age, purpose_with_reason},
     capacity::Capacity,
     priority::{Group, Rank, SHORT_RUN},
-    test_set::TestSet,
+    test_set::{TestSet, tests_of},
 };
 use crate::{
+    ids::TestId,
     job_failures::{NodeJobFailures, Weight},
     run::{NonEmpty, Purpose},
     snapshot::Snapshot,
@@ -30,15 +31,17 @@ pub(super) fn plan(builder: &mut PlanBuilder<'_>) -> Capacity {
     let (snapshot, index) = (builder.snapshot, builder.index);
     let mut heads: BinaryHeap<Reverse<(Rank, &Group)>> = BinaryHeap::new();
     if capacity.has_slots() {
-        let open = index.groups.iter().filter(|(group, _)| capacity.startable_tests(snapshot, group).is_ok());
+        let open = index.groups.iter().filter(|(group, _)| capacity.obstacle(snapshot, group).is_none());
         heads.extend(open.filter_map(|(group, ranks)| Some(Reverse((first(builder, ranks, None)?, group)))));
     }
     let is_contended = due_nodes(builder) > builder.free_slots();
     while let Some(Reverse((rank, group))) = heads.pop() {
-        let Ok(mut tests) = capacity.startable_tests(snapshot, group) else { continue };
-        if is_contended && !group.due.is_empty() {
-            tests = tests.intersection(&group.due);
+        if capacity.obstacle(snapshot, group).is_some() {
+            continue;
         }
+        let runnable = index.runnable_tests(snapshot, rank.node);
+        let renewed = if is_contended && !group.is_early { &TestSet::default() } else { &runnable.early };
+        let mut tests = capacity.startable(&runnable.tests.union(renewed));
         if is_contended && rank.is_healthy {
             tests = shortest_tests(snapshot, tests);
         }
@@ -72,7 +75,7 @@ fn shortest_tests(snapshot: &Snapshot, tests: TestSet) -> TestSet {
 /// Returns how many nodes have due tests and could be chosen. While they are more than the free slots, a run has only
 /// due tests: one that also renews other results would keep its slot from them for longer.
 fn due_nodes(builder: &PlanBuilder<'_>) -> usize {
-    let due = builder.index.groups.iter().filter(|(group, _)| !group.due.is_empty());
+    let due = builder.index.groups.iter().filter(|(group, _)| !group.is_early);
     due.map(|(_, ranks)| ranks.len()).sum()
 }
 
@@ -89,7 +92,7 @@ fn is_choosable(builder: &PlanBuilder<'_>, node: u32) -> bool {
 
 fn choose(builder: &mut PlanBuilder<'_>, rank: Rank, tests: &TestSet) {
     let record = &builder.snapshot.nodes[rank.node as usize];
-    let tests = tests_in(builder.snapshot, tests);
+    let tests: Vec<TestId> = tests_of(builder.snapshot, tests).map(|test| test.id.clone()).collect();
     let confirming = record.findings.iter().any(|open| !open.is_confirmed() && tests.contains(&open.finding.check));
     let Some(tests) = NonEmpty::new(tests) else { return };
     let missed = record.test_records.iter().any(|known| known.misses() > 0 && known.age_key() == rank.age);

@@ -1,13 +1,13 @@
 //! The capacity left for validation at one point of a plan: slots, pools, tests, mounts, budget.
 //!
-//! All due nodes of one pool with the same tests due get the same answer. So a thousand waiting nodes cost nothing
-//! until their reason is queried, and two plans that leave the same capacity leave the same reasons.
+//! All nodes of a group get the same answer. So a thousand waiting nodes cost nothing until their reason is queried, and
+//! two plans that leave the same capacity leave the same reasons.
 
 use super::{
     SkipReason,
     builder::{PlanBuilder, max_jobs},
     priority::Group,
-    test_set::TestSet,
+    test_set::{TestSet, tests_of},
 };
 use crate::{policy::WindowKind, snapshot::Snapshot, time::Span};
 
@@ -37,40 +37,41 @@ impl Capacity {
         self.slots
     }
 
-    /// Returns the tests of this group that could start now, or what prevents them.
-    pub(super) fn startable_tests(&self, snapshot: &Snapshot, group: &Group) -> Result<TestSet, SkipReason> {
+    /// Returns what prevents a run on a node of this group.
+    pub(super) fn obstacle(&self, snapshot: &Snapshot, group: &Group) -> Option<SkipReason> {
         if let Some(Some(why)) = self.blocked_pools.get(group.pool as usize) {
-            return Err(why.clone());
+            return Some(why.clone());
         }
-        let early = group.early.intersection(&self.tests);
-        let (wanted, tests) = match group.due.is_empty() {
-            true => (&group.early, early.clone()),
-            false => (&group.due, group.due.intersection(&self.tests)),
-        };
-        if tests.is_empty()
-            && let Some(blocked) = wanted.first().and_then(|index| snapshot.tests.get(index))
+        let limited = group.limited.intersection(&self.tests);
+        if group.unlimited.is_none()
+            && limited.is_empty()
+            && let Some(blocked) = group.limited.first().and_then(|index| snapshot.tests.get(index))
         {
-            return Err(SkipReason::ShareBusy { test: blocked.id.clone() });
+            return Some(SkipReason::ShareBusy { test: blocked.id.clone() });
         }
         // Checked before the slots: a node that did not fit into the budget was skipped while slots were free.
-        if !self.fits_budget(snapshot, &tests) {
-            return Err(SkipReason::BudgetSpent);
+        if !self.fits_budget(snapshot, group.unlimited.unwrap_or(Span::ZERO), &limited) {
+            return Some(SkipReason::BudgetSpent);
         }
-        if self.slots { Ok(tests.union(&early)) } else { Err(SkipReason::WaitingForSlot) }
+        (!self.slots).then_some(SkipReason::WaitingForSlot)
+    }
+
+    /// Returns those of these tests of which one more run may start.
+    pub(super) fn startable(&self, tests: &TestSet) -> TestSet {
+        tests.intersection(&self.tests)
     }
 
     /// Returns why a node of this group was not chosen.
     pub(super) fn skip_reason(&self, snapshot: &Snapshot, group: &Group) -> SkipReason {
         // There is capacity left and the node was still not chosen, so it comes after nodes that are in use.
-        self.startable_tests(snapshot, group).err().unwrap_or(SkipReason::WaitingForSlot)
+        self.obstacle(snapshot, group).unwrap_or(SkipReason::WaitingForSlot)
     }
 
-    /// Returns whether these tests still fit into today's budget.
-    fn fits_budget(&self, snapshot: &Snapshot, tests: &TestSet) -> bool {
+    /// Returns whether these tests, and others of this duration, still fit into today's budget.
+    fn fits_budget(&self, snapshot: &Snapshot, others: Span, tests: &TestSet) -> bool {
         snapshot.policy.limits.node_hours_per_day.is_none_or(|hours| {
-            let due = snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index));
-            let usual: Span = due.map(|(_, test)| test.typical_duration).sum();
-            (self.spent + usual).as_hours() <= hours
+            let usual: Span = tests_of(snapshot, tests).map(|test| test.typical_duration).sum();
+            (self.spent + others + usual).as_hours() <= hours
         })
     }
 }

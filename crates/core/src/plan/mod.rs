@@ -394,7 +394,7 @@ impl Planner {
         changed.extend(decision.handled.symmetric_difference(&self.last.handled));
         if decision.capacity != self.last.capacity {
             // The reason of a node on which nothing is due does not depend on the capacity.
-            for (group, ranks) in self.index.groups.iter().filter(|(group, _)| !group.due.is_empty()) {
+            for (group, ranks) in self.index.groups.iter().filter(|(group, _)| !group.is_early) {
                 let [now, before] =
                     [&decision, &self.last].map(|plan| plan.capacity.skip_reason(&self.snapshot, group));
                 if now != before {

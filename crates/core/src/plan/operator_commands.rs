@@ -5,9 +5,10 @@
 
 use super::{
     Action,
-    builder::{PlanBuilder, is_in_service, purpose_with_reason, tests_in},
+    builder::{PlanBuilder, is_in_service, purpose_with_reason},
     due::is_run_by_agent,
     findings, multi_node, repair_request,
+    test_set::tests_of,
 };
 use crate::{
     case::{Case, OperatorRequest, RepairStep, StepKind},
@@ -115,12 +116,12 @@ fn is_repeated(why: &str) -> bool {
 /// the agent runs every one of them.
 fn requested_tests(builder: &PlanBuilder<'_>, node: u32, tests: &[TestId]) -> Vec<TestId> {
     let snapshot = builder.snapshot;
-    let applicable = tests_in(snapshot, builder.index.applies(node));
+    let applicable = || tests_of(snapshot, builder.index.applies(node));
     if !tests.is_empty() {
-        return applicable.into_iter().filter(|test| tests.contains(test)).collect();
+        return applicable().filter(|test| tests.contains(&test.id)).map(|test| test.id.clone()).collect();
     }
     let record = &snapshot.nodes[node as usize];
-    let routine = snapshot.tests.iter().filter(|test| test.routine && applicable.contains(&test.id));
+    let routine = applicable().filter(|test| test.routine);
     let (by_agent, in_jobs): (Vec<&TestPolicy>, Vec<&TestPolicy>) =
         routine.partition(|test| is_run_by_agent(snapshot, record, test));
     let chosen = if in_jobs.is_empty() { by_agent } else { in_jobs };

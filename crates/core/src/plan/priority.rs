@@ -3,15 +3,19 @@
 //!
 //! A node's eligibility depends on its own record, the policy and the time, and on no other node. So a changed record
 //! means one recomputed eligibility, and the passage of time means only the nodes whose timer has expired. What depends on
-//! other nodes (slots, shared mounts, budgets) is decided for whole groups of due nodes in `candidates`: all nodes of
-//! one pool with the same tests due get the same answer, except for the few that are chosen.
+//! other nodes (slots, shared mounts, budgets) is decided for whole groups of nodes in `candidates`: all nodes of one pool
+//! whose tests need the same get the same answer, except for the few that are chosen.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{SkipReason, due::due_tests, test_set::TestSet};
+use super::{
+    SkipReason,
+    due::{DueTests, due_tests},
+    test_set::{TestSet, tests_of},
+};
 use crate::{
     ids::PoolName,
     job_failures::Weight,
@@ -25,13 +29,17 @@ use crate::{
 /// While nodes wait for a slot, a run with short tests takes no longer than this.
 pub(super) const SHORT_RUN: Span = Span::minutes(3);
 
-/// Nodes with the same pool and the same tests due or renewable.
+/// What decides, beside its rank, whether a node can be chosen: its pool, and what its tests need. The tests are those that
+/// are due, or those that may be renewed if none is due. All nodes of a group get the same answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     pub pool: u16,
-    pub due: TestSet,
-    /// Tests whose result may be renewed, alone or along with those that are due.
-    pub early: TestSet,
+    /// Nothing is due; results are renewed before they become stale.
+    pub is_early: bool,
+    /// The tests that only so many nodes may run at the same time.
+    pub limited: TestSet,
+    /// The usual duration of the other tests, zero if no budget counts it. `None`: there are no others.
+    pub unlimited: Option<Span>,
 }
 
 /// The order in which nodes are chosen: suspects first, then nodes on which user work failed, then nodes with short tests,
@@ -92,6 +100,8 @@ pub(super) struct Index {
     applies: Vec<TestSet>,
     /// Tests that fit into a short run.
     short: TestSet,
+    /// Tests that only so many nodes may run at the same time.
+    limited: TestSet,
     pool_of: Vec<u16>,
     out: Vec<bool>,
     /// When each node's agent last reported, in one array, because every plan scans all of them. `MAX`: no agent is
@@ -116,7 +126,8 @@ impl Index {
             counts: Vec::new(),
             pools: Vec::new(),
             applies: Vec::new(),
-            short: short_tests(&snapshot.tests),
+            short: tests_with(&snapshot.tests, |test| test.typical_duration <= SHORT_RUN),
+            limited: tests_with(&snapshot.tests, |test| test.max_concurrent.is_some() || !test.shares.is_empty()),
             pool_of: Vec::with_capacity(nodes),
             out: Vec::with_capacity(nodes),
             last_reports: vec![Timestamp::MAX; nodes],
@@ -186,7 +197,7 @@ impl Index {
         }
         let known = self.pools.iter().position(|known| known == pool).unwrap_or_else(|| {
             self.pools.push(pool.clone());
-            self.applies.push(applicable(&snapshot.tests, pool));
+            self.applies.push(tests_with(&snapshot.tests, |test| applies_in(test, pool)));
             self.counts.push(PoolCount::default());
             self.pools.len() - 1
         });
@@ -315,25 +326,56 @@ impl Index {
         if applies.is_empty() {
             return skipped(SkipReason::NothingApplies, Timestamp::MAX);
         }
-        let due = due_tests(snapshot, record, applies);
-        let (is_healthy, risk) =
-            (record.state != NodeState::Suspect && record.findings.is_empty(), Reverse(record.risk()));
+        let due = runnable_tests(snapshot, record, applies);
         let is_early = due.tests.is_empty();
-        // Where trouble is suspected, the due tests answer first, without the others in the same job.
-        let renews = is_healthy && (is_early || risk.0 == Weight::NONE);
-        let early = if renews { due.early } else { TestSet::default() };
-        if is_early && early.is_empty() {
+        if is_early && due.early.is_empty() {
             return skipped(SkipReason::Fresh { until: due.next_due }, due.next);
         }
-        let is_long = if is_early { &early } else { &due.tests }.intersection(&self.short).is_empty();
-        let rank = Rank { is_healthy, is_early, risk, is_long, age: due.age, node };
-        let group = Group { pool: self.pool(node), due: due.tests, early };
+        let tests = if is_early { &due.early } else { &due.tests };
+        let rank = Rank {
+            is_healthy: is_healthy(record),
+            is_early,
+            risk: Reverse(record.risk()),
+            is_long: tests.intersection(&self.short).is_empty(),
+            age: due.age,
+            node,
+        };
+        let group = Group {
+            pool: self.pool(node),
+            is_early,
+            limited: tests.intersection(&self.limited),
+            unlimited: self.duration_of_unlimited(snapshot, tests),
+        };
         let eligibility = match is_early {
             true => Eligibility::Early { group, rank, until: due.next_due },
             false => Eligibility::Due(group, rank),
         };
         (eligibility, due.next)
     }
+
+    /// Returns the usual duration of those tests that any number of nodes may run; `None` if there are none.
+    fn duration_of_unlimited(&self, snapshot: &Snapshot, tests: &TestSet) -> Option<Span> {
+        let unlimited = tests.difference(&self.limited);
+        let is_counted = snapshot.policy.limits.node_hours_per_day.is_some();
+        let usual = || tests_of(snapshot, &unlimited).map(|test| test.typical_duration).sum();
+        (!unlimited.is_empty()).then(|| if is_counted { usual() } else { Span::ZERO })
+    }
+
+    /// Returns the tests that are due on a node, and those whose result may be renewed along with them.
+    pub(super) fn runnable_tests(&self, snapshot: &Snapshot, node: u32) -> DueTests {
+        runnable_tests(snapshot, &snapshot.nodes[node as usize], self.applies(node))
+    }
+}
+
+/// Where trouble is suspected, the due tests answer first, without the others in the same job.
+fn runnable_tests(snapshot: &Snapshot, record: &NodeRecord, applies: &TestSet) -> DueTests {
+    let due = due_tests(snapshot, record, applies);
+    let renews = is_healthy(record) && (due.tests.is_empty() || record.risk() == Weight::NONE);
+    DueTests { early: if renews { due.early } else { TestSet::default() }, ..due }
+}
+
+fn is_healthy(record: &NodeRecord) -> bool {
+    record.state != NodeState::Suspect && record.findings.is_empty()
 }
 
 /// Number of nodes whose data is prefetched together.
@@ -356,12 +398,8 @@ fn prefetch<'a>(records: impl Iterator<Item = &'a NodeRecord>) {
     std::hint::black_box(read);
 }
 
-fn short_tests(tests: &[TestPolicy]) -> TestSet {
-    tests.iter().enumerate().filter(|(_, test)| test.typical_duration <= SHORT_RUN).map(|(index, _)| index).collect()
-}
-
-fn applicable(tests: &[TestPolicy], pool: &PoolName) -> TestSet {
-    tests.iter().enumerate().filter(|(_, test)| applies_in(test, pool)).map(|(index, _)| index).collect()
+fn tests_with(tests: &[TestPolicy], has: impl Fn(&TestPolicy) -> bool) -> TestSet {
+    tests.iter().enumerate().filter(|(_, test)| has(test)).map(|(index, _)| index).collect()
 }
 
 /// Returns whether a test applies to the single nodes of a pool. A test over several nodes is not about a single node.

@@ -1,5 +1,7 @@
 //! A set of tests, by their index in `Snapshot::tests`.
 
+use crate::{policy::TestPolicy, snapshot::Snapshot};
+
 /// Tests per word.
 const BITS_PER_WORD: usize = u64::BITS as usize;
 /// Words stored inline.
@@ -61,9 +63,23 @@ impl TestSet {
         }
         Self { inline: near, heap: far.into() }
     }
-}
 
-impl TestSet {
+    /// Returns the tests that are not in `other`.
+    pub(super) fn difference(&self, other: &Self) -> Self {
+        let mut rest = self.clone();
+        for (word, minus) in rest.inline.iter_mut().zip(other.inline) {
+            *word &= !minus;
+        }
+        if !(self.heap.is_empty() || other.heap.is_empty()) {
+            for (word, minus) in rest.heap.iter_mut().zip(&other.heap) {
+                *word &= !minus;
+            }
+            let used = rest.heap.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+            rest.heap = rest.heap[..used].into();
+        }
+        rest
+    }
+
     /// Returns the tests of either set.
     pub(super) fn union(&self, other: &Self) -> Self {
         let mut all = self.clone();
@@ -80,6 +96,11 @@ impl TestSet {
         }
         all
     }
+}
+
+/// Returns the tests of a set, in the order of the snapshot.
+pub(super) fn tests_of<'a>(snapshot: &'a Snapshot, tests: &TestSet) -> impl Iterator<Item = &'a TestPolicy> {
+    snapshot.tests.iter().enumerate().filter(|(index, _)| tests.contains(*index)).map(|(_, test)| test)
 }
 
 impl FromIterator<usize> for TestSet {
@@ -112,6 +133,8 @@ mod tests {
             prop_assert_eq!(&one.intersection(&other), &both, "equal sets are equal values");
             let either: TestSet = a.union(&b).copied().collect();
             prop_assert_eq!(&one.union(&other), &either);
+            let rest: TestSet = a.difference(&b).copied().collect();
+            prop_assert_eq!(&one.difference(&other), &rest);
             prop_assert_eq!(one == other, a == b);
         }
     }
