@@ -162,7 +162,7 @@ impl Job {
         let at = |name: &str| self.directory.path().join(name);
         let mut command = Command::new(PROGRAM);
         command.args(["job", "--run", "r0000000000007", "--node", "n1", "--tests", tests]).args(more);
-        command.args([Path::new("--log"), &at("a/b.log"), Path::new("--document"), &at("a/b.json")]);
+        command.args([Path::new("--log"), &at("a/b.log"), Path::new("--document"), &at("d/b.json")]);
         command.args([Path::new("--policy"), &at("policy.toml"), Path::new("--root"), self.root.path()]);
         command.env("DOCTOR_RUN_KEY", KEY.to_hex()).stderr(Stdio::piped()).spawn().unwrap()
     }
@@ -172,7 +172,7 @@ impl Job {
     }
 
     fn document(&self) -> Document {
-        Document::open(&fs::read(self.directory.path().join("a/b.json")).unwrap(), &KEY).unwrap()
+        Document::open(&fs::read(self.directory.path().join("d/b.json")).unwrap(), &KEY).unwrap()
     }
 
     fn tests(&self) -> Vec<String> {
@@ -204,7 +204,9 @@ fn a_job_documents_raw_evidence_and_its_hardware() {
     let hardware = job.document().hardware;
     assert_eq!(hardware.board_serial.as_deref(), Some("J1020304"));
     assert_eq!(hardware.boot_id.as_deref(), Some("11111111-2222-3333-4444-555555555555"));
-    assert_eq!(fs::read_dir(job.directory.path().join("a")).unwrap().count(), 2, "nothing temporary stays");
+    for directory in ["a", "d"] {
+        assert_eq!(fs::read_dir(job.directory.path().join(directory)).unwrap().count(), 1, "nothing temporary stays");
+    }
 }
 
 #[test]
@@ -288,9 +290,11 @@ fn a_job_without_its_key_does_not_start() {
 #[test]
 fn a_document_that_cannot_be_written_has_its_own_exit_code() {
     let job = Job::new();
-    fs::create_dir_all(job.directory.path().join("a/b.json/in-the-way")).unwrap();
+    // Another node may have planted it.
+    std::os::unix::fs::symlink(job.root.path(), job.directory.path().join("d")).unwrap();
     assert_eq!(code(job.start("memory", &[])), exit::NO_DOCUMENT);
     assert!(job.log().contains("the result could not be written"), "{}", job.log());
+    assert!(!job.root.path().join("b.json").exists(), "the link is not followed");
 }
 
 #[test]

@@ -24,7 +24,7 @@ use std::{
 pub use error::{EntryKind, MovedAside, OPEN_ROOT, SharedDirectoryError, is_outage_code};
 use rustix::{
     fs::{
-        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
+        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
         unlinkat,
     },
     io::Errno,
@@ -301,6 +301,39 @@ impl SharedDirectory {
             found: EntryKind::Directory,
             expected: EntryKind::File,
         })
+    }
+
+    /// Opens a regular file of this directory for appending, and creates it if it is missing.
+    ///
+    /// # Errors
+    /// If something else has its name, or the file system fails.
+    pub fn append(&self, name: &OsStr) -> Result<File> {
+        let path = self.path.join(name);
+        check_name(name, &path)?;
+        // Opening a device could already have an effect.
+        if let Some(entry) = self.entry(Path::new(name))? {
+            entry.kind.expect(EntryKind::File, &path)?;
+        }
+        let how = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY;
+        let guards = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let fail = |error: Errno| SharedDirectoryError::io("writing", &path, error);
+        let file = openat(&self.handle, name, how | guards, Mode::from_raw_mode(0o666)).map_err(fail)?;
+        Entry::of(&fstat(&file).map_err(fail)?).kind.expect(EntryKind::File, &path)?;
+        Ok(File::from(file))
+    }
+
+    /// Gives the group write permission, if the group of `parent` has it.
+    ///
+    /// # Errors
+    /// If the file system fails.
+    pub fn inherit_group_write(&self, parent: &Self) -> Result<()> {
+        let fail = |error: Errno| SharedDirectoryError::io("setting the mode of", &self.path, error);
+        let mode = |of: &Self| fstat(&of.handle).map(|stat| Mode::from_raw_mode(stat.st_mode));
+        let (own, above) = (mode(self).map_err(fail)?, mode(parent).map_err(fail)?);
+        match above.contains(Mode::WGRP) && !own.contains(Mode::WGRP) {
+            true => fchmod(&self.handle, own | Mode::WGRP).map_err(fail),
+            false => Ok(()),
+        }
     }
 
     fn random_hex(&self) -> Result<String> {

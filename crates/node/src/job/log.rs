@@ -5,14 +5,12 @@ use std::{
     cell::RefCell,
     fs::File,
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use doctor_core::ids::TestId;
-use rustix::fs::OFlags;
 
-use super::{output::make_folders, parent};
+use super::shared_file::SharedFile;
 use crate::clock::now;
 
 pub(super) struct Log {
@@ -25,7 +23,8 @@ impl Log {
     /// Opens the logs. A log that cannot be written does not stop the tests; the reason goes to stderr once.
     pub(super) fn open(paths: &[PathBuf], tests: &[TestId]) -> Self {
         let open = |path: &PathBuf| {
-            Self::create(path).inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
+            let opened = SharedFile::in_directory(path).and_then(|file| file.append());
+            opened.inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
         };
         let files = paths.iter().enumerate().map(|(index, path)| (tests.get(index).cloned(), RefCell::new(open(path))));
         Self { files: files.collect(), to_output: false }
@@ -33,13 +32,6 @@ impl Log {
 
     pub(super) const fn to_output() -> Self {
         Self { files: Vec::new(), to_output: true }
-    }
-
-    fn create(path: &Path) -> io::Result<File> {
-        make_folders(parent(path))?;
-        // Other users can write to the share: a symbolic link must not redirect the log.
-        let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
-        File::options().append(true).create(true).custom_flags(flags).open(path)
     }
 
     pub(super) fn line(&self, about: &str, text: &str) {

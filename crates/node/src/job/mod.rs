@@ -10,6 +10,7 @@ mod log;
 pub mod node_paths;
 pub(crate) mod output;
 mod post;
+mod shared_file;
 
 use std::{
     error::Error,
@@ -46,6 +47,7 @@ use crate::{
 use claim::Claim;
 use log::Log;
 use post::PostOutcome;
+use shared_file::SharedFile;
 
 pub use claim::ClaimError;
 pub use post::{PostReply, ResultPost, SendDocument};
@@ -199,7 +201,9 @@ fn write_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
         |source| JobError::Write { path, source }
     };
     match to {
-        ResultTarget::File(path) => output::write_atomically(path, bytes).map_err(failed(path)),
+        ResultTarget::File(path) => {
+            SharedFile::in_directory(path).and_then(|file| file.write(bytes)).map_err(failed(path))
+        }
         ResultTarget::Output { message } => {
             let packed = PackedDocument::pack(bytes).map_err(JobError::Pack)?;
             let mut out = io::stdout().lock();

@@ -17,14 +17,16 @@
 //! ([`server_end_point`]) also makes the server prove that it terminates this TLS connection itself.
 
 use std::{
+    fmt,
     future::Future,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
+use doctor_host::trusted_file;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::{
@@ -191,15 +193,12 @@ impl PgTls {
         let mut config = match &self.client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let bad = |path: &PathBuf, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-                let chain = CertificateDer::pem_file_iter(certificate)
-                    .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                    .map_err(|error| format!("`sslcert` {}", bad(certificate, &error)))?;
-                let secret =
-                    PrivateKeyDer::from_pem_file(key).map_err(|error| format!("`sslkey` {}", bad(key, &error)))?;
+                let chain = read_certificates("sslcert", certificate)?;
+                let secret = PrivateKeyDer::from_pem_slice(&read_file("sslkey", key)?)
+                    .map_err(|error| unusable("sslkey", key, &error))?;
                 builder
                     .with_client_auth_cert(chain, secret)
-                    .map_err(|error| format!("`sslcert` {}", bad(certificate, &error)))?
+                    .map_err(|error| unusable("sslcert", certificate, &error))?
             }
         };
         // PostgreSQL 17 requires it for direct TLS; older servers ignore it.
@@ -223,13 +222,11 @@ impl PgTls {
         let mut roots = RootCertStore::empty();
         match &self.root_certificate {
             Some(path) => {
-                let bad = |error: &dyn std::fmt::Display| format!("`sslrootcert` {}: {error}", path.display());
-                let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-                for certificate in read.map_err(|error| bad(&error))? {
-                    roots.add(certificate).map_err(|error| bad(&error))?;
+                for certificate in read_certificates("sslrootcert", path)? {
+                    roots.add(certificate).map_err(|error| unusable("sslrootcert", path, &error))?;
                 }
                 if roots.is_empty() {
-                    return Err(bad(&"it contains no certificate"));
+                    return Err(unusable("sslrootcert", path, &"it contains no certificate"));
                 }
             }
             None => {
@@ -244,6 +241,21 @@ impl PgTls {
         }
         Ok(roots)
     }
+}
+
+/// Reads a file that only root and the user of this program can change: who changes it chooses the server that is believed.
+fn read_file(parameter: &str, path: &Path) -> Result<Vec<u8>, String> {
+    trusted_file::read(path).map_err(|error| unusable(parameter, path, &error))
+}
+
+fn read_certificates(parameter: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = read_file(parameter, path)?;
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    read.map_err(|error| unusable(parameter, path, &error))
+}
+
+fn unusable(parameter: &str, path: &Path, error: &dyn fmt::Display) -> String {
+    format!("`{parameter}` {}: {error}", path.display())
 }
 
 /// Verifies less than the standard verifier: the chain without the host, or nothing but that the server holds the key of its
@@ -411,6 +423,8 @@ fn der_value(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -478,6 +492,10 @@ mod tests {
         assert!(error.contains("/nowhere/ca.pem: "), "{error}");
         let error = connector("sslmode=require&sslcert=/nowhere/c.pem&sslkey=/nowhere/k.pem");
         assert!(error.contains("`sslcert` /nowhere/c.pem: "), "{error}");
+        // Whoever can change it could have another server believed.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let error = connector(&format!("sslmode=verify-full&sslrootcert={}", path.display()));
+        assert!(error.contains("chmod go-w") && error.contains("ca.pem"), "{error}");
     }
 
     #[test]
