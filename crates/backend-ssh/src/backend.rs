@@ -171,12 +171,14 @@ impl SshBackend {
         if reads {
             self.order.record(host, begun, took, response.is_ok() || !deadline::is_over());
         }
+        // The end of the call cut the request short: a host that is only slow may have been asked last.
+        let enough = if deadline::is_over() { self.config.connect.to_std().max(PROMPT) } else { PROMPT };
         match &response {
             // A cancelled request says nothing about the host.
             Err(_) if deadline::is_cancelled() => {}
             // A change may take its time on a host that answers.
             Err(RequestError::OutcomeUnknown(_)) if !reads => {}
-            Err(error) if took >= PROMPT => self.silent.record(host, error.text()),
+            Err(error) if took >= enough => self.silent.record(host, error.text()),
             _ => {}
         }
         response

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use doctor_backend::{
-    BackendError, Change, NodeOp, deadline,
+    BackendError, Change, NodeOp,
     site_command::{self, HookParams},
     ssh::{Host, SshConfig},
 };
@@ -85,8 +85,8 @@ impl SshBackend {
         };
         match self.request(&host, &HostRequest::Report { op }, REPORT_TRANSFER_TIME) {
             Ok(HostResponse::Report(reported)) => reported,
-            // This cycle's time is over, or the controller has lost its lease: neither says anything about the host.
-            Err(_) if deadline::is_over() || deadline::is_cancelled() => ReportProgress::InProgress,
+            // It may answer in the next cycle. The caller waits for some minutes only.
+            Err(RequestError::NotSent(_) | RequestError::OutcomeUnknown(_)) => ReportProgress::InProgress,
             other => ReportProgress::Failed { text: unexpected_answer("report", &host, other).text },
         }
     }

@@ -138,8 +138,13 @@ impl SilentHosts {
             let named = std::thread::Builder::new().name("silent hosts".to_owned());
             match named.spawn(move || work(&shared, &probe, limit)) {
                 Ok(thread) => self.keep(thread),
-                // The next failure tries again; until then the host stays unknown.
-                Err(_) => state.workers -= 1,
+                Err(_) => {
+                    state.workers -= 1;
+                    // Without a thread that asks it, calls have to: the next failure tries again.
+                    if state.workers == 0 {
+                        state.hosts.remove(&host.name);
+                    }
+                }
             }
         }
         drop(state);

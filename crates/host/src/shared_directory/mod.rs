@@ -24,8 +24,8 @@ use std::{
 pub use error::{EntryKind, MovedAside, OPEN_ROOT, SharedDirectoryError, is_outage_code};
 use rustix::{
     fs::{
-        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, openat2, renameat, statat,
-        unlinkat,
+        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, openat2, renameat,
+        statat, unlinkat,
     },
     io::Errno,
     rand::{GetRandomFlags, getrandom},

@@ -189,10 +189,10 @@ impl World {
             Incident::Unreachable { length, .. } | Incident::HostHangs { length, .. } => {
                 self.freeze_last_heartbeat(slot);
                 let until = self.now.plus(*length);
-                self.slot_mut(slot).unreachable_until = until;
-                if matches!(incident, Incident::HostHangs { .. }) {
-                    self.slot_mut(slot).hangs_until = until;
-                }
+                let hangs = matches!(incident, Incident::HostHangs { .. });
+                let slot_state = self.slot_mut(slot);
+                slot_state.unreachable_until = until;
+                slot_state.hangs_until = if hangs { until } else { Timestamp::MIN };
                 self.queue.push(until, Event::NodeReachable(slot));
                 self.schedule_agent_report(slot);
             }

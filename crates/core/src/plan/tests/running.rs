@@ -2,12 +2,12 @@
 
 use super::{
     super::{Action, Conclusion},
-    cluster::{Cluster, NOW, Spans, busy, cluster, free, job, pending, run, run_of, running, unknown},
+    cluster::{Cluster, NOW, Spans, busy, cluster, free, job, name, pending, run, run_of, running, unknown},
 };
 use crate::{
     node::{MarkKind, OurMark},
     policy::Mode,
-    run::{CancelReason, IncompleteReason, JobEnd, NotStartedReason, ObservedJobState, RunState},
+    run::{CancelReason, IncompleteReason, JobEnd, NonEmpty, NotStartedReason, ObservedJobState, RunState},
     snapshot::ActiveRun,
     time::{Span, Timestamp},
 };
@@ -224,7 +224,7 @@ fn unknown_for(planned: Span, started: Option<Span>) -> ActiveRun {
 
 #[test]
 fn nothing_follows_from_a_job_of_unknown_state_within_its_limits() {
-    for node in [busy("a"), unknown("a"), free("a")] {
+    for node in [unknown("a"), free("a")] {
         let cluster = cluster().node(node).run(unknown_for(25.minutes(), Some(25.minutes())));
         assert!(cluster.lines().is_empty());
         assert_eq!(cluster.passed_over("a"), None, "its run occupies it");
@@ -232,17 +232,65 @@ fn nothing_follows_from_a_job_of_unknown_state_within_its_limits() {
 }
 
 #[test]
-fn a_job_of_unknown_state_is_cancelled_once_past_its_limits_and_concluded_when_it_is_observed() {
+fn a_job_of_unknown_state_leaves_a_node_that_a_user_or_an_operator_wants() {
+    let both = |other| {
+        let mut active = unknown_for(5.minutes(), Some(5.minutes()));
+        active.run.nodes = NonEmpty::new(vec![name("a"), name("b")]).unwrap();
+        cluster().node(unknown("a")).node(other).run(active)
+    };
+    assert_eq!(both(busy("b")).lines(), ["cancel: node-taken"]);
+    assert_eq!(both(free("b").held("bob", None)).lines(), ["cancel: withdrawn"]);
+    let cancelled = both(busy("b")).cancelling(CancelReason::NodeTaken, 1.minutes());
+    assert!(cancelled.lines().is_empty(), "{:?}", cancelled.lines());
+}
+
+#[test]
+fn a_job_of_unknown_state_is_cancelled_past_its_limits_only_if_its_node_is_unknown_too() {
     for (started, code) in [(Some(25.minutes()), "cancel: over-time-limit"), (None, "cancel: pending-too-long")] {
         let active = || unknown_for(26.minutes(), started);
-        let cluster = || cluster().node(unknown("a"));
-        assert_eq!(cluster().run(active()).lines(), [code]);
+        let cluster = |node| cluster().node(node);
+        assert_eq!(cluster(unknown("a")).run(active()).lines(), [code]);
+        assert!(cluster(free("a")).run(active()).lines().is_empty(), "its result could not be looked for");
         let why = if started.is_some() { CancelReason::OverTimeLimit } else { CancelReason::PendingTooLong };
-        let cancelled = cluster().run(active()).cancelling(why, 1.hours());
-        assert!(cancelled.lines().is_empty(), "nothing is concluded from silence, and its node stays occupied");
-        assert_eq!(cancelled.passed_over("a"), None);
-        let again = cluster().run(ActiveRun { job: running(25.minutes()), ..active() }).cancelling(why, 1.hours());
-        assert_eq!(again.lines(), [code], "the cancellation has not reached it");
+        let again = cluster(unknown("a")).run(ActiveRun { job: running(25.minutes()), ..active() });
+        assert_eq!(again.cancelling(why, 1.hours()).lines(), [code], "the cancellation has not reached it");
+        let waited = cluster(free("a")).run(ActiveRun { job: running(1.minutes()), ..active() });
+        assert!(waited.cancelling(why, 1.hours()).lines().is_empty(), "it had waited for the cluster");
+    }
+}
+
+#[test]
+fn a_cancelled_job_whose_node_never_answers_again_ends_when_its_own_time_is_over() {
+    let died = [Conclusion::Incomplete(IncompleteReason::NodeDied)];
+    let late = [Conclusion::NotStarted(NotStartedReason::PendingTooLong)];
+    for (started, why, end) in [
+        (Some(41.minutes()), CancelReason::OverTimeLimit, &died),
+        (None, CancelReason::PendingTooLong, &late),
+        (Some(41.minutes()), CancelReason::NodeTaken, &died),
+    ] {
+        let cluster = |planned: Span, cancelled: Span| {
+            cluster().node(unknown("a")).run(unknown_for(planned, started)).cancelling(why, cancelled)
+        };
+        for (planned, cancelled) in [(40.minutes(), 39.minutes()), (41.minutes(), 14.minutes())] {
+            assert!(cluster(planned, cancelled).lines().is_empty(), "its node stays occupied");
+            assert_eq!(cluster(planned, cancelled).passed_over("a"), None);
+        }
+        assert_eq!(ends(&cluster(41.minutes(), 15.minutes())), *end);
+    }
+}
+
+#[test]
+fn a_host_removed_after_it_hung_has_vanished_whatever_was_cancelled() {
+    for why in [CancelReason::OverTimeLimit, CancelReason::PendingTooLong] {
+        let gone = |started| {
+            let mut active = run("a", &["dl"], ObservedJobState::Absent);
+            (active.run.state, active.started) = (submitted(), started);
+            active.absent_since = Some(NOW.minus(2.minutes()));
+            cluster().node(free("b").fresh()).run(active).cancelling(why, 9.minutes())
+        };
+        let started = Some(NOW.minus(30.minutes()));
+        assert_eq!(ends(&gone(started)), [Conclusion::Incomplete(IncompleteReason::NodeVanished)]);
+        assert_eq!(ends(&gone(None)), [Conclusion::NotStarted(CancelReason::NodeVanished.not_started())]);
     }
 }
 
