@@ -1,8 +1,10 @@
 //! Memory for the messages of nodes, from the first byte of a body until the message is durable.
 //!
-//! Anybody can send a body; its signature is checked when it is there. Therefore memory is taken for what has arrived and
-//! not for what was announced, one address has a part of it, and so has one IPv6 network. Short bodies have memory of their
-//! own, which long ones cannot fill. Without memory a message is rejected at once: its sender repeats it.
+//! Anybody can send a body; its signature is checked when it is there. Therefore memory is taken for what has arrived
+//! and not for what was announced, one address has a part of it, and so has one IPv6 network. Short bodies have memory
+//! of their own, which long ones cannot fill. While more than half of that is used, an address has a smaller part: a
+//! few addresses that hold unfinished bodies leave room for others, and agents behind one gateway may use the half.
+//! Without memory a message is rejected at once: its sender repeats it.
 
 use std::{
     collections::HashMap,
@@ -29,6 +31,8 @@ pub(super) struct BodyMemory {
 struct Pool {
     bytes: usize,
     per_address: usize,
+    /// The limit of an address while more than half of the memory is used.
+    per_address_when_scarce: usize,
     used: Mutex<Used>,
 }
 
@@ -61,9 +65,12 @@ pub(super) struct NoMemory;
 
 impl Default for BodyMemory {
     fn default() -> Self {
-        // One address may send one message of any length.
-        let pool = |mib: usize| Arc::new(Pool { bytes: mib << 20, per_address: 16 << 20, used: Mutex::default() });
-        Self { short: pool(32), long: pool(96) }
+        let pool = |mib: usize, when_scarce: usize| {
+            // One address may send one message of any length.
+            let (per_address, per_address_when_scarce) = (16 << 20, when_scarce << 20);
+            Arc::new(Pool { bytes: mib << 20, per_address, per_address_when_scarce, used: Mutex::default() })
+        };
+        Self { short: pool(32, 2), long: pool(96, 16) }
     }
 }
 
@@ -124,8 +131,10 @@ impl Pool {
         let of_address = used.by_address.get(&peer).copied().unwrap_or_default();
         let of_network = network.and_then(|network| used.by_network.get(&network).copied()).unwrap_or_default();
         let limit_of_network = self.per_address.max(self.bytes / 2);
+        let is_scarce = used.bytes + bytes > self.bytes / 2;
+        let limit_of_address = if is_scarce { self.per_address_when_scarce } else { self.per_address };
         if used.bytes + bytes > self.bytes
-            || of_address + bytes > self.per_address
+            || of_address + bytes > limit_of_address
             || of_network + bytes > limit_of_network
         {
             return Err(NoMemory);
@@ -216,6 +225,26 @@ mod tests {
         receive(&memory, "10.0.0.4", 16).unwrap();
         let used = memory.long.lock();
         assert!(used.by_address.is_empty() && used.by_network.is_empty());
+    }
+
+    #[test]
+    fn addresses_that_hold_unfinished_short_bodies_leave_room_for_others() {
+        let memory = BodyMemory::default();
+        let all_but_one_byte = vec![7_u8; SHORT - 1];
+        let hold = |from: &str| {
+            let mut body = memory.begin(peer(from), SHORT);
+            body.add(&all_but_one_byte).map(|()| body)
+        };
+        let mut held = Vec::new();
+        // One host with both kinds of addresses, and another one.
+        for from in ["10.0.0.1", "2001:db8::1", "10.0.0.2"] {
+            held.extend(std::iter::from_fn(|| hold(from).ok()));
+            assert_eq!(hold(from).unwrap_err(), NoMemory, "{from}");
+        }
+        assert_eq!(held.len(), 64 + 8 + 8, "16 MiB and twice 2 MiB");
+        for agent in 10..15 {
+            held.extend((0..8).map(|_| hold(&format!("10.0.0.{agent}")).unwrap()));
+        }
     }
 
     #[test]

@@ -154,17 +154,24 @@ impl Progress {
         self.limit() * 3 / 4
     }
 
-    /// Sets until when effects on the cluster may be started in this term, which is the fence of the lease: until the end of
-    /// the lease, counted from before it was renewed. `None`: without an end, in a simulation. Does nothing if a later term
-    /// has begun.
+    /// Begins a term of leadership, which is the fence of a lease just acquired, and allows effects on the cluster
+    /// until the end of the lease. `None`: without an end, in a simulation. The fence may be smaller than that of an
+    /// earlier term: a database that was restored has an earlier fence.
+    pub fn begin_term(&self, term: u64, end: Option<BootTime>) {
+        *self.effects() = Effects { term, end };
+    }
+
+    /// Sets until when effects on the cluster may be started in this term: until the end of the lease, counted from
+    /// before it was renewed. `None`: without an end, in a simulation. Does nothing if another term has begun.
     pub fn allow_effects_until(&self, term: u64, end: Option<BootTime>) {
         let mut effects = self.effects();
-        if term >= effects.term {
+        if term == effects.term {
             *effects = Effects { term, end };
         }
     }
 
-    /// Allows no further effect of this term, because the lease was lost or given up. Does nothing if a later term has begun.
+    /// Allows no further effect of this term, because the lease was lost or given up. Does nothing if another term has
+    /// begun.
     pub fn end_effects(&self, term: u64) {
         self.allow_effects_until(term, Some(BootTime(Duration::ZERO)));
     }
@@ -232,7 +239,7 @@ mod tests {
     fn effects_are_allowed_until_the_lease_ends() {
         let progress = Progress::default();
         assert!(progress.effects_allowed(), "a simulation has no limit");
-        progress.allow_effects_until(1, Some(BootTime::now().plus(Duration::from_secs(3600))));
+        progress.begin_term(1, Some(BootTime::now().plus(Duration::from_secs(3600))));
         assert!(progress.effects_allowed());
         progress.allow_effects_until(1, Some(BootTime::now()));
         assert!(!progress.effects_allowed());
@@ -242,16 +249,35 @@ mod tests {
     fn a_lost_lease_ends_the_effects_of_its_term_and_a_later_term_does_not_bring_them_back() {
         let progress = Progress::default();
         let hour = || Some(BootTime::now().plus(Duration::from_secs(3600)));
-        progress.allow_effects_until(4, hour());
+        progress.begin_term(4, hour());
         let permit = progress.effects_permit();
         assert!(permit.is_valid());
         progress.end_effects(4);
         assert!(!permit.is_valid() && !progress.effects_allowed());
-        progress.allow_effects_until(5, hour());
+        progress.begin_term(5, hour());
         assert!(!permit.is_valid(), "work of the term before");
         assert!(progress.effects_allowed() && progress.effects_permit().is_valid());
         // What is reported late of the term before changes nothing.
         progress.end_effects(4);
         assert!(progress.effects_allowed());
+    }
+
+    #[test]
+    fn a_new_term_allows_effects_although_a_restored_database_gave_it_a_smaller_fence() {
+        let progress = Progress::default();
+        let hour = || Some(BootTime::now().plus(Duration::from_secs(3600)));
+        progress.begin_term(7, hour());
+        let permit = progress.effects_permit();
+        progress.end_effects(7);
+        progress.begin_term(3, hour());
+        assert!(progress.effects_allowed() && progress.effects_permit().is_valid());
+        // What is reported late of the term before changes nothing.
+        progress.end_effects(7);
+        assert!(progress.effects_allowed());
+        progress.end_effects(3);
+        progress.allow_effects_until(7, hour());
+        assert!(!progress.effects_allowed() && !permit.is_valid());
+        progress.allow_effects_until(3, hour());
+        assert!(progress.effects_allowed(), "the lease was renewed after all");
     }
 }

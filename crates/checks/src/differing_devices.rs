@@ -26,10 +26,16 @@ pub fn outliers<'a>(parts: &'a [Part]) -> Vec<DeviceOutlier<'a>> {
     for part in parts {
         *counts.entry((&part.kind, &part.value)).or_default() += 1;
     }
+    let mut usual: BTreeMap<&str, (usize, &Part)> = BTreeMap::new();
+    for part in parts {
+        let count = counts.get(&(part.kind.as_str(), part.value.as_str())).copied().unwrap_or_default();
+        let known = usual.entry(&part.kind).or_insert((count, part));
+        if count > known.0 {
+            *known = (count, part);
+        }
+    }
     let odd = |part: &'a Part| {
-        // Reversed, because `max_by_key` returns the last of equals.
-        let same = parts.iter().rev().filter(|other| other.kind == part.kind);
-        let usual = same.max_by_key(|other| counts.get(&(other.kind.as_str(), other.value.as_str())).copied())?;
+        let (_, usual) = usual.get(part.kind.as_str())?;
         (part.value != usual.value).then_some(DeviceOutlier { part, majority_value: &usual.value })
     };
     parts.iter().filter_map(odd).collect()

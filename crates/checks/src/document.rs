@@ -142,6 +142,8 @@ pub enum DocumentError {
 
 /// The longest version of a node's program that is kept.
 const MAX_VERSION_BYTES: usize = 128;
+/// The most checks in any list of a report: far more than an agent has. A longer list is rejected.
+const MAX_CHECKS: usize = 4096;
 
 const HEADER: &str = "doctor-result-1 ";
 /// Differs from a result's header, so that neither can be used as the other, even under one key.
@@ -233,11 +235,8 @@ pub struct CheckRound {
 }
 
 impl ConfirmedResults {
-    /// Far more than an agent has; a longer list is rejected.
-    const MAX_CHECKS: usize = 4096;
-
     fn is_acceptable(&self) -> bool {
-        self.rounds.iter().map(|round| round.checks.len().max(1)).sum::<usize>() <= Self::MAX_CHECKS
+        self.rounds.iter().map(|round| round.checks.len().max(1)).sum::<usize>() <= MAX_CHECKS
     }
 }
 
@@ -318,6 +317,10 @@ impl AgentReport {
         let mut report = parsed?;
         if !report.confirmed.as_ref().is_none_or(ConfirmedResults::is_acceptable) {
             return Err(DocumentError::Malformed("it confirms more results than there are checks".to_owned()));
+        }
+        let dropped = report.dropped.as_ref().map_or(0, |dropped| dropped.checks.len());
+        if report.checks.len().max(dropped) > MAX_CHECKS {
+            return Err(DocumentError::Malformed("it has results of more checks than there are".to_owned()));
         }
         report.machine = report.machine.map(MachineFacts::bounded);
         report.hardware = report.hardware.bounded();
@@ -478,6 +481,24 @@ mod tests {
         let versions = Versions { schema: Schema::OLDEST, ..report().versions };
         assert_eq!(opened, AgentReport { versions, ..report() });
         assert!(opened.is_heartbeat());
+    }
+
+    #[test]
+    fn a_report_with_results_of_thousands_of_checks_is_malformed() {
+        let (key, at) = (RunKey::new([1; 32]), Timestamp::from_secs(1));
+        let test = |number: usize| TestId::new(&format!("check-{number}")).unwrap();
+        let evidence = |number| TestEvidence { test: test(number), started: at, ended: at, probes: Vec::new() };
+        for (count, is_accepted) in [(MAX_CHECKS, true), (MAX_CHECKS + 1, false)] {
+            let checks = (0..count).map(|number| (test(number), 1)).collect();
+            let dropped = Some(DroppedReports { reports: 1, checks, from: at, to: at });
+            let checks = (0..count).map(evidence).collect();
+            for sent in [AgentReport { dropped, ..report() }, AgentReport { checks, ..report() }] {
+                match AgentReport::open(&sent.sign(&key).unwrap(), &key) {
+                    Ok(opened) => assert!(is_accepted && opened == sent),
+                    Err(error) => assert!(!is_accepted && matches!(error, DocumentError::Malformed(_)), "{error}"),
+                }
+            }
+        }
     }
 
     #[test]

@@ -262,10 +262,21 @@ fn merge_memory_faults(xids: &mut [ClassifiedXid<'_>]) {
     }
 }
 
-/// Combines Xid 154 with the records that caused it.
+/// The Xid 154 of one GPU that are combined with their causes. Each is compared with all records of the GPU, and a node could
+/// write any number of them.
+const MAX_RECOVERY_ACTIONS: usize = 1000;
+
+/// Combines Xid 154 with the records that caused it. Of very many, the latest decide.
 fn apply_recovery_action(xids: &mut [ClassifiedXid<'_>]) {
-    for at in 0..xids.len() {
-        if xids[at].xid.number != 154 || xids[at].disposition != Disposition::Counted {
+    let is_action = |seen: &ClassifiedXid<'_>| seen.xid.number == 154 && seen.disposition == Disposition::Counted;
+    let actions: Vec<usize> = (0..xids.len()).filter(|&at| is_action(&xids[at])).collect();
+    let (early, latest) = actions.split_at(actions.len().saturating_sub(MAX_RECOVERY_ACTIONS));
+    for &at in early {
+        xids[at].disposition = Disposition::FollowUp;
+    }
+    for &at in latest {
+        // An action before it may have recovered it.
+        if !is_action(&xids[at]) {
             continue;
         }
         let (code, severity) = match xids[at].xid.recovery() {

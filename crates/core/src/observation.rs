@@ -34,20 +34,41 @@ impl Observation {
         Self::Measured { metrics, events, failures: Vec::new() }
     }
 
-    /// Returns the observation with entities of limited length: a finding is stored under its entity.
+    /// Returns the observation within limits: a node can send anything. A finding is stored under its entity, with the
+    /// text of its event. An observation with too many measurements is a failed one, because the controller enters all
+    /// findings of a message in one transaction.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         if let Self::Measured { metrics, events, .. } = &mut self {
-            let entities = metrics.iter_mut().map(|metric| &mut metric.entity);
-            let entities = entities.chain(events.iter_mut().map(|event| &mut event.entity));
-            entities.for_each(|entity| bound(&mut entity.id, MAX_ENTITY_BYTES));
+            let count = metrics.len() + events.len();
+            if count > MAX_MEASUREMENTS {
+                let text = format!("the check found {count} measurements and events; the limit is {MAX_MEASUREMENTS}");
+                return Self::Failed(ProbeFailure::new(FailureKind::TooLong, text));
+            }
+            for metric in metrics {
+                bound(&mut metric.entity.id, MAX_ENTITY_BYTES);
+            }
+            for event in events {
+                bound(&mut event.entity.id, MAX_ENTITY_BYTES);
+                bound(&mut event.text, MAX_EVENT_TEXT_BYTES);
+                if let Some(key) = &mut event.key {
+                    bound(key, MAX_EVENT_KEY_BYTES);
+                }
+            }
         }
         self
     }
 }
 
+/// The most measurements and events of one check. `ib-counters` has the most: ten counters of each RDMA port, virtual
+/// ports included, and an event for each that grows too fast.
+const MAX_MEASUREMENTS: usize = 4096;
 /// The longest name of a part. A database limits the keys of an index, PostgreSQL to 2.7 kB.
 const MAX_ENTITY_BYTES: usize = 1024;
+/// Checks quote a few hundred characters.
+const MAX_EVENT_TEXT_BYTES: usize = 4096;
+/// A boot and a number, or a program and its owner.
+const MAX_EVENT_KEY_BYTES: usize = 256;
 
 /// Collects the observation of a check part by part. A part that cannot be read does not hide the others.
 #[derive(Debug, Clone, Default)]
@@ -391,16 +412,34 @@ mod tests {
     }
 
     #[test]
-    fn the_entities_of_a_node_have_a_limited_length() {
+    fn what_a_node_measures_has_a_limited_length() {
         let long = || Entity::new(EntityKind::Mount, format!("/{}", "a\0".repeat(5000)));
         let metric = Metric::count("reads", long(), 1.0);
-        let event = Event::seen("gone", long(), "");
+        let event = Event { key: Some("ö".repeat(5000)), ..Event::seen("gone", long(), "ä".repeat(5000)) };
         let Observation::Measured { metrics, events, .. } = Observation::measured(vec![metric], vec![event]).bounded()
         else {
             panic!("it was measured")
         };
         for entity in [&metrics[0].entity, &events[0].entity] {
             assert!(entity.id.len() <= 1024 && entity.id.starts_with("/a\u{FFFD}a"), "{entity}");
+        }
+        assert_eq!((events[0].text.len(), events[0].key.as_ref().map(String::len)), (4096, Some(256)));
+    }
+
+    #[test]
+    fn an_observation_with_too_many_measurements_or_events_failed() {
+        let bounded = |metrics: usize, events: usize| {
+            let metric = Metric::count("errors", Entity::node(), 1.0);
+            let event = Event::seen("disk-error", Entity::node(), "I/O error");
+            Observation::measured(vec![metric; metrics], vec![event; events]).bounded()
+        };
+        for (metrics, events) in [(MAX_MEASUREMENTS, 0), (0, MAX_MEASUREMENTS), (1, MAX_MEASUREMENTS - 1)] {
+            assert!(matches!(bounded(metrics, events), Observation::Measured { .. }), "{metrics} and {events}");
+        }
+        for (metrics, events) in [(MAX_MEASUREMENTS + 1, 0), (0, MAX_MEASUREMENTS + 1), (1, MAX_MEASUREMENTS)] {
+            let Observation::Failed(failure) = bounded(metrics, events) else { panic!("{metrics} and {events}") };
+            assert_eq!(failure.kind, FailureKind::TooLong);
+            assert!(failure.text.contains("4097 measurements and events"), "{}", failure.text);
         }
     }
 

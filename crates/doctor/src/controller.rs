@@ -258,7 +258,7 @@ impl Controller {
         self.sim.as_ref().map_or(1.0, |sim| sim.speed())
     }
 
-    /// Runs one cycle. `every` is the interval between the starts of two cycles.
+    /// Runs one cycle. `every` is the configured interval between the starts of two cycles: the limits derive from it.
     pub(crate) fn cycle(&mut self, every: Duration) -> std::result::Result<CycleReport, CycleError> {
         let progress = self.engine.progress();
         progress.set_limit(stall_limit(every));

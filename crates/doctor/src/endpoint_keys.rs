@@ -23,11 +23,14 @@ impl EndpointKeys {
         if !self.recorded.as_ref().is_some_and(is_recorded) {
             let texts: Vec<String> = own.iter().map(ToString::to_string).collect();
             match store.record_endpoint_keys(&texts, SystemClock.now()) {
-                Ok(others) => self.others = others.iter().filter_map(|key| key.parse().ok()).collect(),
-                // Those known stay in use; a store of another schema is not written before this controller leads.
+                Ok(others) => {
+                    self.others = others.iter().filter_map(|key| key.parse().ok()).collect();
+                    self.recorded = Some((Instant::now(), own.clone()));
+                }
+                // Those known stay in use until the next call: a store of another schema is not written before this
+                // controller leads.
                 Err(error) => tracing::debug!(%error, "cannot record the keys of the agent endpoint"),
             }
-            self.recorded = Some((Instant::now(), own.clone()));
         }
         own.into_iter().chain(self.others.iter().copied()).collect()
     }
@@ -35,6 +38,8 @@ impl EndpointKeys {
 
 #[cfg(test)]
 mod tests {
+    use doctor_store::StoreUrl;
+
     use super::*;
 
     #[test]
@@ -47,5 +52,17 @@ mod tests {
         // A change of its own key is recorded at once.
         let prepared = vec![first, next];
         assert_eq!(one.with_others(prepared.clone(), &store), [prepared, vec![second]].concat());
+    }
+
+    #[test]
+    fn keys_that_could_not_be_recorded_are_recorded_by_the_next_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
+        let store = Store::open(&url).unwrap();
+        let [first, second] = ["first", "second"].map(|text| KeyFingerprint::of(text.as_bytes()));
+        let (mut one, mut other) = (EndpointKeys::default(), EndpointKeys::default());
+        assert_eq!(other.with_others(vec![second], &store), [second]);
+        assert_eq!(one.with_others(vec![first], &Store::open_to_read(&url).unwrap()), [first], "it cannot be written");
+        assert_eq!(one.with_others(vec![first], &store), [first, second]);
     }
 }

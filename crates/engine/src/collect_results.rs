@@ -1,6 +1,6 @@
 //! Collects the results of each cycle: what nodes have sent ([`crate::queued_results`]), documents from the backend's
-//! response, and documents on the share. Valid ones are stored in one transaction; the others go to `rejected/` with the
-//! reason.
+//! response, and documents on the share. Valid ones are stored, many in one transaction; the others go to `rejected/`
+//! with the reason. One that cannot be entered because of what the store has about its node does not keep others out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,15 +20,18 @@ use doctor_store::{
 
 use crate::{
     baseline_reader::{BaselineQuery, BaselineReader},
-    cycle_report::CycleReport,
+    cycle_report::{CycleReport, chain},
     deps::EngineDeps,
     expectations::PeerAgreements,
     ingest_context::IngestContext,
     queued_results,
     rejection::Rejection,
     repeated_disturbance, result_validation,
-    share::{ResultFile, Share},
+    share::{ResultFile, Share, ShareError},
 };
+
+/// Documents are entered when those that are open are longer than this together: each of thousands may have 16 MiB.
+const MAX_OPENED_BYTES: usize = 8 << 20;
 
 /// The source of a document, which determines what happens to it when it is rejected.
 enum Source {
@@ -42,8 +45,8 @@ enum Source {
     },
 }
 
-/// Rejected documents that a backend keeps returning, or that stay on the share until the writing thread moves them, or for ever if
-/// it may not. Each is rejected, and counted, once.
+/// Rejected documents that a backend keeps returning, or that stay on the share until the writing thread moves them, or
+/// for ever if it may not. Each is rejected, and counted, once.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedDocuments {
     outputs: BTreeSet<(RunId, u64)>,
@@ -95,8 +98,8 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Processes everything that is waiting. Returns the nodes whose stored data changed. A source that fails does not keep the
-/// others from being processed, nor the cycle from going on.
+/// Processes everything that is waiting. Returns the nodes whose stored data changed. A source that fails does not keep
+/// the others from being processed, nor the cycle from going on.
 pub(crate) fn collect(
     deps: &mut EngineDeps,
     lease: &Lease,
@@ -129,7 +132,8 @@ pub(crate) fn collect(
 pub(crate) struct IngestState {
     pub(crate) rejected: RejectedDocuments,
     pub(crate) agreements: PeerAgreements,
-    /// Runs whose results could not be looked for in this cycle, because the shared directory or the store does not answer.
+    /// Runs whose results could not be looked for or entered in this cycle, because the shared directory or the store
+    /// does not answer, or because of what the store has.
     pub(crate) unread: BTreeSet<RunId>,
     /// Whether a part of the last collection failed: it is not known what it stored.
     pub(crate) failed: bool,
@@ -148,24 +152,27 @@ fn collect_documents(
     unread.clear();
     let mut reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
     reader.announce(context.runs.iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
-    let mut opened = OpenedDocuments::default();
-    open_job_outputs(deps, context, rejected, &mut reader, &mut opened)?;
+    let mut documents = DocumentCollector {
+        deps,
+        lease,
+        context,
+        reader,
+        report,
+        rejected,
+        unread,
+        good: Vec::new(),
+        bad: Vec::new(),
+        opened_bytes: 0,
+        changed_nodes: Vec::new(),
+        one_was_cancelled: false,
+    };
+    documents.open_job_outputs()?;
     if let Some(share) = &deps.share {
-        let mut files = ResultFiles { share, unread, read_before, rejected, opened: &mut opened };
-        files.open_all(deps, context, &mut reader, report)?;
+        documents.open_files(share, read_before)?;
     }
-    let OpenedDocuments { mut good, mut bad } = opened;
-    let results = good.iter_mut().map(|opened| &mut opened.result);
-    repeated_disturbance::add_findings(&deps.store, &deps.settings, results)?;
-    let changed_nodes = store_results(deps, lease, good, &mut bad, &mut reader, report)?;
-    reader.write_counts(lease, context.now)?;
-    for (run, _, source) in &bad {
-        if let Source::JobOutput { bytes } = source {
-            rejected.remember(*run, bytes);
-        }
-    }
-    reject(deps, lease, bad, rejected, context.now, report)?;
-    Ok(changed_nodes)
+    documents.enter()?;
+    documents.reader.write_counts(lease, context.now)?;
+    Ok(documents.changed_nodes)
 }
 
 /// A valid document, classified but not stored yet.
@@ -179,102 +186,196 @@ struct OpenedDocument {
 /// A rejected document, with the reason.
 type BadDocument = (RunId, Rejection, Source);
 
-/// The waiting documents: the valid ones, and the rejected ones.
-#[derive(Default)]
-struct OpenedDocuments {
-    good: Vec<OpenedDocument>,
-    bad: Vec<BadDocument>,
-}
-
-impl OpenedDocuments {
-    fn add(&mut self, run: RunId, opened: Opened, source: Source) {
-        match opened {
-            Ok((result, counts)) => self.good.push(OpenedDocument { result, counts, source }),
-            Err(why) => self.bad.push((run, why, source)),
-        }
-    }
-}
-
-/// Opens and classifies the documents in the backend's response.
-fn open_job_outputs(
-    deps: &EngineDeps,
-    context: &IngestContext<'_>,
-    rejected: &RejectedDocuments,
-    reader: &mut BaselineReader<'_>,
-    all: &mut OpenedDocuments,
-) -> Result<(), StoreError> {
-    for stored in context.runs {
-        let run_id = stored.run.id;
-        let documents = context.polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
-        for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
-            let opened = open_document(deps, context, stored, bytes.clone(), reader)?;
-            all.add(run_id, opened, Source::JobOutput { bytes: bytes.clone() });
-        }
-    }
-    Ok(())
-}
-
-/// The results on the shared directory.
-struct ResultFiles<'a> {
-    share: &'a Share,
+/// Opens the waiting documents and enters them, a few megabytes at a time.
+struct DocumentCollector<'a, 'b> {
+    deps: &'a EngineDeps,
+    lease: &'a Lease,
+    context: &'a IngestContext<'b>,
+    reader: BaselineReader<'a>,
+    report: &'a mut CycleReport,
+    rejected: &'a mut RejectedDocuments,
     unread: &'a mut BTreeSet<RunId>,
-    read_before: &'a mut usize,
-    rejected: &'a RejectedDocuments,
-    opened: &'a mut OpenedDocuments,
+    /// Valid documents that are not entered yet.
+    good: Vec<OpenedDocument>,
+    /// Documents that are not rejected yet.
+    bad: Vec<BadDocument>,
+    /// The length of both.
+    opened_bytes: usize,
+    changed_nodes: Vec<NodeName>,
+    /// Whether the database has cancelled a statement for one document alone.
+    one_was_cancelled: bool,
 }
 
-impl ResultFiles<'_> {
-    /// Opens and classifies the documents on the share, as far as it answers. Results wait there: what is not read now is read in
-    /// a later cycle, and its run does not end before.
-    fn open_all(
-        &mut self,
-        deps: &EngineDeps,
-        context: &IngestContext<'_>,
-        reader: &mut BaselineReader<'_>,
-        report: &mut CycleReport,
-    ) -> Result<(), StoreError> {
-        let path = |stored: &StoredRun, node: &NodeName| Share::document_path(&stored.run, node);
+impl DocumentCollector<'_, '_> {
+    /// Opens the documents in the backend's response.
+    fn open_job_outputs(&mut self) -> Result<(), StoreError> {
+        let context = self.context;
+        for stored in context.runs {
+            let run_id = stored.run.id;
+            for bytes in context.polled.get(&run_id).into_iter().flat_map(|job| &job.documents) {
+                if self.rejected.is_new(run_id, bytes) {
+                    self.open(stored, bytes.clone(), Source::JobOutput { bytes: bytes.clone() })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the documents on the share, as far as it answers. Results wait there: what is not read now is read in a
+    /// later cycle, and its run does not end before.
+    fn open_files(&mut self, share: &Share, read_before: &mut usize) -> Result<(), StoreError> {
+        let context = self.context;
         let mut expected: Vec<(usize, PathBuf)> = Vec::new();
         for (index, stored) in context.runs.iter().enumerate() {
-            expected.extend(stored.run.nodes.iter().map(|node| (index, path(stored, node))));
+            let path = |node: &NodeName| (index, Share::document_path(&stored.run, node));
+            expected.extend(stored.run.nodes.iter().map(path));
         }
         // A share so slow that one cycle cannot read all must not keep the last ones from ever being read.
-        let first = if expected.is_empty() { 0 } else { *self.read_before % expected.len() };
+        let first = if expected.is_empty() { 0 } else { *read_before % expected.len() };
         expected.rotate_left(first);
         let done = |run: usize, path: &Path| self.rejected.done(context.runs[run].run.id, path);
         let paths = expected.iter().map(|(run, path)| (path.clone(), done(*run, path))).collect();
-        let (mut answered, mut store_error) = (0, None);
-        let outcome = self.share.read_results(paths, |index, result| {
+        let (mut answered, mut entered) = (0, Ok(()));
+        let outcome = share.read_results(paths, |index, result| {
             answered = index + 1;
-            let (run, path) = &expected[index];
-            let stored = &context.runs[*run];
-            let run_id = stored.run.id;
-            match result {
-                Ok(ResultFile::Missing | ResultFile::RejectedBefore) => {}
-                Ok(ResultFile::Rejected { why, entry }) => {
-                    self.opened.add(run_id, Err(why), Source::File { path: path.clone(), entry });
-                }
-                Ok(ResultFile::Document { bytes, entry }) => {
-                    match open_document(deps, context, stored, bytes, reader) {
-                        Ok(opened) => self.opened.add(run_id, opened, Source::File { path: path.clone(), entry }),
-                        Err(error) => store_error = Some(error),
-                    }
-                }
-                Err(error) => {
-                    if error.is_outage() {
-                        self.unread.insert(run_id);
-                    }
-                    report.add_problem(error.to_string());
-                }
+            if entered.is_ok() {
+                let (run, path) = &expected[index];
+                entered = self.open_file(&context.runs[*run], path, result);
             }
         });
-        *self.read_before = 0;
+        *read_before = 0;
         if let Err(error) = outcome {
-            report.add_problem(error.to_string());
+            self.report.add_problem(error.to_string());
             self.unread.extend(expected[answered..].iter().map(|(run, _)| context.runs[*run].run.id));
-            *self.read_before = first + answered;
+            *read_before = first + answered;
         }
-        store_error.map_or(Ok(()), Err)
+        entered
+    }
+
+    fn open_file(
+        &mut self,
+        stored: &StoredRun,
+        path: &Path,
+        result: Result<ResultFile, ShareError>,
+    ) -> Result<(), StoreError> {
+        let run_id = stored.run.id;
+        match result {
+            Ok(ResultFile::Missing | ResultFile::RejectedBefore) => {}
+            Ok(ResultFile::Rejected { why, entry }) => {
+                self.bad.push((run_id, why, Source::File { path: path.to_owned(), entry }));
+            }
+            Ok(ResultFile::Document { bytes, entry }) => {
+                self.open(stored, bytes, Source::File { path: path.to_owned(), entry })?;
+            }
+            Err(error) => {
+                if error.is_outage() {
+                    self.unread.insert(run_id);
+                }
+                self.report.add_problem(error.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens and classifies a document, and enters those that are open once they are long enough.
+    fn open(&mut self, stored: &StoredRun, bytes: Vec<u8>, source: Source) -> Result<(), StoreError> {
+        let run_id = stored.run.id;
+        self.opened_bytes += bytes.len();
+        match open_document(self.deps, self.context, stored, bytes, &mut self.reader) {
+            Ok(Ok((result, counts))) => self.good.push(OpenedDocument { result, counts, source }),
+            Ok(Err(why)) => self.bad.push((run_id, why, source)),
+            Err(error) => self.leave(run_id, error)?,
+        }
+        if self.opened_bytes > MAX_OPENED_BYTES { self.enter() } else { Ok(()) }
+    }
+
+    /// Leaves a document for a later cycle if the error may be about this one alone. Its run does not end before.
+    fn leave(&mut self, run: RunId, error: StoreError) -> Result<(), StoreError> {
+        if !error.is_of_some_data() {
+            return Err(error);
+        }
+        self.unread.insert(run);
+        self.report.add_problem(format!("a result of {run} cannot be entered: {}", chain(&error)));
+        Ok(())
+    }
+
+    /// Stores the valid documents that are open, and rejects the others.
+    fn enter(&mut self) -> Result<(), StoreError> {
+        self.opened_bytes = 0;
+        let mut good = Vec::with_capacity(self.good.len());
+        for mut opened in std::mem::take(&mut self.good) {
+            let deps = self.deps;
+            match repeated_disturbance::add_findings(&deps.store, &deps.settings, [&mut opened.result]) {
+                Ok(()) => good.push(opened),
+                Err(error) => self.leave(opened.result.run, error)?,
+            }
+        }
+        self.store_results(good)?;
+        let bad = std::mem::take(&mut self.bad);
+        for (run, _, source) in &bad {
+            if let Source::JobOutput { bytes } = source {
+                self.rejected.remember(*run, bytes);
+            }
+        }
+        reject(self.deps, self.lease, bad, self.rejected, self.context.now, self.report)
+    }
+
+    fn store_results(&mut self, good: Vec<OpenedDocument>) -> Result<(), StoreError> {
+        if good.is_empty() {
+            return Ok(());
+        }
+        let (results, rest): (Vec<_>, Vec<_>) =
+            good.into_iter().map(|opened| (opened.result, (opened.counts, opened.source))).unzip();
+        let accepted = self.accept(&results)?;
+        for ((accepted, result), (counts, source)) in accepted.into_iter().zip(results).zip(rest) {
+            let run_id = result.run;
+            match accepted {
+                Ok(Accepted::Stored) => {
+                    self.report.results += 1;
+                    self.reader.add_counts(&result.node, &counts, result.received)?;
+                    self.changed_nodes.push(result.node);
+                }
+                // A file stays on the share while its run is active; it is the same file as in the last cycle.
+                Ok(Accepted::Duplicate) if matches!(source, Source::File { .. }) => {}
+                Ok(Accepted::Duplicate) => {
+                    let of = (run_id, &result.node);
+                    match queued_results::is_stored(&self.deps.store, of, &result.evidence) {
+                        // The job has also posted it.
+                        Ok(true) => {}
+                        Ok(false) => self.bad.push((run_id, Rejection::Duplicate, source)),
+                        Err(error) => self.leave(run_id, error)?,
+                    }
+                }
+                Ok(Accepted::UnknownRun) => self.bad.push((run_id, Rejection::UnknownRun, source)),
+                Err(error) if error.refuses_values() => {
+                    self.bad.push((run_id, Rejection::by_store(&error), source));
+                }
+                Err(error) => self.leave(run_id, error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores results together, or each alone if something in or about one of them cannot be stored.
+    fn accept(&mut self, results: &[ClassifiedResult]) -> Result<Vec<Result<Accepted, StoreError>>, StoreError> {
+        let (store, lease) = (&self.deps.store, self.lease);
+        match store.accept(lease, results) {
+            Err(error) if error.is_of_some_data() => {}
+            accepted => return Ok(accepted?.into_iter().map(Ok).collect()),
+        }
+        let mut all = Vec::with_capacity(results.len());
+        for result in results {
+            match store.accept(lease, std::slice::from_ref(result)) {
+                Ok(accepted) => all.extend(accepted.into_iter().map(Ok)),
+                // A database that cancels one after another is too slow for all of them, and each attempt takes long.
+                Err(error) if error.is_cancelled() && std::mem::replace(&mut self.one_was_cancelled, true) => {
+                    return Err(error);
+                }
+                Err(error) if error.is_of_some_data() => all.push(Err(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 }
 
@@ -313,69 +414,6 @@ fn open_document(
         Some(error) => Err(error),
         None => Ok(opened.map(|result| (result, counts))),
     }
-}
-
-fn store_results(
-    deps: &EngineDeps,
-    lease: &Lease,
-    good: Vec<OpenedDocument>,
-    bad: &mut Vec<BadDocument>,
-    reader: &mut BaselineReader<'_>,
-    report: &mut CycleReport,
-) -> Result<Vec<NodeName>, StoreError> {
-    if good.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (results, rest): (Vec<_>, Vec<_>) =
-        good.into_iter().map(|opened| (opened.result, (opened.counts, opened.source))).unzip();
-    let mut changed_nodes = Vec::new();
-    let accepted = accept(deps, lease, &results)?;
-    for ((accepted, result), (counts, source)) in accepted.into_iter().zip(results).zip(rest) {
-        let run_id = result.run;
-        let accepted = match accepted {
-            Ok(accepted) => accepted,
-            Err(why) => {
-                bad.push((run_id, why, source));
-                continue;
-            }
-        };
-        match accepted {
-            Accepted::Stored => {
-                report.results += 1;
-                reader.add_counts(&result.node, &counts, result.received)?;
-                changed_nodes.push(result.node);
-            }
-            // A file stays on the share while its run is active; it is the same file as in the last cycle.
-            Accepted::Duplicate if matches!(source, Source::File { .. }) => {}
-            // The job has also posted it.
-            Accepted::Duplicate
-                if queued_results::is_stored(&deps.store, (result.run, &result.node), &result.evidence)? => {}
-            Accepted::Duplicate => bad.push((run_id, Rejection::Duplicate, source)),
-            Accepted::UnknownRun => bad.push((run_id, Rejection::UnknownRun, source)),
-        }
-    }
-    Ok(changed_nodes)
-}
-
-/// Stores results together, or each alone if the store refuses the values of one.
-fn accept(
-    deps: &EngineDeps,
-    lease: &Lease,
-    results: &[ClassifiedResult],
-) -> Result<Vec<Result<Accepted, Rejection>>, StoreError> {
-    match deps.store.accept(lease, results) {
-        Err(error) if error.refuses_values() => {}
-        accepted => return Ok(accepted?.into_iter().map(Ok).collect()),
-    }
-    let mut all = Vec::with_capacity(results.len());
-    for result in results {
-        match deps.store.accept(lease, std::slice::from_ref(result)) {
-            Ok(accepted) => all.extend(accepted.into_iter().map(Ok)),
-            Err(error) if error.refuses_values() => all.push(Err(Rejection::by_store(&error))),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(all)
 }
 
 fn reject(

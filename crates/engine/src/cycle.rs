@@ -239,9 +239,10 @@ impl Engine {
     pub fn enter_messages(&mut self) -> Result<(), StoreError> {
         let Some(lease) = self.lease.clone() else { return Ok(()) };
         let entered = self.planner_state.enter_messages(&self.deps, &lease);
-        if entered.is_err() {
+        if let Err(error) = &entered {
             // The memory is a copy of a store that may have changed.
             self.planner_state.discard();
+            fence::end_effects_if_lost(error, &lease, &self.deps.progress);
         }
         entered
     }
@@ -315,7 +316,7 @@ impl Engine {
         let began = BootTime::now();
         match self.deps.store.acquire(&self.deps.holder, now, self.deps.lease) {
             Ok(lease) => {
-                fence::allow_effects(&*self.deps.clock, &lease, &self.deps.progress, began);
+                fence::begin_term(&*self.deps.clock, &lease, &self.deps.progress, began);
                 self.planner_state.discard();
                 self.set_lease(Some(lease.clone()));
                 Ok(lease)

@@ -134,7 +134,11 @@ impl Executor<'_> {
                         let _within = span.enter();
                         let mut problems = Vec::new();
                         while let Some(work) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-                            problems.extend(self.perform(work)?);
+                            // The changes of the other workers end at once, too.
+                            let lost = |error: &StoreError| {
+                                fence::end_effects_if_lost(error, self.lease, self.progress);
+                            };
+                            problems.extend(self.perform(work).inspect_err(lost)?);
                         }
                         Ok::<_, StoreError>(problems)
                     })

@@ -192,7 +192,14 @@ impl<'a> ExpectationReader<'a> {
         if !self.known.contains_key(node) {
             let mut batch = std::mem::take(&mut self.batch);
             batch.push(node.clone());
-            let mut stored = self.store.measured_counts(&batch)?;
+            let mut stored = match self.store.measured_counts(&batch) {
+                // Those of another node may be unreadable.
+                Err(error) if error.is_of_some_data() && batch.len() > 1 => {
+                    batch = vec![node.clone()];
+                    self.store.measured_counts(&batch)?
+                }
+                stored => stored?,
+            };
             for name in batch {
                 let counts = stored.remove(&name).unwrap_or_default();
                 self.known.entry(name).or_insert(counts);

@@ -18,9 +18,16 @@ const LAST_PART: i64 = 4;
 /// suspended for longer than the lease, and its plan is as old.
 pub(crate) fn check(store: &Store, clock: &dyn Clock, lease: &Lease, progress: &Progress) -> Result<(), StoreError> {
     let now = || LeaseClock::of(clock.virtual_now());
-    match store.holds_lease(lease, now())? {
+    match store.holds_lease(lease, now()).inspect_err(|error| end_effects_if_lost(error, lease, progress))? {
         left if left.times(LAST_PART) < lease.ttl => extend(clock, lease, progress, || store.keep(lease, now())),
         _ => Ok(()),
+    }
+}
+
+/// Ends what is in flight in the term of this lease if the error says that the lease was lost.
+pub(crate) fn end_effects_if_lost(error: &StoreError, lease: &Lease, progress: &Progress) {
+    if error.is_lease_lost() {
+        progress.end_effects(lease.fence);
     }
 }
 
@@ -29,20 +36,58 @@ pub(crate) fn check(store: &Store, clock: &dyn Clock, lease: &Lease, progress: &
 ///
 /// # Errors
 /// Those of `renew`.
-pub(crate) fn extend<T, E>(
+pub(crate) fn extend(
     clock: &dyn Clock,
     lease: &Lease,
     progress: &Progress,
-    renew: impl FnOnce() -> Result<T, E>,
-) -> Result<T, E> {
+    renew: impl FnOnce() -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
     let began = BootTime::now();
-    let renewed = renew()?;
+    renew().inspect_err(|error| end_effects_if_lost(error, lease, progress))?;
     allow_effects(clock, lease, progress, began);
-    Ok(renewed)
+    Ok(())
 }
 
-/// Allows effects until the end of a lease that was acquired or renewed after `began`.
+/// Begins the term of a lease that was acquired after `began`, and allows effects until its end.
+pub(crate) fn begin_term(clock: &dyn Clock, lease: &Lease, progress: &Progress, began: BootTime) {
+    progress.begin_term(lease.fence, end_of(clock, lease, began));
+}
+
+/// Allows effects until the end of a lease that was renewed after `began`.
 pub(crate) fn allow_effects(clock: &dyn Clock, lease: &Lease, progress: &Progress, began: BootTime) {
-    let end = clock.virtual_now().is_none().then(|| began.plus(lease.ttl.to_std()));
-    progress.allow_effects_until(lease.fence, end);
+    progress.allow_effects_until(lease.fence, end_of(clock, lease, began));
+}
+
+fn end_of(clock: &dyn Clock, lease: &Lease, began: BootTime) -> Option<BootTime> {
+    clock.virtual_now().is_none().then(|| began.plus(lease.ttl.to_std()))
+}
+
+#[cfg(test)]
+mod tests {
+    use doctor_backend::clock::SystemClock;
+    use doctor_core::time::Span;
+
+    use super::*;
+
+    #[test]
+    fn a_loss_that_the_loop_finds_ends_what_is_in_flight() {
+        let store = Store::open_in_memory().unwrap();
+        let lead = || {
+            let lease = store.acquire("a leader", LeaseClock::Database, Span::hours(1)).unwrap();
+            let progress = Progress::default();
+            begin_term(&SystemClock, &lease, &progress, BootTime::now());
+            check(&store, &SystemClock, &lease, &progress).unwrap();
+            let permit = progress.effects_permit();
+            assert!(permit.is_valid());
+            store.take_lease(lease.fence, "ann", "a test").unwrap();
+            (lease, progress, permit)
+        };
+        let (lease, progress, permit) = lead();
+        assert!(check(&store, &SystemClock, &lease, &progress).unwrap_err().is_lease_lost());
+        assert!(!permit.is_valid());
+        let (lease, progress, permit) = lead();
+        let renew = || store.renew(&lease, LeaseClock::Database);
+        assert!(extend(&SystemClock, &lease, &progress, renew).unwrap_err().is_lease_lost());
+        assert!(!permit.is_valid());
+    }
 }

@@ -167,8 +167,8 @@ mod tests {
         let lease = store.acquire("a leader", LeaseClock::Database, ttl).unwrap();
         let progress = Progress::new(Duration::from_secs(3600));
         let keeper = LeaseKeeper::start(&store, &progress).unwrap();
+        fence::begin_term(&SystemClock, &lease, &progress, BootTime::now());
         keeper.keep(Some(&lease));
-        fence::allow_effects(&SystemClock, &lease, &progress, BootTime::now());
         (folder, store, lease, progress, keeper)
     }
 

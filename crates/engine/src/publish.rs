@@ -85,11 +85,18 @@ impl Publisher {
             let job = self.lock();
             (job.is_missed && !job.is_pending, !job.problems.is_empty())
         };
-        let due = self.due.map(|due| if failed { due.minus(self.every).plus(RETRY.min(self.every)) } else { due });
-        if is_missed || due.is_none_or(|due| now >= due) {
+        if is_missed || self.is_due(failed, now) {
             self.publish_now(deps, lease, planner_state, now)?;
         }
         Ok(())
+    }
+
+    /// Whether files are due, which is the case sooner after a failure. Files published later than now were published
+    /// before the clock was set back.
+    fn is_due(&self, failed: bool, now: Timestamp) -> bool {
+        let Some(published) = self.due.map(|due| due.minus(self.every)) else { return true };
+        let pause = if failed { RETRY.min(self.every) } else { self.every };
+        now >= published.plus(pause) || now < published
     }
 
     /// Publishes the files, unless those of an earlier cycle still wait. They are written only while the term of this lease
@@ -215,10 +222,12 @@ fn write_files(
     let mut problems = Vec::new();
     problems.extend(publish_list(files, list).err());
     if permit.is_valid() {
-        problems.extend(history.publish(files, store, folder).err());
+        problems.extend(history.publish(files, permit, store, folder).err());
     }
     let mut job = job.lock();
     (job.history, job.problems) = (history, problems);
+    // What was left out is due at the start of the next term.
+    job.is_missed |= !permit.is_valid();
 }
 
 fn publish_list(files: &ShareFiles, list: &str) -> Result<(), String> {
@@ -233,13 +242,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn files_are_due_after_the_interval_sooner_after_a_failure_and_when_the_clock_was_set_back() {
+        let at = Timestamp::from_secs(1_794_800_000);
+        let mut publisher = Publisher::new(Span::hours(1));
+        assert!(publisher.is_due(false, at));
+        publisher.due = Some(at.plus(Span::hours(1)));
+        for (failed, now, expected) in [
+            (false, at, false),
+            (false, at.plus(Span::minutes(59)), false),
+            (false, at.plus(Span::hours(1)), true),
+            (true, at, false),
+            (true, at.plus(RETRY), true),
+            (false, at.minus(Span::from_secs(1)), true),
+        ] {
+            assert_eq!(publisher.is_due(failed, now), expected, "{failed} {now}");
+        }
+    }
+
+    #[test]
     fn files_that_waited_for_longer_than_the_term_are_not_written_even_if_this_controller_leads_again() {
         let folder = tempfile::tempdir().unwrap();
         let share = Share::open(folder.path()).unwrap();
         let list = folder.path().join("metadata").join(free_node_list::FILE);
         let (store, job, progress) =
             (Store::open_in_memory().unwrap(), Mutex::new(Job::default()), Progress::default());
-        progress.allow_effects_until(1, None);
+        progress.begin_term(1, None);
         let queued = progress.effects_permit();
         let write = |permit: &EffectsPermit| {
             job.lock().unwrap().is_pending = true;
@@ -250,7 +277,7 @@ mod tests {
         };
         progress.end_effects(1);
         assert!(write(&queued) && !list.exists());
-        progress.allow_effects_until(2, None);
+        progress.begin_term(2, None);
         assert!(write(&queued) && !list.exists(), "another controller led between the two terms");
         write(&progress.effects_permit());
         assert_eq!(std::fs::read_to_string(&list).unwrap(), "n1\n");

@@ -41,6 +41,8 @@ const MAX_PER_CYCLE: usize = 16 << 10;
 const UNKNOWN_NODE_PATIENCE: Span = Span::hours(1);
 /// How long a message waits that cannot be entered because of what the store has. Its run cannot end meanwhile.
 const UNREADABLE_PATIENCE: Span = Span::minutes(5);
+/// How long a message waits whose statements the database cancels: it may be slow for a while.
+const CANCELLED_PATIENCE: Span = Span::hours(1);
 
 /// Enters the messages of the ingest queue. Adds the nodes whose stored data changed to `changed_nodes`, also if it fails.
 pub(crate) fn enter(
@@ -51,7 +53,7 @@ pub(crate) fn enter(
     (changed_nodes, report): (&mut Vec<NodeName>, &mut CycleReport),
 ) -> Result<(), StoreError> {
     let reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
-    let mut entry = Entry { deps, lease, context, reader, report, changed_nodes };
+    let mut entry = Entry { deps, lease, context, reader, report, changed_nodes, one_was_cancelled: false };
     let (mut after, mut listed_in_all) = (None, 0);
     loop {
         let listed = deps.store.queued_messages(after, LISTED)?;
@@ -94,6 +96,8 @@ struct Entry<'a, 'b> {
     reader: BaselineReader<'a>,
     report: &'a mut CycleReport,
     changed_nodes: &'a mut Vec<NodeName>,
+    /// Whether the database has cancelled a statement for one message alone.
+    one_was_cancelled: bool,
 }
 
 /// The counts and sizes in a message.
@@ -140,10 +144,15 @@ impl Entry<'_, '_> {
     /// Enters a message, or removes it from the queue if it can never be entered.
     fn enter_alone(&mut self, message: &QueuedMessage) -> Result<(), StoreError> {
         let error = match self.enter_together(&[message]) {
+            // A database that cancels one after another is too slow for all of them, and each attempt takes long.
+            Err(error) if error.is_cancelled() && std::mem::replace(&mut self.one_was_cancelled, true) => {
+                return Err(error);
+            }
             Err(error) if error.is_of_some_data() => error,
             entered => return entered,
         };
-        if !error.refuses_values() && !self.has_waited(message, UNREADABLE_PATIENCE) {
+        let patience = if error.is_cancelled() { CANCELLED_PATIENCE } else { UNREADABLE_PATIENCE };
+        if !error.refuses_values() && !self.has_waited(message, patience) {
             self.report.add_problem(format!("a message of {} cannot be entered: {}", message.node, chain(&error)));
             return Ok(());
         }

@@ -57,6 +57,11 @@ impl StatusSync {
         self.last_full_sync = None;
     }
 
+    /// Whether all nodes are compared. A last time later than now is from before the clock was set back.
+    fn is_full_sync_due(&self, now: Timestamp) -> bool {
+        self.last_full_sync.is_none_or(|last| now < last || now.since(last) >= FULL_SYNC_EVERY)
+    }
+
     /// Updates the published status. Failed writes are returned, and retried in the next cycle.
     ///
     /// # Errors
@@ -65,7 +70,7 @@ impl StatusSync {
         // In mode `observe`, nothing is written to nodes.
         let writer = deps.backend.status_writer().filter(|_| snapshot.policy.mode != Mode::Observe);
         let Some(writer) = writer else { return Ok(Vec::new()) };
-        let all = self.last_full_sync.is_none_or(|last| snapshot.at.since(last) >= FULL_SYNC_EVERY);
+        let all = self.is_full_sync_due(snapshot.at);
         // A status is built only if it is written in this cycle, and equal ones are shared: all of a large cluster
         // together would use more memory than everything else.
         let (mut work, mut remaining, mut shared) = (Vec::new(), BTreeSet::new(), HashMap::new());
@@ -128,4 +133,20 @@ fn write_all(
         more => format!("{node} and {}: {error}", plural(more - 1, "other")),
     });
     Ok((problems.into_iter().collect(), failed.into_iter().map(|(node, _)| node).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_are_compared_after_the_interval_and_when_the_clock_was_set_back() {
+        let at = Timestamp::from_secs(1_794_800_000);
+        let mut sync = StatusSync::default();
+        assert!(sync.is_full_sync_due(at));
+        sync.last_full_sync = Some(at);
+        assert!(!sync.is_full_sync_due(at.plus(Span::minutes(9))));
+        assert!(sync.is_full_sync_due(at.plus(FULL_SYNC_EVERY)));
+        assert!(sync.is_full_sync_due(at.minus(Span::from_secs(1))));
+    }
 }

@@ -1,4 +1,5 @@
-//! Messages of nodes in whole cycles: one that the store does not take, and one that has become superfluous.
+//! Messages of nodes and results of runs in whole cycles: one that the store does not take, one that has become
+//! superfluous, and one whose baseline cannot be read.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ use doctor_checks::{
 };
 use doctor_core::{
     finding::Verdict,
-    ids::{IdSource, NodeName, RunId, TestId},
+    ids::{IdSource, JobId, NodeName, RunId, TestId},
     node::Hardware,
     plan::Action,
     policy::Policy,
@@ -30,7 +31,7 @@ use doctor_core::{
 };
 use doctor_engine::{cycle::Engine, deps::EngineDeps, settings::Settings, share::Share};
 use doctor_store::{
-    GroupCommit, LeaseClock, Store, StoreUrl,
+    GroupCommit, Lease, LeaseClock, Store, StoreUrl,
     messages::{Enqueued, MessageContent, VerifiedMessage},
     records::{Accepted, ClassifiedResult, CycleIntent},
 };
@@ -149,68 +150,75 @@ fn a_message_that_the_store_refuses_is_rejected_alone_and_the_loop_goes_on() {
     assert_eq!(engine.cycle().unwrap().rejected, 0);
 }
 
-/// Plans a run on this machine, queues its document, and ends it with a copy that came on another way.
-fn end_run_beside_the_queue(bed: &Bed, ids: &mut IdSource, copy: impl FnOnce(Vec<u8>) -> Vec<u8>) -> RunId {
+/// Plans a run of one test on one node.
+fn plan_run(bed: &Bed, lease: &Lease, ids: &mut IdSource, node: &NodeName, test: &TestId) -> Run {
     let now = SystemClock.now();
     ids.set_time(now);
-    let lease = bed.store.acquire("test", LeaseClock::Database, Span::hours(1)).unwrap();
     let run = Run {
         id: ids.run(),
-        nodes: NonEmpty::one(here()),
-        tests: NonEmpty::one(memory()),
+        nodes: NonEmpty::one(node.clone()),
+        tests: NonEmpty::one(test.clone()),
         state: RunState::Planned,
         purpose: WithReason::new(Purpose::Validation, "due", "x"),
         case: None,
         planned: now,
         limit: Span::minutes(5),
     };
-    let (id, policy) = (run.id, Policy::built_in());
+    let policy = Policy::built_in();
     let intent = CycleIntent {
         at: now,
-        actions: &[WithReason::new(Action::Submit(run), "due", "x")],
-        keys: &BTreeMap::from([(id, KEY)]),
+        actions: &[WithReason::new(Action::Submit(run.clone()), "due", "x")],
+        keys: &BTreeMap::from([(run.id, KEY)]),
         attributed_findings: &[],
         changed_reasons: &[],
         policy_version: 1,
         retry: &policy.retry,
         notifications: &[],
     };
-    bed.store.commit(&lease, &intent).unwrap();
-    let document = Document {
-        run: id,
-        node: here(),
-        hardware: hardware("boot"),
-        started: now,
-        ended: now,
-        tests: Vec::new(),
-        uptime: None,
-        machine: None,
-    };
-    let bytes = document.sign(&KEY).unwrap();
-    bed.queue(MessageContent::Document(Box::new(document)), bytes.clone());
+    bed.store.commit(lease, &intent).unwrap();
+    run
+}
+
+fn document(run: &Run, hardware: Hardware, tests: Vec<TestEvidence>) -> Document {
+    let (node, at) = (run.nodes.first().clone(), run.planned);
+    Document { run: run.id, node, hardware, started: at, ended: at, tests, uptime: None, machine: None }
+}
+
+/// A result without findings.
+fn result(run: &Run, hardware: Hardware, evidence: Vec<u8>) -> ClassifiedResult {
     let outcome = Outcome {
-        node: here(),
-        test: memory(),
+        node: run.nodes.first().clone(),
+        test: run.tests.first().clone(),
         verdict: Verdict::Pass,
         reason: ReasonCode::fixed("within-limits"),
-        at: now,
+        at: run.planned,
         duration: Span::ZERO,
         findings: Vec::new(),
     };
-    let result = ClassifiedResult {
-        run: id,
-        node: here(),
+    ClassifiedResult {
+        run: run.id,
+        node: run.nodes.first().clone(),
         outcomes: vec![outcome],
-        hardware: hardware("boot"),
-        evidence: copy(bytes),
+        hardware,
+        evidence,
         complete: true,
-        received: now,
+        received: run.planned,
         policy_version: 1,
         profile_version: None,
-    };
+    }
+}
+
+/// Plans a run on this machine, queues its document, and ends it with a copy that came on another way.
+fn end_run_beside_the_queue(bed: &Bed, ids: &mut IdSource, copy: impl FnOnce(Vec<u8>) -> Vec<u8>) -> RunId {
+    let lease = bed.store.acquire("test", LeaseClock::Database, Span::hours(1)).unwrap();
+    let run = plan_run(bed, &lease, ids, &here(), &memory());
+    let document = document(&run, hardware("boot"), Vec::new());
+    let bytes = document.sign(&KEY).unwrap();
+    bed.queue(MessageContent::Document(Box::new(document)), bytes.clone());
+    let result = result(&run, hardware("boot"), copy(bytes));
     assert_eq!(bed.store.accept(&lease, &[result]).unwrap(), [Accepted::Stored]);
     bed.store.release(&lease).unwrap();
-    id
+    run.id
 }
 
 #[test]
@@ -226,4 +234,50 @@ fn a_posted_result_whose_run_its_copy_has_ended_is_not_rejected() {
     let report = engine.cycle().unwrap();
     assert_eq!((report.rejected, bed.store.queued_count().unwrap()), (1, 0));
     assert!(bed.rejected_file(&format!("{run}.json")));
+}
+
+/// Before, one unreadable document of a node's past kept the results of all nodes out, in each cycle.
+#[test]
+fn a_result_whose_baseline_cannot_be_read_waits_and_keeps_no_other_result_out() {
+    let bed = Bed::new();
+    let (mut ids, other, dl) = (IdSource::new(7), NodeName::new("n2").unwrap(), TestId::new("dl").unwrap());
+    let lease = bed.store.acquire("test", LeaseClock::Database, Span::hours(1)).unwrap();
+    let evidence = |run: &Run| {
+        let (test, at) = (run.tests.first().clone(), run.planned);
+        let evidence = TestEvidence { test, started: at, ended: at, probes: Vec::new() };
+        document(run, Hardware::default(), vec![evidence]).sign(&KEY).unwrap()
+    };
+    let earlier = plan_run(&bed, &lease, &mut ids, &other, &dl);
+    let stored = bed.store.accept(&lease, &[result(&earlier, Hardware::default(), evidence(&earlier))]);
+    assert_eq!(stored.unwrap(), [Accepted::Stored]);
+    let database = rusqlite::Connection::open(bed.path("doctor.db")).unwrap();
+    let pack: Vec<u8> = database.query_row("SELECT body FROM evidence_pack", [], |row| row.get(0)).unwrap();
+    let damaged = b"no document".to_vec();
+    assert_eq!(database.execute("UPDATE evidence_pack SET body = ?1", [&damaged]).unwrap(), 1);
+
+    // Only earlier results are a baseline.
+    while SystemClock.now() <= earlier.planned {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let runs = [(&other, &dl), (&here(), &memory())].map(|(node, test)| {
+        let run = plan_run(&bed, &lease, &mut ids, node, test);
+        bed.store.record_submitted(&lease, run.id, &JobId("job".to_owned()), run.planned).unwrap();
+        let path = bed.path("data").join(Share::document_path(&run, node));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, evidence(&run)).unwrap();
+        run.id
+    });
+    bed.store.release(&lease).unwrap();
+    let mut engine = bed.engine();
+    let active = || bed.store.active_runs().unwrap().into_iter().map(|stored| stored.run.id).collect::<Vec<_>>();
+    for entered in [1, 0] {
+        let report = engine.cycle().unwrap();
+        assert_eq!((report.results, report.rejected), (entered, 0), "{:?}", report.problems);
+        let named = format!("a result of {} cannot be entered", runs[0]);
+        assert!(report.problems.iter().any(|problem| problem.contains(&named)), "{:?}", report.problems);
+        assert_eq!(active(), [runs[0]], "its run does not end without it");
+    }
+    database.execute("UPDATE evidence_pack SET body = ?1 WHERE body = ?2", [&pack, &damaged]).unwrap();
+    let report = engine.cycle().unwrap();
+    assert_eq!((report.results, active()), (1, Vec::new()), "{:?}", report.problems);
 }

@@ -55,6 +55,14 @@ pub enum StoreError {
     #[error("another process creates or migrates the schema of the store: try again when it has ended")]
     SchemaLocked,
 
+    /// SQLite's one writer was another process for longer than a command waits.
+    #[error(
+        "another process has been writing the store for {} s, as a migration of its schema does: try again when it has \
+         ended (`doctor db lease show` names the controller)",
+        waited.as_secs()
+    )]
+    WriterBusy { waited: std::time::Duration },
+
     /// The backup before a migration cannot be written. The store keeps its old schema.
     #[error(
         "the schema of the store was not migrated from {from} to {to}, because {why}: nothing was changed. The setting \
@@ -144,9 +152,15 @@ impl StoreError {
         matches!(self, Self::Postgres { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
     }
 
+    /// Whether another process has kept SQLite's lock for longer than a statement waits for it.
+    pub(super) fn is_busy(&self) -> bool {
+        let Self::Sqlite { source, .. } = self else { return false };
+        source.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy)
+    }
+
     /// Whether PostgreSQL has cancelled the statement: at the deadline of the caller, at `statement_timeout`, or for an
     /// administrator.
-    pub(super) fn is_cancelled(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Postgres { source, .. } if source.code() == Some(&SqlState::QUERY_CANCELED))
     }
 
@@ -170,9 +184,10 @@ impl StoreError {
         }
     }
 
-    /// Whether the cause may be in some of the stored or written data, so that work on other data succeeds.
+    /// Whether the cause may be in some of the stored or written data, so that work on other data succeeds. A cancelled
+    /// statement may have had too much of it; it may also be that the whole database is slow.
     pub fn is_of_some_data(&self) -> bool {
-        self.refuses_values() || matches!(self, Self::Unreadable { .. } | Self::Refused { .. })
+        self.refuses_values() || self.is_cancelled() || matches!(self, Self::Unreadable { .. } | Self::Refused { .. })
     }
 
     /// Whether a newer program has migrated the store, so that this one can never lead again.

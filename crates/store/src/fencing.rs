@@ -65,7 +65,7 @@ pub(super) fn begin_write(
         // Any process may add to the ingest queue, whoever leads: a stream of messages must not delay a take-over. A migration
         // locks that table, which was locked at the begin.
         (true, _) | (false, Access::Read | Access::ReadStatement | Access::Enqueue) => "",
-        (false, Access::Write | Access::EnterQueued) => " FOR KEY SHARE OF l",
+        (false, Access::Write | Access::EnterQueued | Access::RenewLease) => " FOR KEY SHARE OF l",
         (false, Access::WriteExclusive) => " FOR UPDATE OF l",
     };
     let sql = format!(

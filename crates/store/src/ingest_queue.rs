@@ -49,6 +49,8 @@ const MAX_BYTES_OF_NODE: u64 = 32 << 20;
 const RECOUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes of messages that are kept parsed until they are entered; others are read back.
 const MAX_KEPT_BYTES: usize = 64 << 20;
+/// The longest message that is kept parsed: in that form it may take ten times its length. Most are shorter.
+const MAX_KEPT_MESSAGE_BYTES: usize = 256 << 10;
 /// A message that was offered this often to cycles waits for the regular one.
 const PROMPT_OFFERS: u8 = 2;
 
@@ -72,7 +74,7 @@ struct KnownQueue {
 
 #[derive(Debug)]
 struct KnownMessage {
-    /// `None`: too much was kept already.
+    /// `None`: it is too long, or too much was kept already.
     message: Option<Arc<VerifiedMessage>>,
     /// Before that, the database need not have it.
     is_committed: bool,
@@ -166,7 +168,7 @@ impl IngestQueue {
 impl KnownQueue {
     fn keep(&mut self, id: i64, packed: &PackedMessage) {
         let bytes = packed.message.bytes.len();
-        let fits = self.kept_bytes + bytes <= MAX_KEPT_BYTES;
+        let fits = bytes <= MAX_KEPT_MESSAGE_BYTES && self.kept_bytes + bytes <= MAX_KEPT_BYTES;
         self.kept_bytes += if fits { bytes } else { 0 };
         let message = fits.then(|| Arc::clone(&packed.message));
         self.messages.insert(id, KnownMessage { message, is_committed: false, offered: 0 });
@@ -531,6 +533,21 @@ mod tests {
         standby.recount().unwrap();
         let known = standby.ingest_queue().lock();
         assert_eq!((known.messages.len(), known.usage.messages, known.kept_bytes), (1, 1, 10));
+    }
+
+    #[test]
+    fn a_long_message_is_not_kept_parsed() {
+        let mut known = KnownQueue::default();
+        for (id, length) in [(1, MAX_KEPT_MESSAGE_BYTES), (2, MAX_KEPT_MESSAGE_BYTES + 1)] {
+            let mut long = packed("n1", 1, 1);
+            Arc::get_mut(&mut long.message).unwrap().bytes = vec![0; length];
+            known.keep(id, &long);
+        }
+        let is_kept = |id: i64| known.messages[&id].message.is_some();
+        assert!(is_kept(1) && !is_kept(2));
+        assert_eq!((known.kept_bytes, known.usage.messages), (MAX_KEPT_MESSAGE_BYTES, 2));
+        [1, 2].into_iter().for_each(|id| known.forget(id));
+        assert_eq!(known.kept_bytes, 0);
     }
 
     #[test]

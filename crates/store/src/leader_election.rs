@@ -77,7 +77,7 @@ impl Store {
     /// Extends a lease that ends after `end_after(now)`. It does not wait for this controller's own writes: they lock the
     /// row's key, which this statement leaves alone.
     fn extend(&self, lease: &Lease, clock: LeaseClock, end_after: impl Fn(Timestamp) -> Timestamp) -> Result<()> {
-        self.transaction(Access::Write, &mut |tx| {
+        self.transaction(Access::RenewLease, &mut |tx| {
             let now = lock_and_read_clock(tx, clock)?;
             let sql = "UPDATE lease SET expires = $1 WHERE id = 1 AND fence = $2 AND holder = $3 AND expires > $4";
             let vals = vals![now.plus(lease.ttl), lease.fence, &lease.holder, end_after(now)];

@@ -105,7 +105,7 @@ pub use self::{
     url::StoreUrl,
 };
 use self::{
-    db::{Access, Db, Tx},
+    db::{Access, BUSY, Db, Tx},
     id_cache::IdCache,
     ingest_queue::IngestQueue,
     migration::Migrator,
@@ -147,6 +147,9 @@ struct Shared {
 
 /// Key of the store's own identity in `meta`, by which the store recognises its published copy.
 const STORE_ID: &str = "store-id";
+
+/// The pause of a controller that waits for SQLite's one writer, between two attempts to open the store.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a reading process may not notice that a newer program has migrated the store.
 const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -215,21 +218,37 @@ impl Store {
     /// Creates the tables and the identity of an empty store. In a controller, a store that awaits its migration is left as it
     /// is.
     fn prepare(self) -> Result<Self> {
-        let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
-            // Another process that creates or migrates the schema may take longer than a statement of the controller may. A
-            // controller waits for it; a command reports it.
-            tx.lift_statement_timeout()?;
-            if self.shared.migrator.is_some() {
-                tx.lift_lock_timeout()?;
+        // Another process that creates or migrates the schema may take longer than a statement of the controller may. A
+        // controller waits for it; a command reports it.
+        let waits = self.shared.migrator.is_some();
+        let mut is_logged = false;
+        let prepared = loop {
+            let prepared = self.transaction(Access::WriteExclusive, &mut |tx| {
+                tx.lift_statement_timeout()?;
+                if waits {
+                    tx.lift_lock_timeout()?;
+                }
+                schema::create_or_check(tx, self.shared.schema)?;
+                if operator_commands::meta(tx, STORE_ID)?.is_none() {
+                    operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
+                }
+                Ok(())
+            });
+            match prepared {
+                Err(error) if error.is_busy() && waits => {
+                    if !std::mem::replace(&mut is_logged, true) {
+                        tracing::warn!(
+                            "another process writes the store, or migrates it; this one waits until it has ended"
+                        );
+                    }
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                Err(error) if error.is_busy() => break Err(StoreError::WriterBusy { waited: BUSY }),
+                other => break other,
             }
-            schema::create_or_check(tx, self.shared.schema)?;
-            if operator_commands::meta(tx, STORE_ID)?.is_none() {
-                operator_commands::set_meta(tx, STORE_ID, &new_identity()?)?;
-            }
-            Ok(())
-        });
+        };
         match prepared {
-            Err(error) if error.awaits_migration() && self.shared.migrator.is_some() => Ok(self),
+            Err(error) if error.awaits_migration() && waits => Ok(self),
             other => other.map(|()| self),
         }
     }

@@ -35,9 +35,10 @@ use super::{
 /// limit, all readers would queue behind the migration. A new index may take longer than any other statement.
 const POSTGRES_BEGIN: &str = "SET LOCAL lock_timeout TO '30s'; SET LOCAL statement_timeout TO 0; \
                               LOCK TABLE lease, ingest_queue IN EXCLUSIVE MODE";
-/// The transaction idles while the backup is written. A process that is frozen in it loses it. Set only when this
-/// process may take the lease: until then the usual limit holds, because a leader that is alive waits for the lock.
-const POSTGRES_IDLE_LIMIT: &str = "SET LOCAL idle_in_transaction_session_timeout TO '10min'";
+/// The transaction idles while a part of the backup is synced, which a slow disk does in seconds. A process that is
+/// frozen in it blocks all others for this long and then loses it. Set only when this process may take the lease: until
+/// then the usual limit holds, because a leader that is alive waits for the lock.
+const POSTGRES_IDLE_LIMIT: &str = "SET LOCAL idle_in_transaction_session_timeout TO '90s'";
 
 /// Migrates the store of a controller.
 #[derive(Debug)]

@@ -71,7 +71,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
         Watchdog::start(None).map_err(|error| Failure::Other(format!("starting the watchdog thread: {error}")))?;
     watchdog.watch(controller.engine.progress(), controller.engine.store());
     let mut view = RunView::default();
-    let outcome = run_cycles(&mut controller, args, &mut view);
+    // The limits of calls derive from the configured cycle, as those of the service.
+    let every = loaded.config.cycle.to_std().div_f64(controller.time_factor());
+    let outcome = run_cycles(&mut controller, every, args, &mut view);
     // Release the lease even after a failure, so that the next controller need not wait until it expires.
     let stopped = controller.engine.stop();
     // What is left has its own deadlines, and the lease is released.
@@ -86,10 +88,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit> {
     Ok(if view.problems.is_empty() { Exit::Ok } else { Exit::ProblemsFound })
 }
 
-fn run_cycles(controller: &mut Controller, args: &Args, view: &mut RunView) -> Result<()> {
+fn run_cycles(controller: &mut Controller, every: Duration, args: &Args, view: &mut RunView) -> Result<()> {
     let give_up = controller.clock.now().plus(args.timeout);
     loop {
-        view.add(controller.cycle(CYCLE_PAUSE)?);
+        view.add(controller.cycle(every)?);
         if !args.wait || view.running == 0 {
             return Ok(());
         }

@@ -14,7 +14,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use doctor_backend::clock::{Clock, SystemClock};
@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RelayMode {
     Forward,
-    /// Each submission takes this long.
+    /// Each submission takes this long, unless the mode changes.
     SlowSubmissions(Duration),
     /// No request is answered.
     Hang,
@@ -85,16 +85,17 @@ fn relay_calls(
             return Ok(());
         }
         let is_submission = line.starts_with("{\"submit\"");
-        let mode = *mode.lock().unwrap();
-        if mode == RelayMode::Hang {
+        let current = *mode.lock().unwrap();
+        if current == RelayMode::Hang {
             hanging.fetch_add(1, Ordering::SeqCst);
             loop {
                 client.write_all(b" ")?;
                 std::thread::sleep(TRICKLE);
             }
         }
-        if let (RelayMode::SlowSubmissions(delay), true) = (mode, is_submission) {
-            for _ in 0..delay.as_millis() / TRICKLE.as_millis() {
+        if let (RelayMode::SlowSubmissions(delay), true) = (current, is_submission) {
+            let began = Instant::now();
+            while began.elapsed() < delay && *mode.lock().unwrap() == current {
                 client.write_all(b" ")?;
                 std::thread::sleep(TRICKLE);
             }
@@ -109,10 +110,11 @@ fn relay_calls(
     }
 }
 
-/// A minute of the cluster is a second: cycles start every second, and the lease lasts eight.
+/// A minute of the cluster is a second: cycles start every second, and the lease lasts thirty.
 const SPEED: &str = "60";
-/// A submission that takes longer than the lease.
-const SLOW: Duration = Duration::from_secs(12);
+/// A submission that takes longer than the lease, and less than the 60 s without progress after which a loop counts as
+/// stuck. On a slow machine both the renewal of the lease and the end of a submission may come 20 s late.
+const SLOW: Duration = Duration::from_secs(40);
 
 /// A directory with two configurations of one store: that of a controller behind a relay, and that of a standby which
 /// reaches the cluster directly.
@@ -124,7 +126,7 @@ fn two_controllers() -> Workdir {
         workdir.write(
             name,
             &format!(
-                "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1m\"\nlease = \"8m\"\nworkers = 4\n\
+                "store = \"doctor.db\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"1m\"\nlease = \"30m\"\nworkers = 4\n\
                  [backend.sim]\nsocket = \"{socket}\"\n"
             ),
         );

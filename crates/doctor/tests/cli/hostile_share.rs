@@ -89,18 +89,23 @@ fn what_a_node_puts_in_place_of_published_files_is_named_and_replaced_and_not_wa
         assert_eq!(fs::read_to_string(&list).unwrap(), "here\n");
         workdir.expect(0, &["db", "verify"]).stdout_contains("The store is consistent.");
     }
-    // Directories cannot be replaced: they are named, and everything else goes on.
+    // A directory cannot be replaced by a file, nor a link by a directory: both are moved aside.
     fs::remove_file(&list).unwrap();
     fs::create_dir(&list).unwrap();
     let output = ends(workdir.command(&["run"]));
     assert_eq!(output.code, 1, "{}\n{}", output.out, output.err);
-    output.stdout_contains("free_nodes.txt is a directory, and a file belongs there: remove it");
-    fs::remove_dir(&list).unwrap();
-    fs::rename(workdir.path("data/metadata"), workdir.path("elsewhere")).unwrap();
-    symlink(workdir.path("elsewhere"), workdir.path("data/metadata")).unwrap();
-    let before = fs::read_dir(workdir.path("elsewhere")).unwrap().count();
-    ends(workdir.command(&["run"])).stdout_contains("data/metadata is a symbolic link, and a directory belongs there");
-    assert_eq!(fs::read_dir(workdir.path("elsewhere")).unwrap().count(), before);
+    output.stdout_contains("free_nodes.txt was a directory and has been moved to ");
+    assert_eq!(fs::read_to_string(&list).unwrap(), "here\n");
+    let (metadata, elsewhere) = (workdir.path("data/metadata"), workdir.path("elsewhere"));
+    fs::rename(&metadata, &elsewhere).unwrap();
+    fs::remove_file(elsewhere.join("free_nodes.txt")).unwrap();
+    symlink(&elsewhere, &metadata).unwrap();
+    let before = fs::read_dir(&elsewhere).unwrap().count();
+    let output = ends(workdir.command(&["run"]));
+    assert_eq!(output.code, 1, "{}\n{}", output.out, output.err);
+    output.stdout_contains("data/metadata was a symbolic link and has been moved to ");
+    assert!(is_file(&list) && fs::symlink_metadata(&metadata).unwrap().is_dir());
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), before, "nothing was written through the link");
 }
 
 /// On commit c2d5b30d a pipe that was a log was followed by `--follow` for ever, and its name was not told.

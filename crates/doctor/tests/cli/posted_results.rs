@@ -6,7 +6,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use doctor_checks::document::{AgentReport, Document, RunKey, TestEvidence, Versions};
@@ -29,6 +29,9 @@ use crate::{
 const NODES: usize = 3;
 /// The answer must not wait for the loop, which is stopped: this tells dead from slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
+/// A report that waits in the queue for so long waits for a loop that waits for its cluster: ten times as long, and then
+/// it gives up.
+const STAYS: Duration = Duration::from_secs(2);
 
 /// A simulated cluster of three nodes on which jobs leave no result, and its controller.
 struct Bed {
@@ -132,6 +135,24 @@ impl Bed {
     }
 }
 
+/// Posts reports until one stays in the queue: between two cycles, the loop enters each at once. Returns the number of
+/// the last one.
+fn wait_for_busy_loop(bed: &Bed, node: &NodeName, key: &RunKey, mut number: u64) -> u64 {
+    wait_until("the loop waits for its cluster", || {
+        number += 1;
+        assert_eq!(bed.post_report(node, key, number), (200, "kept\n".to_owned()));
+        let posted = Instant::now();
+        while posted.elapsed() < STAYS {
+            if bed.store().queued_count().unwrap() == 0 {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    });
+    number
+}
+
 fn evidence(test: &TestId, at: Timestamp) -> TestEvidence {
     TestEvidence { test: test.clone(), started: at, ended: at, probes: Vec::new() }
 }
@@ -152,11 +173,12 @@ fn messages_are_answered_while_the_loop_waits_for_its_cluster_and_survive_a_kill
     wait_until("it is in history", || bed.store().queued_count().unwrap() == 0);
 
     bed.signal_cluster(Signal::STOP);
+    let number = wait_for_busy_loop(&bed, &agent, &key, 1);
     for run in &runs[..2] {
         assert_eq!(bed.post_result(run), (202, "accepted\n".to_owned()));
     }
     assert_eq!(bed.post_result(&runs[0]), (200, "accepted before\n".to_owned()), "a repetition");
-    assert_eq!(bed.post_report(&agent, &key, 2), (200, "kept\n".to_owned()));
+    assert_eq!(bed.post_report(&agent, &key, number + 1), (200, "kept\n".to_owned()));
     let mut forged = runs[2].clone();
     forged.key = RunKey::new([1; 32]);
     assert_eq!(bed.post_result(&forged).0, 403);

@@ -9,8 +9,8 @@
 //!
 //! On SQLite a process that is stopped inside a write keeps the file's lock until it is continued or killed, and there is
 //! no server that could end it. The test finds the owner of the lock in `/proc/locks`, counts these stops and kills the
-//! process, as an operator would. They must stay the smaller part of all stops, and any other reason for a late takeover is
-//! a defect.
+//! process, as an operator would. In a long run they must stay below three quarters of the stops after which a takeover
+//! was waited for, and any other reason for a late takeover is a defect.
 
 use std::{
     fs,
@@ -39,7 +39,9 @@ use crate::{
 struct PairCounts {
     stops: u32,
     kills: u32,
-    /// Stops inside a write on SQLite, which ended with a kill.
+    /// Stops of the leader after which a takeover was waited for.
+    awaited_stops: u32,
+    /// Those of them inside a write on SQLite, which ended with a kill.
     locked: u32,
     takeovers: Vec<Duration>,
 }
@@ -47,6 +49,9 @@ struct PairCounts {
 /// SQLite's exclusive locks without which no other process writes, by their byte in the index of the log: that of a writer,
 /// and that of a process which repairs the log.
 const WRITE_LOCKS: [u64; 2] = [120, 122];
+
+/// With fewer stops than this, most of them may be inside a write by chance.
+const MIN_JUDGED_STOPS: u32 = 20;
 
 struct Controller {
     process: Process,
@@ -123,6 +128,7 @@ impl Pair<'_> {
     /// Waits until the other one leads after the leader was stopped or killed.
     fn measure_takeover(&mut self, victim: usize) {
         let mut began = Instant::now();
+        self.counts.awaited_stops += u32::from(self.both[victim].is_stopped);
         while self.leader() != Some(1 - victim) {
             if began.elapsed() > self.limit() && self.both[victim].is_stopped && self.holds_write_lock(victim) {
                 self.counts.locked += 1;
@@ -203,15 +209,17 @@ pub(crate) fn run_pair_test(name: &str, seed: u64, length: Duration, fixture: &F
     let late = counts.takeovers.iter().filter(|took| **took > LEASE * 2).count();
     println!(
         "{name}: {} stops, {} kills, {} takeovers, the longest {longest:.1} s with a lease of {:.0} s, {late} of them longer \
-         than two leases; {} stops inside a write",
+         than two leases; {} of {} awaited stops inside a write",
         counts.stops,
         counts.kills,
         counts.takeovers.len(),
         LEASE.as_secs_f64(),
-        counts.locked
+        counts.locked,
+        counts.awaited_stops
     );
     // A controller of this test is in a write for a good part of its time.
-    assert!(counts.locked <= 1 + counts.stops / 2, "too many stops inside a write: {counts:?}");
+    let is_plausible = counts.awaited_stops < MIN_JUDGED_STOPS || counts.locked * 4 < counts.awaited_stops * 3;
+    assert!(is_plausible, "too many stops inside a write: {counts:?}");
 }
 
 /// Stops, continues or kills one of the two. The other one always runs.

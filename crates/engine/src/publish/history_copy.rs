@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use doctor_backend::progress::EffectsPermit;
 use doctor_host::shared_directory::{Entry, EntryKind};
 use doctor_store::{CopyFolder, Store, StoreError, records::PublishOutcome};
 
@@ -41,17 +42,24 @@ pub(super) struct HistoryCopy {
 }
 
 impl HistoryCopy {
-    /// Brings the copy on the share up to date.
+    /// Brings the copy on the share up to date, unless the term of `permit` ends before it is written there.
     ///
     /// # Errors
     /// With one line about what failed.
-    pub(super) fn publish(&mut self, files: &ShareFiles, store: &Store, folder: Option<&Path>) -> Result<(), String> {
-        self.try_publish(files, store, folder).map_err(|error| chain(&error))
+    pub(super) fn publish(
+        &mut self,
+        files: &ShareFiles,
+        permit: &EffectsPermit,
+        store: &Store,
+        folder: Option<&Path>,
+    ) -> Result<(), String> {
+        self.try_publish(files, permit, store, folder).map_err(|error| chain(&error))
     }
 
     fn try_publish(
         &mut self,
         files: &ShareFiles,
+        permit: &EffectsPermit,
         store: &Store,
         folder: Option<&Path>,
     ) -> Result<(), HistoryCopyError> {
@@ -63,6 +71,10 @@ impl HistoryCopy {
         let outcome = store.publish(&local.copy())?;
         self.is_stale |= matches!(outcome, PublishOutcome::Written { .. });
         if outcome == PublishOutcome::Deferred && !self.is_stale {
+            return Ok(());
+        }
+        // The local copy of a long history takes minutes, in which another controller may have begun to lead.
+        if !permit.is_valid() {
             return Ok(());
         }
         let found = files.published(FILE)?;
@@ -108,6 +120,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use std::fs;
 
+    use doctor_backend::progress::Progress;
+
     use super::*;
     use crate::share::Share;
 
@@ -129,7 +143,8 @@ mod tests {
 
         fn publish(&self, copy: &mut HistoryCopy) -> Result<(), String> {
             let share = Share::open(&self.at("data")).unwrap();
-            copy.publish(share.files(), &self.store, Some(&self.at("published")))
+            let permit = Progress::default().effects_permit();
+            copy.publish(share.files(), &permit, &self.store, Some(&self.at("published")))
         }
 
         fn is_published(&self) -> bool {
@@ -167,14 +182,27 @@ mod tests {
         // The next local copy is a new one.
         fs::remove_file(copy.folder.as_ref().unwrap().copy()).unwrap();
         fs::rename(site.at("data"), site.at("away")).unwrap();
-        let share = Share::at(&site.at("data"));
-        copy.publish(share.files(), &site.store, Some(&site.at("published"))).unwrap_err();
+        let (share, permit) = (Share::at(&site.at("data")), Progress::default().effects_permit());
+        copy.publish(share.files(), &permit, &site.store, Some(&site.at("published"))).unwrap_err();
         fs::rename(site.at("away"), site.at("data")).unwrap();
         site.publish(&mut copy).unwrap();
         let second = copy.written.unwrap();
         assert!(!first.is_same_file(&second), "the old copy is not taken for the current one");
         site.publish(&mut copy).unwrap();
         assert!(second.is_same_file(&copy.written.unwrap()));
+    }
+
+    #[test]
+    fn a_copy_made_when_the_term_had_ended_is_written_in_the_next_one() {
+        let site = Site::new();
+        let (share, progress) = (Share::open(&site.at("data")).unwrap(), Progress::default());
+        let ended = progress.effects_permit();
+        progress.end_effects(0);
+        let mut copy = HistoryCopy::default();
+        copy.publish(share.files(), &ended, &site.store, Some(&site.at("published"))).unwrap();
+        assert!(copy.folder.as_ref().unwrap().copy().exists() && !site.at("data/metadata/validation.db").exists());
+        site.publish(&mut copy).unwrap();
+        assert!(site.is_published());
     }
 
     #[test]

@@ -26,12 +26,12 @@ pub(super) use self::{
     checkpoint::Checkpointer,
     postgres::SendOrder,
     row::{ColumnType, Row, SqlValue, vals},
-    sqlite::{check_sqlite_writable, open_read_only, probe_sqlite},
+    sqlite::{BUSY, check_sqlite_writable, open_read_only, probe_sqlite},
     tx::{Conn, Tx},
 };
 use self::{
     postgres::{PgServer, PgSession},
-    postgres_limits::SessionKind,
+    postgres_limits::{RENEWAL_LIMIT, SessionKind},
     sqlite::SqliteFile,
 };
 use super::{
@@ -82,6 +82,9 @@ pub(super) enum Access {
     /// ends this process, and what is lost is still in the ingest queue. PostgreSQL commits durably, because this process
     /// would not notice that a restarted server had lost the commit.
     EnterQueued,
+    /// As `Write`, for the renewal of the lease. On PostgreSQL it is given up when the server does not answer: the
+    /// thread that renews would wait for ever.
+    RenewLease,
     /// Excludes all other writers.
     WriteExclusive,
 }
@@ -167,6 +170,7 @@ impl Db {
                         let why = "the store was opened for reading".to_owned();
                         return Err(StoreError::Refused { operation: "writing", why });
                     }
+                    Access::RenewLease => (writers, SessionKind::Writer, Some(Instant::now() + RENEWAL_LIMIT)),
                     Access::Write | Access::Enqueue | Access::EnterQueued | Access::WriteExclusive => {
                         (writers, SessionKind::Writer, None)
                     }
@@ -230,9 +234,11 @@ fn in_session(
     let session = lock(idle).pop().filter(|session| !session.is_closed());
     let mut session = session.map_or_else(|| PgSession::connect_until(server, kind, until), Ok)?;
     session.deadline = until;
-    // A session without a deadline has limits of its own, and an administrator can end its statement.
+    // The server cancels a reader's statement at the deadline. Any other one has limits of its own, and an
+    // administrator can end it.
+    let has_deadline = kind == SessionKind::Reader && until.is_some();
     let result = body(&mut session).map_err(|error| match error {
-        StoreError::Postgres { operation, .. } if until.is_some() && error.is_cancelled() => {
+        StoreError::Postgres { operation, .. } if has_deadline && error.is_cancelled() => {
             StoreError::DeadlineExceeded { operation }
         }
         other => other,

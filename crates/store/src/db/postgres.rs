@@ -23,7 +23,7 @@ use super::{
     ColumnType, SqlValue,
     batch::{Batch, Column},
     postgres_error,
-    postgres_limits::{SessionKind, set_client_limits, setup_statements},
+    postgres_limits::{SessionKind, connect_limit, set_client_limits, setup_statements},
     postgres_tls::{PgTls, TlsParameters},
 };
 use crate::error::{Result, StoreError};
@@ -117,19 +117,33 @@ impl PgSession {
     }
 
     pub(super) fn connect_until(server: &PgServer, kind: SessionKind, until: Option<Instant>) -> Result<Self> {
+        Self::connect_within(server, kind, until, connect_limit(&server.config))
+    }
+
+    /// Connects until the caller's deadline, and no longer than `limit`.
+    fn connect_within(server: &PgServer, kind: SessionKind, until: Option<Instant>, limit: Duration) -> Result<Self> {
+        let end = Instant::now() + limit;
+        let late = |operation| match until {
+            Some(until) if until <= end => StoreError::DeadlineExceeded { operation },
+            _ => {
+                let why = format!("the server has not answered within {} s", limit.as_secs());
+                StoreError::CannotOpen { path: server.name.clone(), why }
+            }
+        };
+        let end = Some(until.map_or(end, |until| until.min(end)));
         let unusable = |why: String| StoreError::Tls { database: server.name.clone(), why };
         let connector = server.tls.connector().map_err(unusable)?;
         let no_runtime =
             |error: std::io::Error| StoreError::Refused { operation: "connecting", why: error.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_runtime)?;
-        let connected = wait(&runtime, until, server.config.connect(connector));
-        let connected = connected.ok_or(StoreError::DeadlineExceeded { operation: "connecting" })?;
+        let connected = wait(&runtime, end, server.config.connect(connector));
+        let connected = connected.ok_or_else(|| late("connecting"))?;
         let (client, connection) = connected.map_err(postgres_error("connecting"))?;
         // Pending queries receive the error that ends the connection.
         runtime.spawn(async move { drop(connection.await) });
         let statements = setup_statements(&server.config, kind);
         let settings = client.batch_execute(&statements);
-        let set = wait(&runtime, until, settings).ok_or(StoreError::DeadlineExceeded { operation: "setting up" })?;
+        let set = wait(&runtime, end, settings).ok_or_else(|| late("setting up"))?;
         set.map_err(postgres_error("setting up"))?;
         Ok(Self {
             runtime,
@@ -417,6 +431,20 @@ async fn send_in_order<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_accepts_a_connection_and_is_silent_is_given_up() {
+        // The kernel accepts for it.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("postgres://doctor@{}/doctor?sslmode=disable", silent.local_addr().unwrap());
+        let server = server(&url, "shown").unwrap();
+        let connect =
+            |until, limit| PgSession::connect_within(&server, SessionKind::Writer, until, limit).map(drop).unwrap_err();
+        let error = connect(None, Duration::ZERO);
+        assert!(matches!(&error, StoreError::CannotOpen { path, .. } if path == "shown"), "{error}");
+        let error = connect(Some(Instant::now()), Duration::from_secs(3600));
+        assert!(matches!(error, StoreError::DeadlineExceeded { .. }), "{error}");
+    }
 
     #[test]
     fn a_url_is_parsed_with_its_tls_parameters_and_an_invalid_one_is_named() {

@@ -12,6 +12,8 @@
 //! | `statement_timeout` (writers) | 45 s | below the least stall limit of the control loop (60 s): a slow statement ends with an error that names it, not with the end of the process. Readers have none: a backup reads whole tables |
 //! | `tcp_user_timeout` (server) | 30 s | ends a session whose client no longer reads while the server sends |
 //! | `tcp_user_timeout`, keepalives (client) | 30 s | ends a call to a server that vanished |
+//! | connecting (client) | `connect_timeout` and 10 s | a pooler may accept the socket and then be silent |
+//! | renewal of the lease (client) | 60 s | longer than `statement_timeout`; for a pooler that becomes silent |
 //!
 //! A site sets other values in the URL of the store: server parameters by `options=-c%20lock_timeout%3D60s`, those of the
 //! client by `tcp_user_timeout`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries` and `connect_timeout`.
@@ -33,6 +35,12 @@ const NETWORK_TIMEOUT: Duration = Duration::from_secs(30);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
+/// How long TLS, authentication and the settings of a session may take after the socket is connected.
+const SESSION_START: Duration = Duration::from_secs(10);
+/// The most that `connect_timeout` can make of connecting. The clock has no moment that is arbitrarily far ahead.
+const MAX_CONNECT: Duration = Duration::from_secs(3600);
+/// How long the client waits for a renewal of the lease.
+pub(super) const RENEWAL_LIMIT: Duration = Duration::from_secs(60);
 /// What the client library assumes without a value in the URL.
 const LIBRARY_KEEPALIVE_IDLE: Duration = Duration::from_secs(2 * 60 * 60);
 
@@ -63,6 +71,14 @@ pub(super) fn set_client_limits(config: &mut Config) {
     if config.get_keepalives_retries().is_none() {
         config.keepalives_retries(KEEPALIVE_RETRIES);
     }
+}
+
+/// Returns how long it may take in all to open a session.
+pub(super) fn connect_limit(config: &Config) -> Duration {
+    let hosts = config.get_hosts().len().max(config.get_hostaddrs().len()).max(1);
+    let sockets = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+    let limit = sockets.saturating_mul(u32::try_from(hosts).unwrap_or(u32::MAX)).saturating_add(SESSION_START);
+    limit.min(MAX_CONNECT)
 }
 
 /// Returns the statements that set up a new session.
@@ -134,6 +150,17 @@ mod tests {
         };
         let set = |millis: u32| Some(format!("SET idle_in_transaction_session_timeout TO {millis}"));
         assert_eq!((idle(SessionKind::Writer), idle(SessionKind::Reader)), (set(15_000), set(300_000)));
+    }
+
+    #[test]
+    fn opening_a_session_is_limited_beyond_the_limit_on_each_socket() {
+        for (url, seconds) in [
+            ("postgres://d@h/d", 20),
+            ("postgres://d@h/d?connect_timeout=30", 40),
+            ("postgres://d@h1,h2/d?connect_timeout=0", 30),
+        ] {
+            assert_eq!(connect_limit(&config(url)), Duration::from_secs(seconds), "{url}");
+        }
     }
 
     #[test]

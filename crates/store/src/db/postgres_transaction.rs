@@ -45,7 +45,9 @@ fn attempt(session: &mut PgSession, access: Access, names: &mut Arc<IdCache>, bo
         }
         // It locks no row of the lease, so this is what a migration waits for, and what waits for a migration.
         (Access::Enqueue, _) => Cow::Borrowed("BEGIN; LOCK TABLE ingest_queue IN ROW EXCLUSIVE MODE"),
-        (Access::Write | Access::EnterQueued | Access::WriteExclusive, _) => Cow::Borrowed("BEGIN"),
+        (Access::Write | Access::EnterQueued | Access::RenewLease | Access::WriteExclusive, _) => {
+            Cow::Borrowed("BEGIN")
+        }
     };
     session.begin(begin);
     let mut tx = Tx::new(Conn::Postgres(session), Arc::clone(names));

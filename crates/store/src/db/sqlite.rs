@@ -16,7 +16,8 @@ use crate::{
     id_cache::IdCache,
 };
 
-const BUSY: Duration = Duration::from_secs(5);
+/// How long a statement waits for the one writer.
+pub(crate) const BUSY: Duration = Duration::from_secs(5);
 /// A file up to this size is fully checked before it is opened, in a fraction of a second. `doctor db verify` checks a
 /// larger one, because every command opens the store.
 const CHECKED_WHOLE_BYTES: u64 = 64 << 20;
@@ -320,7 +321,9 @@ fn attempt(connection: &Connection, access: Access, names: &mut Arc<IdCache>, bo
     let begin = match access {
         Access::ReadStatement => return body(&mut Tx::new(Conn::Sqlite(connection), Arc::clone(names))),
         Access::Read => "BEGIN",
-        Access::Write | Access::Enqueue | Access::EnterQueued | Access::WriteExclusive => "BEGIN IMMEDIATE",
+        Access::Write | Access::Enqueue | Access::EnterQueued | Access::RenewLease | Access::WriteExclusive => {
+            "BEGIN IMMEDIATE"
+        }
     };
     run(connection, "beginning a transaction", begin)?;
     let mut tx = Tx::new(Conn::Sqlite(connection), Arc::clone(names));

@@ -379,4 +379,11 @@ fn agent_contacts_are_stored_and_dropped_reports_are_audited(bed: &mut StoreTest
     let line = &bed.store.audit(1, None).unwrap()[0];
     assert_eq!(line.what, "reports-dropped");
     assert!(line.text.contains("12 reports") && line.text.contains("gpu 9"), "{}", line.text);
+
+    let checks = (0..4096).map(|number| (test(&format!("check-{number}")), 1)).collect();
+    let dropped = DroppedReports { reports: 4096, checks, from: at, to: at };
+    let report = AgentFindings { dropped: Some(dropped), number: 2, ..report };
+    assert_eq!(bed.store.accept_agent(&bed.lease, &report).unwrap(), Accepted::Stored);
+    let line = &bed.store.audit(1, None).unwrap()[0];
+    assert!(line.text.len() < 4096 && line.text.ends_with(", and 3968 more"), "{}", line.text);
 }

@@ -233,6 +233,7 @@ fn a_write_that_the_server_cancels_is_its_error_and_no_deadline_of_a_caller_on_p
     let error = store.hold(&node("n1"), &hold).unwrap_err();
     let StoreError::Postgres { source, .. } = &error else { panic!("{error:?}") };
     assert_eq!(source.code(), Some(&::postgres::error::SqlState::QUERY_CANCELED), "{source}");
+    assert!(error.is_of_some_data(), "the ingest goes on with other messages");
     // A reader with a deadline is another matter.
     holding.batch_execute("LOCK TABLE token").unwrap();
     let late = store.with_deadline(Instant::now() + Duration::from_secs(1)).tokens().unwrap_err();

@@ -379,6 +379,27 @@ fn a_controller_waits_for_the_migration_of_another_one_and_a_command_reports_it_
 }
 
 #[test]
+fn a_controller_waits_for_the_migration_of_another_one_and_a_command_reports_it_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = StoreUrl::Sqlite(folder.path().join("doctor.db"));
+    Store::open(&url).unwrap();
+    // As a process that migrates.
+    let migrating = lock_lease(&url);
+    let controller = thread::spawn({
+        let url = url.clone();
+        move || Store::open_to_lead(&url, MigrationBackup::None).map(drop)
+    });
+    // Longer than a statement of the controller waits for the lock.
+    for _ in 0..2 {
+        let refused = Store::open(&url).unwrap_err();
+        assert!(matches!(refused, StoreError::WriterBusy { .. }), "{refused:?}");
+    }
+    assert!(!controller.is_finished(), "{:?}", controller.join());
+    drop(migrating);
+    controller.join().unwrap().unwrap();
+}
+
+#[test]
 fn a_store_without_room_for_its_backup_keeps_its_schema() {
     for mut bed in stores() {
         let until = bed.wait(Span::days(40_000));
@@ -441,7 +462,7 @@ fn a_write_during_a_migration_lands_before_it_or_fails_by_the_schema() {
                         }
                         Err(error) if error.is_superseded() => return,
                         // SQLite's one writer is busy.
-                        Err(StoreError::Sqlite { .. }) => {}
+                        Err(StoreError::Sqlite { .. } | StoreError::WriterBusy { .. }) => {}
                         Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
                     }
                     assert!(began.elapsed() < Duration::from_secs(300), "no write finds the new schema");
