@@ -19,7 +19,7 @@ use doctor_backend::{
 };
 use doctor_checks::{
     Catalogue,
-    document::{AgentReport, RunKey, Versions},
+    document::{AgentReport, RunKey, Schema, Versions},
 };
 use doctor_core::{ids::NodeName, policy::Policy, profile::Profiles, time::Timestamp};
 use doctor_engine::settings::Settings;
@@ -226,7 +226,8 @@ fn a_client_that_stops_before_the_end_of_its_request_is_disconnected() {
 
 /// Posts a heartbeat of the enrolled node, and returns the status of the response.
 fn post_heartbeat(from: Ipv4Addr, to: SocketAddr) -> Option<u16> {
-    let report = AgentReport::heartbeat(NodeName::new("n1").unwrap(), 1, SystemClock.now(), Versions::default());
+    let versions = Versions { schema: Schema::CURRENT, ..Versions::default() };
+    let report = AgentReport::heartbeat(NodeName::new("n1").unwrap(), 1, SystemClock.now(), versions);
     let body = report.sign(&RunKey::new([1; 32])).unwrap();
     let mut stream = connect(from, to).ok()?;
     let length = body.len();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use doctor_backend::{
     BackendError, Change, NodeOp,
     site_command::{self, HookParams},
-    ssh::{Host, SshConfig},
+    ssh::{Host, SshConfig, remote_program::RequestError},
 };
 use doctor_core::{
     ids::{NodeName, OpId},

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
     thread,
     time::{Duration, Instant},
 };
@@ -31,6 +31,8 @@ use crate::{
     world::{OperatorRequest, QueuedReport},
 };
 
+/// How long a reading of the clock waits for other requests. Then the time is computed from the last reading.
+const CLOCK_WAIT: Duration = Duration::from_millis(200);
 /// The timeout of an answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause between two attempts to connect.
@@ -112,6 +114,18 @@ impl RemoteSim {
             *line = None;
             RequestFailure::NoAnswer(error)
         })
+    }
+
+    /// Whether the connection is free within a moment. A listener that needs the time does not wait for a cluster that hangs.
+    fn is_free_soon(&self) -> bool {
+        let began = Instant::now();
+        loop {
+            match self.connection.try_lock() {
+                Err(TryLockError::WouldBlock) if began.elapsed() >= CLOCK_WAIT => return false,
+                Err(TryLockError::WouldBlock) => thread::sleep(RETRY_DELAY / 4),
+                Ok(_) | Err(TryLockError::Poisoned(_)) => return true,
+            }
+        }
     }
 
     /// Sends a read-only request, which may be repeated.
@@ -315,7 +329,9 @@ impl Backend for RemoteSim {
 impl Clock for RemoteSim {
     /// Returns the remote time. While the cluster cannot be reached, its clock is extrapolated.
     fn now(&self) -> Timestamp {
-        if let Ok(Response::Now(now)) = self.request(&Call::Now) {
+        if self.is_free_soon()
+            && let Ok(Response::Now(now)) = self.request(&Call::Now)
+        {
             *lock(&self.last) = (now, Instant::now());
             return now;
         }

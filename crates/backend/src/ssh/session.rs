@@ -6,6 +6,7 @@
 //! signal. Only the received lines count.
 
 use std::{
+    cell::Cell,
     ffi::OsString,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     path::Path,
@@ -26,6 +27,10 @@ use crate::{
 const MAX_STDERR: u64 = 16 * 1024;
 /// The environment variables that `ssh` needs.
 const PASSED_ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK"];
+/// `ssh` asks a silent host for an answer at this interval, and ends the connection after so many questions without one.
+/// It does so without a message, also while the host is silent in the exchange of keys.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const ALIVE_QUESTIONS: u32 = 3;
 /// How often a session checks whether the call that it works for was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(100);
 /// How long to wait for the end of `ssh` after the last line.
@@ -66,9 +71,8 @@ impl SshConnector {
             }
             None => set("ControlPath", "none".into()),
         }
-        // A silent host is disconnected after 15 seconds.
-        set("ServerAliveInterval", "5".into());
-        set("ServerAliveCountMax", "3".into());
+        set("ServerAliveInterval", ALIVE_INTERVAL.as_secs().to_string().into());
+        set("ServerAliveCountMax", ALIVE_QUESTIONS.to_string().into());
         set("ClearAllForwardings", "yes".into());
         set("PermitLocalCommand", "no".into());
         set("RemoteCommand", "none".into());
@@ -155,6 +159,8 @@ pub struct SshSession {
     stderr: Receiver<Vec<u8>>,
     limit: Duration,
     deadline: Instant,
+    /// When the last line was received, or the session was started.
+    heard: Cell<Instant>,
     /// The call that it works for, which may be cancelled.
     call: Option<Deadline>,
 }
@@ -205,7 +211,9 @@ impl SshSession {
                 let _late = stderr_sender.send(text);
             });
         }
-        Self { ssh, lines, stderr, limit, deadline: Instant::now() + limit, call: Deadline::current() }
+        let now = Instant::now();
+        let (deadline, heard) = (now + limit, Cell::new(now));
+        Self { ssh, lines, stderr, limit, deadline, heard, call: Deadline::current() }
     }
 
     /// Returns the time until the deadline; zero also if the call was cancelled.
@@ -219,7 +227,10 @@ impl SshSession {
         loop {
             let left = self.left();
             match self.lines.recv_timeout(left.min(CANCEL_CHECK)) {
-                Ok(line) => return Ok(line),
+                Ok(line) => {
+                    self.heard.set(Instant::now());
+                    return Ok(line);
+                }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(self.why_over()),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(SshSessionError::Closed(self.error_summary())),
@@ -245,14 +256,25 @@ impl SshSession {
     }
 
     fn error_summary(&self) -> String {
+        let waited = self.heard.get().elapsed();
         let text = self.stderr.recv_timeout(EXIT_WAIT).unwrap_or_default();
-        summarize_stderr(&String::from_utf8_lossy(&text))
+        why_closed(&String::from_utf8_lossy(&text), waited)
     }
 }
 
 /// Prefixes of [`SshSessionError::Closed`] for a host whose key is unknown, or differs from the known one.
 pub const KEY_UNKNOWN: &str = "its host key is not known";
 pub const KEY_CHANGED: &str = "its host key has changed";
+
+/// Returns why a connection closed after this long without a line.
+fn why_closed(stderr: &str, waited: Duration) -> String {
+    let silence = ALIVE_INTERVAL * ALIVE_QUESTIONS;
+    if stderr.trim().is_empty() && waited >= silence {
+        // Not how long it was: a text that differs at each attempt would be recorded each time.
+        return format!("it did not answer within {} s", silence.as_secs());
+    }
+    summarize_stderr(stderr)
+}
 
 /// Summarises the error output of `ssh` in one line: usually the last one. The reason for a refused key is in an earlier one.
 fn summarize_stderr(text: &str) -> String {
@@ -304,6 +326,15 @@ mod tests {
         assert_eq!(session.read_line(), Err(SshSessionError::TimedOut(second)));
         let session = silent_session(&Deadline::after(second * 5), HOUR);
         assert!(matches!(session.read_line(), Err(SshSessionError::TimedOut(limit)) if limit <= second * 5));
+    }
+
+    /// OpenSSH 9.2 prints nothing when it ends the connection to a silent host.
+    #[test]
+    fn a_connection_that_closes_without_a_message_after_a_long_silence_was_to_a_silent_host() {
+        let [short, long] = [3, 16].map(Duration::from_secs);
+        assert_eq!(why_closed("", short), "the connection closed without a message");
+        assert_eq!(why_closed("\r\n", long), "it did not answer within 15 s");
+        assert_eq!(why_closed("Connection reset by peer\r\n", long), "Connection reset by peer");
     }
 
     /// As OpenSSH 9.2 prints it.

@@ -335,7 +335,10 @@ fn resolve_tls(tls: &mut Option<TlsFiles>, config_dir: &Path) {
 /// Returns the directory of the SQLite file, or /var/lib/cluster-doctor for PostgreSQL.
 fn state_directory(store: &StoreUrl) -> PathBuf {
     match store {
-        StoreUrl::Sqlite(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
+        // The parent of a name alone is the empty path, which cannot be opened.
+        StoreUrl::Sqlite(path) => {
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
+        }
         StoreUrl::Postgres(_) => PathBuf::from("/var/lib/cluster-doctor"),
     }
 }

@@ -118,11 +118,18 @@ fn read(path: &Path) -> Result<Option<String>, ContextsError> {
     let file = match trusted_file::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // A home directory that others can change matters only if there is a file to read: root may act with the home
+        // directory of a user.
+        Err(error) if trusted_file::refusal(&error).is_some() && is_missing(path) => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
     let mut text = String::new();
     file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
     Ok(Some(text))
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Returns the text with this value of `current`, which stands before the first table.

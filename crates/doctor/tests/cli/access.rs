@@ -36,6 +36,7 @@ fn a_configuration_in_a_directory_of_another_user_is_refused() {
         return;
     }
     let workdir = Workdir::local();
+    mode(&workdir, "", 0o700);
     workdir.expect(0, &["plan"]);
     give(&workdir, "", OTHER);
     for args in [&["plan"][..], &["plan", "--config", "doctor.toml"], &["config", "check"], &["serve", "--cycles", "1"]]
@@ -45,6 +46,12 @@ fn a_configuration_in_a_directory_of_another_user_is_refused() {
         refused.stderr_contains(&format!("chown root {}", workdir.path("").canonicalize().unwrap().display()));
     }
     assert!(!workdir.path("doctor.db").exists());
+    // The home directory is the same. What is missing there directs nothing, and what is there is refused.
+    workdir.expect(0, &["context", "list"]);
+    fs::create_dir_all(workdir.path(".config/cluster-doctor")).unwrap();
+    workdir.write(".config/cluster-doctor/contexts.toml", "");
+    let refused = workdir.expect(CONFIGURATION, &["plan"]);
+    refused.stderr_contains("contexts.toml").stderr_contains("belongs to another user");
     give(&workdir, "", 0);
     workdir.expect(0, &["plan"]);
     give(&workdir, "doctor.toml", OTHER);

@@ -192,7 +192,7 @@ fn a_certificate_is_accepted_only_from_a_trusted_authority_for_this_name_and_at_
     let agent = fixture.agent("agent", &["--ca-file", "ca.crt", "--controller", &by_name]);
     wait_until("a report", || fixture.reports());
     let mut misled = fixture.agent("misled", &["--ca-file", "other-ca.crt", "--controller", &by_name]);
-    misled.wait_for_log("is not trusted: invalid peer certificate: UnknownIssuer");
+    misled.wait_for_log("is not trusted: invalid peer certificate: BadSignature");
     drop(misled);
     // Without --controller it calls the address of the credential, for which the certificate is not.
     let mut misled = fixture.agent("misled", &["--ca-file", "ca.crt"]);

@@ -384,11 +384,6 @@ fn a_changed_config_map_takes_effect_without_a_restart() {
     let doctor = format!("cycle = \"1s\"\nprofiles = [\"../types\"]\n{doctor}");
     let mut types = MountedMap { workdir: &workdir, folder: "types", turns: 0 };
     types.update(&[("ours.toml", "sku = \"ours\"\nversion = 1\n")]);
-    let authority = endpoint_certificate(&workdir);
-    workdir.write("ca.crt", authority["data"]["ca.crt"].as_str().unwrap());
-    for file in ["tls.crt", "tls.key"] {
-        fs::rename(workdir.path(file), workdir.path("tls").join(file)).unwrap();
-    }
     let mut map = MountedMap { workdir: &workdir, folder: "mounted", turns: 0 };
     map.update(&[("doctor.toml", &doctor), ("policy.toml", &format!("version = 1\n{policy}"))]);
     let mut service = Service::spawn(workdir.command(&["serve", "--config", "mounted/doctor.toml"]));

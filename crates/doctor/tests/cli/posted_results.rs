@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use doctor_checks::document::{AgentReport, Document, RunKey, TestEvidence, Versions};
+use doctor_checks::document::{AgentReport, Document, RunKey, Schema, TestEvidence, Versions};
 use doctor_core::{
     ids::{NodeName, RunId, TestId},
     node::Hardware,
@@ -44,7 +44,12 @@ impl Bed {
     fn new() -> Self {
         let workdir = Workdir::new();
         std::fs::create_dir(workdir.path("data")).unwrap();
-        workdir.policy("version = 1\n[limits]\njobs = 10\nper_share = 10\n");
+        // Of the simulated tests, jobs run one that needs one node.
+        workdir.write(
+            "policy.toml",
+            "version = 1\n[limits]\njobs = 10\nper_share = 10\n[tests.nccl]\nenabled = false\n\
+             [tests.storage]\nenabled = false\n[tests.gpu-health]\nenabled = false\n",
+        );
         let port = doctor_testbed::ports::reserve_one().unwrap();
         let address = format!("127.0.0.1:{port}");
         workdir.write(
@@ -57,7 +62,7 @@ impl Bed {
         workdir.write(
             "world.toml",
             &format!(
-                "agents = false\nrepairs = false\ntickets = false\nshipped_tests = true\ncarry_documents = false\n\
+                "agents = false\nrepairs = false\ntickets = false\ncarry_documents = false\n\
                  [[pools]]\nname = \"gpu\"\nnodes = {NODES}\nprefix = \"node\"\nsku = \"hgx-h100\"\n\
                  [assumptions]\nhard_per_node_day = 0.0\ngray_per_node_day = 0.0\nsdc_per_node_day = 0.0\n\
                  utilisation = 0.0\n"
@@ -129,8 +134,9 @@ impl Bed {
 
     fn post_report(&self, node: &NodeName, key: &RunKey, number: u64) -> (u16, String) {
         let at = Timestamp::from_secs(1_793_491_300);
-        let checks = vec![evidence(&TestId::new("memory").unwrap(), at)];
-        let report = AgentReport { checks, ..AgentReport::heartbeat(node.clone(), number, at, Versions::default()) };
+        let checks = vec![evidence(&TestId::new("gpu-health").unwrap(), at)];
+        let versions = Versions { schema: Schema::CURRENT, ..Versions::default() };
+        let report = AgentReport { checks, ..AgentReport::heartbeat(node.clone(), number, at, versions) };
         self.post("/api/v1/ingest", &format!("x-doctor-node: {node}\r\n"), &report.sign(key).unwrap())
     }
 }

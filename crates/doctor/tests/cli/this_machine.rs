@@ -1,11 +1,12 @@
 //! The service on this machine end to end: real jobs and results, one controller that leads and one that waits.
 
 use std::{
+    cell::RefCell,
     io::{BufRead, BufReader},
     process::{Child, Stdio},
 };
 
-use crate::workdir::{Workdir, wait_until};
+use crate::workdir::{Workdir, wait_or_explain, wait_until};
 
 #[test]
 fn run_tests_this_machine_and_other_commands_show_the_findings() {
@@ -158,10 +159,13 @@ impl Service {
 
     #[track_caller]
     pub(crate) fn wait_for_log(&mut self, part: &str) {
-        wait_until(&format!("`{part}` (in {})", self.seen), || {
-            self.seen.extend(self.log.try_iter().map(|line| line + "\n"));
-            self.seen.contains(part)
-        });
+        let (log, seen) = (&self.log, RefCell::new(&mut self.seen));
+        let has_part = || {
+            let mut seen = seen.borrow_mut();
+            seen.extend(log.try_iter().map(|line| line + "\n"));
+            seen.contains(part)
+        };
+        wait_or_explain(&format!("`{part}` in the log"), has_part, || seen.borrow().clone());
     }
 
     /// Returns how often this text was logged until now.

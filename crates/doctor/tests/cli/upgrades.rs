@@ -35,10 +35,10 @@ use crate::{
 /// The schema of this program.
 const NOW: i64 = Store::SCHEMA;
 
-/// The migration of the later program.
+/// The migration of the later program, whose engine is that of this one: it does not use the table that is renamed.
 const LATER: &[Migration] = &[Migration {
     sql: "ALTER TABLE node ADD COLUMN rack TEXT; CREATE INDEX history_by_run ON history (run, node, test);
-          ALTER TABLE pause RENAME TO stopped_pool;",
+          ALTER TABLE token RENAME TO api_token;",
     readable_since: NOW + 1,
 }];
 

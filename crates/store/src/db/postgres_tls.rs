@@ -90,7 +90,7 @@ impl TlsParameters {
         let Some((before, query)) = url.split_once('?') else { return (Self::default(), url.to_owned()) };
         let (mut taken, mut rest) = (Self::default(), Vec::new());
         for parameter in query.split('&') {
-            let value = || parameter.split_once('=').map(|(_, value)| percent_decoded(value));
+            let value = || Some(percent_decoded(parameter.split_once('=').map_or("", |(_, value)| value)));
             match parameter.split('=').next() {
                 Some("sslmode") => taken.mode = value(),
                 Some("sslrootcert") => taken.root_certificate = value(),
