@@ -1,7 +1,7 @@
 //! Running work: cancels runs that are in the way, hung or over their limit, and concludes those that have ended.
 
 use crate::{
-    ids::RunId,
+    ids::{NodeName, RunId},
     node::Occupancy,
     run::{CancelReason, IncompleteReason, JobEnd, NotStartedReason, ObservedJobState, RunState},
     snapshot::{ActiveRun, CommandKind, NodeRecord},
@@ -76,18 +76,19 @@ fn decide(builder: &PlanBuilder<'_>, active: &ActiveRun) -> Option<RunDecision> 
 }
 
 /// Handles a job whose state is unknown. A node that is observed may be wanted by a user all the same: the cancellation reaches the
-/// parts of the job that can be reached. If a node of the run is not observed either, the job is cancelled past its limits. It
-/// ends by itself when its own time is over, so the run ends too once it has had time for that: the other nodes of the run, and
-/// the case that waits for it, do not depend on a node that never answers again.
+/// parts of the job that can be reached. If a node of the run is not observed either, the job is cancelled past its limits, and
+/// again when it is observed. A run that also has nodes which are observed ends once its own time limit must have ended it: they
+/// do not wait for a node that never answers again.
 fn unknown_job(builder: &PlanBuilder<'_>, active: &ActiveRun, why: &str) -> Option<RunDecision> {
     if active.cancelling.is_none()
         && let Some(decision) = unavailable_node(builder, active)
     {
         return Some(decision);
     }
-    let unobserved = active.run.nodes.iter().find(|node| {
-        builder.record(node).is_none_or(|record| matches!(record.node.occupancy, Occupancy::Unknown { .. }))
-    })?;
+    let is_observed = |name: &NodeName| {
+        builder.record(name).is_some_and(|record| !matches!(record.node.occupancy, Occupancy::Unknown { .. }))
+    };
+    let unobserved = active.run.nodes.iter().find(|node| !is_observed(node))?;
     let at = builder.snapshot.at;
     let age = at.since(active.run.planned);
     let longest = builder.snapshot.policy.limits.pending + active.run.limit;
@@ -99,7 +100,8 @@ fn unknown_job(builder: &PlanBuilder<'_>, active: &ActiveRun, why: &str) -> Opti
         let text = format!("planned {} ago, {longest} is the limit, and its state is unknown: {why}", coarse(age));
         return Some(RunDecision::Cancel(reason, text));
     };
-    if at.since(cancelling.since) < STUCK_AFTER || age <= longest + STUCK_AFTER {
+    let is_past = at.since(cancelling.since) >= STUCK_AFTER && age > longest + STUCK_AFTER;
+    if !is_past || !active.run.nodes.iter().any(is_observed) {
         return None;
     }
     let conclusion = match active.started {

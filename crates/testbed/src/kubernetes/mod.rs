@@ -270,8 +270,12 @@ impl ControlPlane {
         let namespace = object["metadata"]["namespace"].as_str();
         let namespace = namespace.map_or_else(String::new, |name| format!("/namespaces/{name}"));
         let kind = field("kind").to_ascii_lowercase();
-        let plural = if kind.ends_with('s') { "es" } else { "s" };
-        format!("{root}/{}{namespace}/{kind}{plural}", field("apiVersion"))
+        let plural = match kind.strip_suffix('y') {
+            Some(stem) => format!("{stem}ies"),
+            None if kind.ends_with('s') => format!("{kind}es"),
+            None => format!("{kind}s"),
+        };
+        format!("{root}/{}{namespace}/{plural}", field("apiVersion"))
     }
 
     /// Creates an object of a kind with a regular plural.

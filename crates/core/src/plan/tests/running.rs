@@ -260,7 +260,7 @@ fn a_job_of_unknown_state_is_cancelled_past_its_limits_only_if_its_node_is_unkno
 }
 
 #[test]
-fn a_cancelled_job_whose_node_never_answers_again_ends_when_its_own_time_is_over() {
+fn a_cancelled_run_does_not_keep_its_other_nodes_for_one_that_never_answers_again() {
     let died = [Conclusion::Incomplete(IncompleteReason::NodeDied)];
     let late = [Conclusion::NotStarted(NotStartedReason::PendingTooLong)];
     for (started, why, end) in [
@@ -268,14 +268,21 @@ fn a_cancelled_job_whose_node_never_answers_again_ends_when_its_own_time_is_over
         (None, CancelReason::PendingTooLong, &late),
         (Some(41.minutes()), CancelReason::NodeTaken, &died),
     ] {
-        let cluster = |planned: Span, cancelled: Span| {
-            cluster().node(unknown("a")).run(unknown_for(planned, started)).cancelling(why, cancelled)
+        let alone = |planned: Span| {
+            let cluster = cluster().node(unknown("a")).node(free("b").fresh());
+            cluster.run(unknown_for(planned, started)).cancelling(why, 8.hours())
+        };
+        assert!(alone(9.hours()).lines().is_empty(), "nothing is concluded from silence, and its node stays occupied");
+        assert_eq!(alone(9.hours()).passed_over("a"), None);
+        let both = |planned: Span, cancelled: Span| {
+            let mut active = unknown_for(planned, started);
+            active.run.nodes = NonEmpty::new(vec![name("a"), name("b")]).unwrap();
+            cluster().node(unknown("a")).node(free("b").fresh()).run(active).cancelling(why, cancelled)
         };
         for (planned, cancelled) in [(40.minutes(), 39.minutes()), (41.minutes(), 14.minutes())] {
-            assert!(cluster(planned, cancelled).lines().is_empty(), "its node stays occupied");
-            assert_eq!(cluster(planned, cancelled).passed_over("a"), None);
+            assert!(both(planned, cancelled).lines().is_empty());
         }
-        assert_eq!(ends(&cluster(41.minutes(), 15.minutes())), *end);
+        assert_eq!(ends(&both(41.minutes(), 15.minutes())), *end);
     }
 }
 
