@@ -294,9 +294,12 @@ fn one_helper_serves_all_queries_and_keeps_no_device_open_between_them() {
     assert_eq!(helpers(&machine), first, "it is the same one");
 
     let pid = *first.first().unwrap();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
-        let to = fs::read_link(entry.path()).unwrap();
-        assert!(to == Path::new("/dev/null") || to.to_string_lossy().starts_with("pipe:"), "{}", to.display());
+    let folder = format!("/proc/{pid}/fd");
+    for entry in fs::read_dir(&folder).unwrap().flatten() {
+        // After an answer it counts its own descriptors, and closes the folder again.
+        let Ok(to) = fs::read_link(entry.path()) else { continue };
+        let is_harmless = to == Path::new("/dev/null") || to == Path::new(&folder);
+        assert!(is_harmless || to.to_string_lossy().starts_with("pipe:"), "{}", to.display());
     }
     // An error of a driver that was not replaced under the helper is returned as it is, and the next query gets a new
     // answer.
