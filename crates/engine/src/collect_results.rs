@@ -37,12 +37,12 @@ enum Source {
     File(std::path::PathBuf),
 }
 
-/// Rejected documents that a backend keeps returning. Each is rejected, and counted, once.
+/// Documents that a backend returned and may return again, until their runs have ended. Each is entered, or rejected, once.
 #[derive(Debug, Default)]
-pub(crate) struct RejectedDocuments(BTreeSet<(RunId, u64)>);
+pub(crate) struct KnownDocuments(BTreeSet<(RunId, u64)>);
 
-impl RejectedDocuments {
-    /// Returns whether this document was not rejected before.
+impl KnownDocuments {
+    /// Returns whether this document was neither entered nor rejected before.
     fn is_new(&self, run: RunId, bytes: &[u8]) -> bool {
         !self.0.contains(&(run, fingerprint(bytes)))
     }
@@ -130,7 +130,7 @@ pub(crate) fn collect(
 /// Ingest state that is kept between cycles.
 #[derive(Debug, Default)]
 pub(crate) struct IngestState {
-    pub(crate) rejected: RejectedDocuments,
+    pub(crate) documents: KnownDocuments,
     pub(crate) agreements: PeerAgreements,
 }
 
@@ -141,17 +141,17 @@ fn collect_documents(
     state: &mut IngestState,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
-    let IngestState { rejected, agreements } = state;
+    let IngestState { documents: known, agreements } = state;
     let mut reader = BaselineReader::new(&deps.store, &deps.settings, agreements, || context.nodes_by_sku());
     reader.announce(context.runs.iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
-    let OpenedDocuments { mut good, mut bad } = open_all(deps, context, rejected, &mut reader, report)?;
+    let OpenedDocuments { mut good, mut bad } = open_all(deps, context, known, &mut reader, report)?;
     let results = good.iter_mut().map(|opened| &mut opened.result);
     repeated_disturbance::add_findings(&deps.store, &deps.settings, results)?;
-    let changed_nodes = store_results(deps, lease, good, &mut bad, &mut reader, report)?;
+    let changed_nodes = store_results(deps, lease, good, (&mut bad, known), &mut reader, report)?;
     reader.write_counts(lease, context.now)?;
     for (run, _, source) in &bad {
         if let Source::JobOutput { bytes } = source {
-            rejected.remember(*run, bytes);
+            known.remember(*run, bytes);
         }
     }
     reject(deps, lease, bad, context.now, report)?;
@@ -189,7 +189,7 @@ impl OpenedDocuments {
 fn open_all(
     deps: &EngineDeps,
     context: &IngestContext<'_>,
-    rejected: &RejectedDocuments,
+    known: &KnownDocuments,
     reader: &mut BaselineReader<'_>,
     report: &mut CycleReport,
 ) -> Result<OpenedDocuments, StoreError> {
@@ -197,7 +197,7 @@ fn open_all(
     for stored in context.runs {
         let run_id = stored.run.id;
         let documents = context.polled.get(&run_id).into_iter().flat_map(|job| &job.documents);
-        for bytes in documents.filter(|bytes| rejected.is_new(run_id, bytes)) {
+        for bytes in documents.filter(|bytes| known.is_new(run_id, bytes)) {
             let opened = open_document(deps, context, stored, bytes.clone(), reader)?;
             all.add(run_id, opened, Source::JobOutput { bytes: bytes.clone() });
         }
@@ -259,7 +259,7 @@ fn store_results(
     deps: &EngineDeps,
     lease: &Lease,
     good: Vec<OpenedDocument>,
-    bad: &mut Vec<BadDocument>,
+    (bad, known): (&mut Vec<BadDocument>, &mut KnownDocuments),
     reader: &mut BaselineReader<'_>,
     report: &mut CycleReport,
 ) -> Result<Vec<NodeName>, StoreError> {
@@ -274,6 +274,9 @@ fn store_results(
         let run_id = result.run;
         match accepted {
             Accepted::Stored => {
+                if let Source::JobOutput { bytes } = &source {
+                    known.remember(run_id, bytes);
+                }
                 report.results += 1;
                 reader.add_counts(&result.node, &counts, result.received)?;
                 changed_nodes.push(result.node);

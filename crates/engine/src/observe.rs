@@ -466,7 +466,7 @@ impl PlannerState {
                     self.stale.runs = true;
                     self.stale.node_hours = true;
                     self.absent_since.remove(run);
-                    self.ingest.rejected.forget(*run);
+                    self.ingest.documents.forget(*run);
                     let stored = self.runs.iter().find(|stored| stored.run.id == *run);
                     self.dirty.extend(stored.into_iter().flat_map(|stored| stored.run.nodes.iter().cloned()));
                 }
