@@ -17,7 +17,7 @@ failed=0
 declare -A started_beside=() pid_beside=()
 
 # The repetitions: few here, many in `make test-full`.
-if [ "${FULL:-}" = true ]; then kills=200 fuzz_seconds=60; else kills=50 fuzz_seconds=5; fi
+if [ "${FULL:-}" = true ]; then kills=200 fuzz_seconds=60; else kills=50 fuzz_seconds=3; fi
 
 # Prints the CPU ticks that this machine used, and those that its host withheld (`steal`).
 ticks() {

@@ -38,6 +38,8 @@ mod occupancy;
 #[cfg(feature = "client")]
 mod pending_demand;
 #[cfg(feature = "client")]
+mod read_object;
+#[cfg(feature = "client")]
 mod remaining_output;
 #[cfg(feature = "client")]
 mod repair_job;

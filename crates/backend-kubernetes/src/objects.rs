@@ -8,12 +8,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{ApiResource, GroupVersionKind, Object};
 use serde::Deserialize;
 
-use super::interned_map::{InternedMap, Interner, MapInterner};
+use super::{
+    interned_map::{InternedMap, Interner, MapInterner},
+    read_object::ReadObject,
+};
 
 /// A node as the API server sends it.
 pub(super) type ApiNode = Object<NodeSpec, NodeStatus>;
-pub(super) type PodObject = Object<PodSpec, PodStatus>;
-pub(super) type JobObject = Object<JobSpec, JobStatus>;
+pub(super) type PodObject = ReadObject<PodSpec, PodStatus>;
+pub(super) type JobObject = ReadObject<JobSpec, JobStatus>;
 
 pub(super) fn node_resource() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Node"))

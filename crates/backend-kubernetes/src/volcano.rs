@@ -4,7 +4,7 @@
 //! so the pod has one. A job is cancelled by a Volcano Command with the action that is final: an aborted job can be resumed, and
 //! its TTL never removes it.
 
-use kube::core::{ApiResource, GroupVersionKind, Object};
+use kube::core::{ApiResource, GroupVersionKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -12,10 +12,11 @@ use super::{
     config::Volcano,
     names::{DEADLINE_EXCEEDED_REASON, POD_FAILURE_POLICY_REASON},
     objects::{Condition, JobObject, JobSpec, JobStatus, Time},
+    read_object::ReadObject,
 };
 
 /// A job as Volcano reports it.
-pub(super) type VolcanoJob = Object<VolcanoSpec, VolcanoStatus>;
+pub(super) type VolcanoJob = ReadObject<VolcanoSpec, VolcanoStatus>;
 
 pub(super) const VERSION: &str = "batch.volcano.sh/v1alpha1";
 /// The name of the only task.
@@ -116,7 +117,6 @@ pub(super) fn to_job(job: VolcanoJob) -> JobObject {
     let ran = status.conditions.iter().find(|reached| reached.status == "Running");
     let start_time = ran.and_then(|reached| reached.last_transition_time);
     JobObject {
-        types: job.types,
         metadata: job.metadata,
         spec: JobSpec::default(),
         status: Some(JobStatus { conditions, start_time, failed: status.failed }),

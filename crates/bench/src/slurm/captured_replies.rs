@@ -37,6 +37,9 @@ const REPLAY: &str = r#"
 exec sed "s/^TOKEN/$token/" "$answer"
 "#;
 
+/// The service refuses to start without one of them. It asks the first three only, and starts no job.
+const PROGRAMS: [&str; 5] = ["scontrol", "squeue", "sacct", "sbatch", "scancel"];
+
 /// Of ten nodes, this many are free.
 const FREE_OF_TEN: usize = 3;
 
@@ -65,7 +68,7 @@ impl CapturedReplies {
         };
         for (directory, script) in [(&record, settle(RECORD)), (&replay, settle(REPLAY))] {
             fs::create_dir(directory).context("creating a folder for programs")?;
-            for name in ["scontrol", "squeue", "sacct"] {
+            for name in PROGRAMS {
                 write_program(&directory.join(name), &script)?;
             }
         }
