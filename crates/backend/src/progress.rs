@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(stall.step, "observe");
         assert!(stall.to_string().ends_with("in step `observe`"), "{stall}");
         progress.set_limit(Duration::from_secs(3600));
-        progress.clone().tick();
+        progress.tick();
         assert_eq!(progress.stall(), None);
     }
 

@@ -72,7 +72,7 @@ impl JobLogs {
                     unsaved.push((stored, LastOutput { node: id.1.clone(), ending: None, text }));
                 }
                 if state.is_none() {
-                    self.give(share, stored, id, text);
+                    self.give(share, stored, &id, text);
                 }
             }
         }
@@ -98,7 +98,7 @@ impl JobLogs {
     }
 
     /// Queues a log for the shared directory. Without room, or if it cannot be written, it is given again in a later cycle.
-    fn give(&self, share: &Share, stored: &StoredRun, id: LogId, text: String) {
+    fn give(&self, share: &Share, stored: &StoredRun, id: &LogId, text: String) {
         lock(&self.given).insert(id.clone(), LogState::Queued);
         let (given, run, of) = (Arc::clone(&self.given), stored.run.clone(), id.clone());
         let queued = share.write_later(text.len(), move |files| {
@@ -111,7 +111,7 @@ impl JobLogs {
             written
         });
         if !queued {
-            lock(&self.given).remove(&id);
+            lock(&self.given).remove(id);
         }
     }
 }

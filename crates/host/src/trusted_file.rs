@@ -134,7 +134,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 fn open_trusting(path: &Path, service_user: Option<u32>) -> io::Result<File> {
     let mut walk = Walk { service_user, ..Walk::start(path)? };
-    let Some(name) = walk.to_the_end()? else { return Err(Errno::ISDIR.into()) };
+    let Some(name) = walk.walk_to_end()? else { return Err(Errno::ISDIR.into()) };
     // Non-blocking: opening a FIFO would wait for a writer. It changes nothing for a regular file.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let parent = walk.directory();
@@ -196,7 +196,7 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 /// As listing it does. With [`ChangeableByOthers`] inside, if another user could change what is in it.
 pub fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut walk = Walk::start(path)?;
-    if walk.to_the_end()?.is_some() {
+    if walk.walk_to_end()?.is_some() {
         return Err(Errno::NOTDIR.into());
     }
     let directory = walk.directory();
@@ -227,7 +227,7 @@ pub fn program(name: &Path) -> io::Result<PathBuf> {
         }
     };
     let mut walk = Walk::start(&path)?;
-    let Some(file) = walk.to_the_end()? else { return Err(Errno::ISDIR.into()) };
+    let Some(file) = walk.walk_to_end()? else { return Err(Errno::ISDIR.into()) };
     let parent = walk.directory();
     // A program need not be readable.
     let handle = openat(&parent.handle, &file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -291,7 +291,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Follows the path. Returns the name of the file in the directory that was reached, or `None` if the path names that directory.
-    fn to_the_end(&mut self) -> io::Result<Option<OsString>> {
+    fn walk_to_end(&mut self) -> io::Result<Option<OsString>> {
         while let Some(name) = self.pending.pop() {
             if name == ".." {
                 if self.directories.len() > 1 {

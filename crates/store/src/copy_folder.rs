@@ -104,7 +104,7 @@ fn remove_abandoned(parent: &Path) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             match fs::remove_dir_all(&path) {
                 Ok(()) => {
-                    tracing::info!(path = %path.display(), "removed the published copy of a process that was killed")
+                    tracing::info!(path = %path.display(), "removed the published copy of a process that was killed");
                 }
                 // Another process may remove it, too.
                 Err(error) => tracing::debug!(path = %path.display(), %error, "an abandoned directory was not removed"),

@@ -220,7 +220,10 @@ fn a_job_posts_its_result_to_the_controller() {
     let agents = format!("[agents]\nlisten = \"127.0.0.1:{port}\"\nurl = \"http://127.0.0.1:{port}\"\n[backend");
     workdir.write("doctor.toml", &workdir.read("doctor.toml").replace("[backend", &agents));
     let service = Service::start(&workdir);
-    let history = || workdir.path("doctor.db").exists().then(|| workdir.json(&["history"])).unwrap_or_default();
+    let history = || match workdir.path("doctor.db").exists() {
+        true => workdir.json(&["history"]),
+        false => serde_json::Value::default(),
+    };
     wait_until("a result", || history().as_array().is_some_and(|rows| !rows.is_empty()));
     let run = history()[0]["run"].as_str().unwrap().to_owned();
     let log = workdir.expect(0, &["log", &run]);

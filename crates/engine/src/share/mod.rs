@@ -185,7 +185,7 @@ impl Share {
         work: impl FnOnce(&ShareFiles) -> T + Send + 'static,
     ) -> Result<T, ShareError> {
         self.not_stalled()?;
-        self.reader.ask(ANSWER_LIMIT, work).map_err(|not_done| self.error(not_done, doing))
+        self.reader.ask(ANSWER_LIMIT, work).map_err(|not_done| self.error(&not_done, doing))
     }
 
     /// Reads the results at these paths, and takes each as it comes, by its index. Beside a path is the file that was rejected there
@@ -211,7 +211,7 @@ impl Share {
             }
         };
         let done = self.reader.worker.stream(READ_LIMIT, READ_AHEAD, read, |(index, result)| take(index, result));
-        done.map_err(|not_done| self.error(not_done, "reading results"))
+        done.map_err(|not_done| self.error(&not_done, "reading results"))
     }
 
     /// Has work done on the writing thread and waits for its result.
@@ -225,7 +225,7 @@ impl Share {
         work: impl FnOnce(&ShareFiles) -> T + Send + 'static,
     ) -> Result<T, ShareError> {
         self.not_stalled()?;
-        self.writer.ask(limit, work).map_err(|not_done| self.error(not_done, doing))
+        self.writer.ask(limit, work).map_err(|not_done| self.error(&not_done, doing))
     }
 
     /// Queues work for the writing thread. `bytes` says how much memory it holds. What fails is among the problems of a later
@@ -279,12 +279,12 @@ impl Share {
     /// Returns an error while a call hangs on either thread: the other one need not find out for itself.
     fn not_stalled(&self) -> Result<(), ShareError> {
         match self.reader.worker.stall().or_else(|| self.writer.worker.stall()) {
-            Some(stall) => Err(self.error(NotDone::Stalled(stall), stall.what)),
+            Some(stall) => Err(self.error(&NotDone::Stalled(stall), stall.what)),
             None => Ok(()),
         }
     }
 
-    fn error(&self, not_done: NotDone, doing: &'static str) -> ShareError {
+    fn error(&self, not_done: &NotDone, doing: &'static str) -> ShareError {
         let root = self.root().to_owned();
         match not_done {
             NotDone::Stalled(stall) => ShareError::NotAnswering { root, since: stall.since, doing: stall.what },

@@ -305,7 +305,6 @@ fn a_leader_frozen_inside_a_transaction_blocks_neither_takeover_nor_operators_on
         }
     });
     std::thread::spawn({
-        let store = store.clone();
         move || {
             let taken = loop {
                 match store.acquire("host-a:1:1", LeaseClock::Database, Span::minutes(10)) {

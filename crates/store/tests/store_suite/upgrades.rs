@@ -599,7 +599,7 @@ fn run_sql(url: &StoreUrl, sql: &str) {
     match url {
         StoreUrl::Sqlite(path) => Connection::open(path).unwrap().execute_batch(sql).unwrap(),
         StoreUrl::Postgres(text) => {
-            ::postgres::Client::connect(text, ::postgres::NoTls).unwrap().batch_execute(sql).unwrap()
+            ::postgres::Client::connect(text, ::postgres::NoTls).unwrap().batch_execute(sql).unwrap();
         }
     }
 }
