@@ -11,7 +11,6 @@ use doctor_backend::{BackendError, Effect, deadline, token_review::TokenReviewer
 use hyper::http::Request;
 use kube::{
     Api, Client,
-    api::ListParams,
     config::{KubeConfigOptions, Kubeconfig},
     core::{ApiResource, DynamicResourceScope},
 };
@@ -22,7 +21,6 @@ use super::{
     KubernetesConfig, Replace,
     failures::{self, Failures},
     job_template::TemplateFile,
-    names,
     objects::{ApiNode, node_resource},
     result_transport::PodResults,
     token_review::KubernetesTokenReviewer,
@@ -33,7 +31,7 @@ use super::{
 /// The limit for the initial lists, and for new ones after a watch broke.
 pub(super) const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The limit for one request to the API server.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often a patch is retried when another client changed the node in between.
 pub(super) const MAX_ATTEMPTS: usize = 5;
 
@@ -44,7 +42,7 @@ pub struct KubernetesBackend {
     pub(super) failures: Arc<Failures>,
     pub(super) pod_results: Arc<PodResults>,
     pub(super) templates: TemplateFile,
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
 }
 
 impl std::fmt::Debug for KubernetesBackend {
@@ -156,15 +154,6 @@ impl KubernetesBackend {
 
     pub(super) fn jobs<K: DynamicResource>(&self, of: &ApiResource) -> Api<K> {
         Api::namespaced_with(self.client.clone(), &self.config.namespace, of)
-    }
-
-    pub(super) fn list<K>(&self, operation: &'static str, of: &ApiResource) -> Result<Vec<K>, BackendError>
-    where
-        K: DynamicResource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-    {
-        let ours = ListParams::default().labels(&names::run_label(&self.config));
-        let api: Api<K> = self.jobs(of);
-        Ok(self.request(operation, api.list(&ours))?.items)
     }
 }
 

@@ -52,6 +52,8 @@ mod runs;
 #[cfg(feature = "client")]
 mod status_writer;
 #[cfg(feature = "client")]
+mod streamed_list;
+#[cfg(feature = "client")]
 mod taints;
 #[cfg(feature = "client")]
 mod token_review;

@@ -85,7 +85,7 @@ pub trait BackendKind {
     }
 
     /// Returns the checks and machine types of such a cluster under this policy.
-    fn checks(policy: &Policy) -> (Catalogue, MachineTypes) {
+    fn checks(_config: &Self::Config, policy: &Policy) -> (Catalogue, MachineTypes) {
         (Catalogue::with_site_checks(policy), doctor_checks::profiles::built_in())
     }
 

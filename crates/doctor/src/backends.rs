@@ -101,7 +101,7 @@ macro_rules! backends {
             }
 
             pub(crate) fn checks(&self, policy: &Policy) -> (Catalogue, MachineTypes) {
-                match self { $(Self::$kind(_) => <$kind as BackendKind>::checks(policy)),+ }
+                match self { $(Self::$kind(config) => <$kind as BackendKind>::checks(config, policy)),+ }
             }
 
             pub(crate) fn writes(&self) -> Vec<PathBuf> {

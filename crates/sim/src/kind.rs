@@ -28,6 +28,9 @@ pub struct Sim;
 #[serde(deny_unknown_fields)]
 pub struct SimConfig {
     pub socket: PathBuf,
+    /// Whether the nodes run the shipped tests instead of the simulated ones. The world has a setting of the same name.
+    #[serde(default)]
+    pub shipped_tests: bool,
 }
 
 impl SimConfig {
@@ -60,8 +63,10 @@ impl BackendKind for Sim {
         Ok(OpenedCluster { backend: sim.clone(), clock: sim, token_reviewer: None })
     }
 
-    /// Returns the simulated tests.
-    fn checks(_policy: &Policy) -> (Catalogue, MachineTypes) {
-        (simulated_tests::catalogue(), MachineTypes::new([simulated_tests::profile_file()]))
+    fn checks(config: &SimConfig, policy: &Policy) -> (Catalogue, MachineTypes) {
+        match config.shipped_tests {
+            true => (Catalogue::with_site_checks(policy), doctor_checks::profiles::built_in()),
+            false => (simulated_tests::catalogue(), MachineTypes::new([simulated_tests::profile_file()])),
+        }
     }
 }

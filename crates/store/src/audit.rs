@@ -174,6 +174,15 @@ impl Store {
         })
     }
 
+    /// Returns when the oldest cycle that is kept took place.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub fn first_cycle_at(&self) -> Result<Option<Timestamp>> {
+        let sql = "SELECT at FROM cycle ORDER BY id LIMIT 1";
+        self.read(|tx| tx.first("reading the first cycle", sql, vals![], |row| row.timestamp(0)))
+    }
+
     pub fn counters(&self) -> Result<Counters> {
         self.read(|tx| {
             Ok(Counters {

@@ -56,7 +56,7 @@ impl Cluster {
         };
         let settings = format!(
             "store = \"{store_text}\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"60s\"\nlease = \"10m\"\n\
-             [agents]\nlisten = \"{address}\"\ntls = {{ certificate = \"agents.crt\", key = \"agents.key\" }}\n[backend.sim]\nsocket = \"sim.sock\"\n"
+             [agents]\nlisten = \"{address}\"\ntls = {{ certificate = \"agents.crt\", key = \"agents.key\" }}\n[backend.sim]\nsocket = \"sim.sock\"\nshipped_tests = true\n"
         );
         let world = format!(
             "agents = false\nrepairs = false\ntickets = false\nshipped_tests = true\ncarry_documents = false\n\

@@ -13,6 +13,7 @@ use doctor_core::{
     time::Span,
 };
 use doctor_store::{Store, StoreUrl, records::CycleIntent};
+use rusqlite::Connection;
 
 use crate::{
     this_machine::Service,
@@ -146,6 +147,16 @@ fn a_controller_writes_yesterdays_report_once() {
             .filter(|path| path.extension().is_some_and(|end| end == "html"))
             .collect()
     };
+    let cycles = || {
+        let store = Connection::open(workdir.path("doctor.db"));
+        store.unwrap().query_row("SELECT count(*) FROM cycle", [], |row| row.get::<_, u32>(0)).unwrap_or(0)
+    };
+    let controller = Service::start(&workdir);
+    wait_until("three cycles", || cycles() >= 3);
+    controller.stop();
+    assert!(written().is_empty(), "nothing was observed yesterday");
+    let yesterday = "UPDATE cycle SET at = at - 86400000 WHERE id = (SELECT min(id) FROM cycle)";
+    Connection::open(workdir.path("doctor.db")).unwrap().execute_batch(yesterday).unwrap();
     let mut controller = Service::start(&workdir);
     wait_until("a report", || !written().is_empty());
     controller.wait_for_log("reports written");

@@ -96,8 +96,9 @@ fn due(settings: &ReportSettings, files: &ShareFiles, now: Timestamp) -> Result<
 
 fn write_all(store: &Store, files: &ShareFiles, settings: &ReportSettings, now: Timestamp) -> Result<usize> {
     let mut written = 0;
-    for due in due(settings, files, now)? {
-        // A cluster that was never observed has no report.
+    // A cluster that was never observed has no report, and neither has a day before that.
+    let Some(first_cycle) = store.first_cycle_at()? else { return Ok(written) };
+    for due in due(settings, files, now)?.into_iter().filter(|due| due.until > first_cycle) {
         let Some((observed_at, cluster)) = snapshot::last_observed(store)? else { return Ok(written) };
         let facts = cluster_state::facts(store, Some(observed_at), cluster, now)?;
         let view = view(store, facts, due.since, due.until)?;
