@@ -89,6 +89,8 @@ dist)
   emulated target/portable/doctor-node-aarch64
   ;;
 check)
+  # Its own target folder: cargo keeps a folder locked while it builds, and the tests need theirs meanwhile.
+  export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/portable-check
   program=$(build aarch64 dev)
   needs_at_most "$program"
   emulated "$program"
