@@ -9,4 +9,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # With the features of the whole workspace, as CI has built it before.
-exec "${CARGO:-cargo}" test --quiet --workspace --all-features --test kill -- --nocapture "$@"
+exec "${CARGO:-cargo}" test --quiet --workspace --all-features --test kill -- --nocapture --test-threads 4 "$@"
