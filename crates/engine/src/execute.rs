@@ -89,8 +89,9 @@ struct RequestedStep {
 
 /// One effect on the cluster, with everything it needs.
 #[derive(Debug)]
-enum PlannedEffect {
-    Submit(JobRequest),
+enum PlannedEffect<'a> {
+    /// The request is built when it is sent: one for a run of many tests has kilobytes, and hundreds may be planned.
+    Submit(&'a Run, &'a RunKey),
     Cancel(RunId),
     /// Removes the maintenance mark of a run that is over.
     RemoveMaintenanceMark(OpId, NodeName),
@@ -120,8 +121,8 @@ impl Executor<'_> {
         runs: &BTreeMap<RunId, (Run, RunKey)>,
         snapshot: &Snapshot,
     ) -> Result<Vec<String>, StoreError> {
-        let work: Vec<PlannedEffect> =
-            actions.iter().filter_map(|action| self.effect_of(&action.value, actions, runs, snapshot)).collect();
+        let work: Vec<PlannedEffect<'_>> =
+            actions.iter().filter_map(|action| Self::effect_of(&action.value, actions, runs, snapshot)).collect();
         let workers = self.workers.clamp(1, work.len().max(1));
         if workers == 1 {
             return work.iter().filter_map(|work| self.perform(work).transpose()).collect();
@@ -155,17 +156,15 @@ impl Executor<'_> {
         })
     }
 
-    fn effect_of(
-        &self,
+    fn effect_of<'a>(
         action: &Action,
         actions: &[WithReason<Action>],
-        runs: &BTreeMap<RunId, (Run, RunKey)>,
+        runs: &'a BTreeMap<RunId, (Run, RunKey)>,
         snapshot: &Snapshot,
-    ) -> Option<PlannedEffect> {
+    ) -> Option<PlannedEffect<'a>> {
         match action {
             Action::Submit(Run { id, .. }) | Action::Resubmit { run: id } => {
-                let (run, key) = runs.get(id)?;
-                Some(PlannedEffect::Submit(job_request(run, key.clone(), self)))
+                runs.get(id).map(|(run, key)| PlannedEffect::Submit(run, key))
             }
             Action::Cancel { run, .. } => Some(PlannedEffect::Cancel(*run)),
             Action::RemoveMaintenanceMark { node, op } => Some(PlannedEffect::RemoveMaintenanceMark(*op, node.clone())),
@@ -217,9 +216,9 @@ impl Executor<'_> {
     }
 
     /// Performs one effect. Returns a line if it failed.
-    fn perform(&self, work: &PlannedEffect) -> Result<Option<String>, StoreError> {
+    fn perform(&self, work: &PlannedEffect<'_>) -> Result<Option<String>, StoreError> {
         match work {
-            PlannedEffect::Submit(job) => self.submit(job),
+            PlannedEffect::Submit(run, key) => self.submit(&job_request(run, (*key).clone(), self)),
             PlannedEffect::RemoveMaintenanceMark(op, node) => {
                 let change = NodeOp { op: *op, what: Change::Unmark(MAINTENANCE_MARK) };
                 let done = self.effect(&self.change_span(node, &change), || self.backend.apply(node, &change))?;
