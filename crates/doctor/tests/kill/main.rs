@@ -20,7 +20,7 @@ mod startup_time;
 
 use std::{
     fs,
-    sync::{Mutex, PoisonError},
+    sync::{PoisonError, RwLock},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -41,19 +41,19 @@ use crate::{
 /// The number of kills unless `DOCTOR_KILLS` sets it.
 const DEFAULT_KILLS: u64 = 200;
 
-/// Each test needs the whole machine.
-static SERIAL: Mutex<()> = Mutex::new(());
+/// A kill test needs the whole machine. The tests with two controllers mostly wait, and run at the same time.
+static MACHINE: RwLock<()> = RwLock::new(());
 
 #[test]
 fn nothing_is_lost_or_doubled_on_sqlite_however_often_the_controller_is_killed() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
     let seed = seed();
     run_kill_test("sqlite", seed, &Fixture::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db"))));
 }
 
 #[test]
 fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_killed() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
     let server = match Server::start(Setup::default()) {
         Ok(server) => server,
         Err(why) => {
@@ -69,7 +69,7 @@ fn nothing_is_lost_or_doubled_on_postgresql_however_often_the_controller_is_kill
 
 #[test]
 fn one_of_two_controllers_leads_on_sqlite_whichever_is_stopped_or_killed() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _beside_each_other = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
     let seed = seed();
     let fixture = Fixture::new(seed, |folder| StoreUrl::Sqlite(folder.join("doctor.db")));
     pair::run_pair_test("sqlite", seed, pair_length(), &fixture);
@@ -77,7 +77,7 @@ fn one_of_two_controllers_leads_on_sqlite_whichever_is_stopped_or_killed() {
 
 #[test]
 fn one_of_two_controllers_leads_on_postgresql_whichever_is_stopped_or_killed() {
-    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _beside_each_other = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
     let server = match Server::start(Setup::default()) {
         Ok(server) => server,
         Err(why) => {
