@@ -18,6 +18,7 @@ use doctor_backend::{
     shared_directory::{Entry, EntryKind, SharedDirectory, SharedDirectoryError},
     trusted_file,
 };
+pub(super) use doctor_checks::job_file::SLURM_FOLDER as FOLDER;
 use doctor_checks::job_file::{JobFile, policy_digest};
 use doctor_core::{
     fnv::fnv1a,
@@ -37,8 +38,6 @@ use super::{
 const OPERATION: &str = "submit";
 /// The output of the job itself, in the folder of its run.
 pub(super) const OUTPUT: &str = "output.txt";
-/// Relative to the shared directory.
-pub(super) const FOLDER: &str = "metadata/slurm";
 /// How long the files of runs are kept.
 const RETENTION: Span = Span::days(30);
 /// How old a policy in use may look.

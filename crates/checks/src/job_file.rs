@@ -60,6 +60,9 @@ pub mod exit {
     pub const STOPPED: u8 = 143;
 }
 
+/// The directory of Slurm's jobs, relative to the shared directory: `RUN/NODE.json` below it is the claim of a node.
+pub const SLURM_FOLDER: &str = "metadata/slurm";
+
 /// The environment variable with the [`policy_digest`] of the policy that a job was submitted with.
 pub const POLICY_DIGEST_VARIABLE: &str = "DOCTOR_POLICY_DIGEST";
 

@@ -27,6 +27,9 @@ use crate::{files, output_file, process};
 /// How long a killed process may take to disappear. One that is stuck in the kernel takes longer and is abandoned.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 
+/// The directory of all runs, in the state directory.
+pub const RUNS: &str = "runs";
+
 /// The program's output, in the directory of its run.
 const OUTPUT: &str = "output.txt";
 
@@ -68,7 +71,7 @@ enum ChildState {
 
 impl Jobs {
     pub fn open(state: &Path, kind: &'static str, start_limit: Span) -> io::Result<Self> {
-        let directory = state.join("runs");
+        let directory = state.join(RUNS);
         fs::create_dir_all(&directory)?;
         Ok(Self { directory, kind, start_limit, children: Mutex::default() })
     }

@@ -2,9 +2,7 @@
 //! what is healthy: a file that another user could change is refused.
 
 use std::{
-    fs::File,
-    io::{self, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +13,8 @@ use doctor_core::{
     toml_text::TomlError,
 };
 use doctor_host::trusted_file;
+
+use crate::job::shared_file;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -38,10 +38,7 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
 /// Loads the policy that a run was submitted with. The caller's digest vouches for the file, whoever else could change it.
 pub fn load_submitted_policy(path: &Path, digest: &str) -> Result<Policy, FileError> {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    // Opening a FIFO would wait for a writer.
-    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    opened.and_then(|file| file.take(trusted_file::MAX_TEXT_BYTES).read_to_end(&mut text)).map_err(failed)?;
+    let text = shared_file::read(path, trusted_file::MAX_TEXT_BYTES).map_err(failed)?;
     let other = || FileError::OtherPolicy { path: path.to_owned() };
     if policy_digest(&text) != digest {
         return Err(other());
@@ -68,7 +65,10 @@ fn read(path: &Path) -> Result<String, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt};
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt, symlink},
+    };
 
     use super::*;
 
@@ -96,6 +96,39 @@ mod tests {
         assert_eq!(load_submitted_policy(&path, &digest).unwrap().limits.jobs, 9.into());
         fs::write(&path, "[limits]\njobs = 8\n").unwrap();
         assert!(matches!(load_submitted_policy(&path, &digest), Err(FileError::OtherPolicy { .. })));
+    }
+
+    #[test]
+    fn a_submitted_policy_is_not_read_through_what_another_node_planted() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let digest = policy_digest(b"");
+        fs::create_dir_all(at("share/metadata/slurm")).unwrap();
+        fs::create_dir_all(at("outside/slurm")).unwrap();
+        for name in ["outside/policy.toml", "outside/slurm/policy.toml", "share/metadata/slurm/policy.toml"] {
+            fs::write(at(name), "").unwrap();
+        }
+        load_submitted_policy(&at("share/metadata/slurm/policy.toml"), &digest).unwrap();
+        symlink(at("outside/policy.toml"), at("share/metadata/slurm/link.toml")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(at("share/metadata/slurm/pipe.toml")).status().unwrap();
+        assert!(made.success());
+        for (name, expected) in [("link.toml", "is a symbolic link"), ("pipe.toml", "is a named pipe")] {
+            let error = load_submitted_policy(&at("share/metadata/slurm").join(name), &digest).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.contains(expected), "{source}");
+        }
+        // Each directory on the way.
+        fs::create_dir_all(at("second/metadata")).unwrap();
+        fs::create_dir_all(at("third")).unwrap();
+        symlink(at("outside/slurm"), at("second/metadata/slurm")).unwrap();
+        symlink(at("outside"), at("third/metadata")).unwrap();
+        for share in ["second", "third"] {
+            let path = at(share).join("metadata/slurm/policy.toml");
+            assert!(fs::read(&path).is_ok());
+            let error = load_submitted_policy(&path, &digest).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.contains("is a symbolic link"), "{source}");
+        }
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::TcpListener,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
     process::{Command, Output},
     sync::OnceLock,
     thread,
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_doctor-node");
 
 fn library() -> &'static Path {
-    static LIBRARY: OnceLock<std::path::PathBuf> = OnceLock::new();
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| fake_nvidia_library(Path::new(PROGRAM)))
 }
 
@@ -44,17 +44,31 @@ impl Testbed {
     }
 
     fn report(&self, more: &[&str]) -> (Output, Value) {
-        let mut command = Command::new(PROGRAM);
-        command.args(["report", "--out"]).arg(self.folder.path().join("out")).args(more).arg("--nvml").arg(library());
+        self.report_to(&self.at("out"), more)
+    }
+
+    fn report_to(&self, out: &Path, more: &[&str]) -> (Output, Value) {
+        fs::create_dir_all(self.at("tmp")).unwrap();
+        // A call that waits for a pipe would wait for ever.
+        let mut command = Command::new("timeout");
+        command.arg("300").arg(PROGRAM).args(["report", "--out"]).arg(out).args(more).arg("--nvml").arg(library());
         command.arg("--root").arg(self.machine.path("root")).env("DOCTOR_FAKE_NVIDIA", self.machine.path("nvml.toml"));
         command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
+        command.env("TMPDIR", self.at("tmp")).env("FOLDER", self.folder.path());
         let output = command.output().unwrap();
-        let text = fs::read(self.folder.path().join("out/machine.json")).unwrap_or_default();
+        assert_eq!(fs::read_dir(self.at("tmp")).unwrap().count(), 0, "the tool's directory is left");
+        let path = out.join("machine.json");
+        let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
+        let text = if is_file { fs::read(path).unwrap() } else { Vec::new() };
         (output, serde_json::from_slice(&text).unwrap_or_default())
     }
 
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     fn left(&self, name: &str) -> Option<Vec<u8>> {
-        fs::read(self.folder.path().join("out").join(name)).ok()
+        fs::read(self.at("out").join(name)).ok()
     }
 }
 
@@ -139,6 +153,7 @@ fn the_report_says_why_there_is_no_vendors_file() {
         let reason = machine["vendor_report"]["why_not"].as_str().unwrap_or_default();
         assert!(reason.contains(expected_reason), "{expected_reason}: {machine:#}");
         assert_eq!(machine["cloud"], Value::Null, "its firmware names no cloud");
+        assert_eq!(testbed.left("nvidia-bug-report.log.gz"), None);
     }
 }
 
@@ -165,4 +180,130 @@ fn a_file_that_is_too_long_for_a_log_is_left_out_of_it_with_the_reason() {
     assert_eq!((carried.file, carried.machine["gpus"].as_array().map(Vec::len)), (None, Some(8)));
     let why = carried.machine["vendor_report"]["why_not"].as_str().unwrap().to_owned();
     assert!(why.contains("more than"), "{why}");
+}
+
+/// The directory of a report on a share, and beside the share a directory that must stay untouched.
+const SHARED: &str = "share/metadata/slurm/report-o0000000000007";
+
+impl Testbed {
+    fn hostile(tool: &str) -> Self {
+        let testbed = Self::new("Unknown Vendor", Some(tool));
+        fs::create_dir_all(testbed.at(SHARED)).unwrap();
+        fs::create_dir_all(testbed.at("outside")).unwrap();
+        fs::write(testbed.at("outside/secret"), "untouched").unwrap();
+        testbed
+    }
+
+    fn plant(&self, kind: &str, path: &Path) {
+        match kind {
+            "link" => symlink(self.at("outside/secret"), path).unwrap(),
+            "link to nothing" => symlink(self.at("outside/new"), path).unwrap(),
+            "pipe" => assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
+            "directory" => {
+                fs::create_dir(path).unwrap();
+                fs::write(path.join("below"), "").unwrap();
+            }
+            other => unreachable!("{other}"),
+        }
+    }
+
+    fn is_untouched(&self) -> bool {
+        fs::read_dir(self.at("outside")).unwrap().count() == 1
+            && fs::read_to_string(self.at("outside/secret")).unwrap() == "untouched"
+    }
+}
+
+const PLANTED: [&str; 4] = ["link", "link to nothing", "pipe", "directory"];
+
+#[test]
+fn nothing_that_another_node_planted_in_the_directory_is_followed_or_waited_for() {
+    for kind in PLANTED {
+        let testbed = Testbed::hostile("printf 'all of it' >nvidia-bug-report.log.gz");
+        let out = testbed.at(SHARED);
+        for name in ["machine.json", "machine.tmp", "nvidia-bug-report.log.gz", "nvidia-bug-report.log"] {
+            testbed.plant(kind, &out.join(name));
+        }
+        let (output, machine) = testbed.report_to(&out, &["--carry"]);
+        assert!(output.status.success(), "{kind}: {output:?}");
+        assert_eq!(machine["vendor_report"]["file"], "nvidia-bug-report.log.gz", "{kind}: {machine:#}");
+        assert_eq!(fs::read(out.join("nvidia-bug-report.log.gz")).unwrap(), b"all of it", "{kind}");
+        let carried = extract_from_log(&String::from_utf8(output.stdout).unwrap()).unwrap();
+        let carried: VendorReport = serde_json::from_slice(&carried).unwrap();
+        assert_eq!((carried.machine, carried.file.unwrap().bytes), (machine, b"all of it".to_vec()), "{kind}");
+        assert!(testbed.is_untouched(), "{kind}");
+    }
+}
+
+#[test]
+fn what_is_planted_while_the_tool_runs_is_not_written_through() {
+    // Another node does this at that moment.
+    let plant = format!(
+        "for name in machine.json machine.tmp nvidia-bug-report.log.gz nvidia-bug-report.log; do \
+         ln -s \"$FOLDER/outside/secret\" \"$FOLDER/{SHARED}/$name\"; done; "
+    );
+    for (tool, expected) in [
+        ("printf 'all of it' >nvidia-bug-report.log.gz", Some("nvidia-bug-report.log.gz")),
+        ("printf 'all of it' >nvidia-bug-report.log; exit 1", Some("nvidia-bug-report.log")),
+        ("exit 1", None),
+    ] {
+        let testbed = Testbed::hostile(&format!("{plant}{tool}"));
+        let (output, machine) = testbed.report_to(&testbed.at(SHARED), &[]);
+        assert!(output.status.success(), "{output:?}");
+        assert!(testbed.is_untouched(), "{tool}");
+        if let Some(name) = expected {
+            let path = testbed.at(SHARED).join(name);
+            assert!(fs::symlink_metadata(&path).unwrap().is_file());
+            assert_eq!(fs::read(path).unwrap(), b"all of it");
+            assert!(machine["vendor_report"]["file"].as_str().unwrap().starts_with(name), "{machine:#}");
+        } else {
+            assert!(machine["vendor_report"]["why_not"].is_string(), "{machine:#}");
+        }
+    }
+}
+
+#[test]
+fn a_link_on_the_way_to_the_directory_is_an_error_and_one_above_the_share_is_not() {
+    for link in ["share/metadata", "share/metadata/slurm", SHARED] {
+        let testbed = Testbed::hostile("touch \"$FOLDER/ran\"");
+        fs::rename(testbed.at(link), testbed.at("moved")).unwrap();
+        // What the path leads to exists.
+        let below = Path::new(SHARED).strip_prefix(link).unwrap();
+        fs::create_dir_all(testbed.at("elsewhere").join(below)).unwrap();
+        symlink(testbed.at("elsewhere"), testbed.at(link)).unwrap();
+        let (output, _) = testbed.report_to(&testbed.at(SHARED), &[]);
+        assert_eq!(output.status.code(), Some(1), "{link}: {output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("is a symbolic link, and a directory belongs there"), "{text}");
+        assert_eq!(fs::read_dir(testbed.at("elsewhere").join(below)).unwrap().count(), 0, "{link}");
+        assert!(!testbed.at("ran").exists(), "{link}");
+        let carried = doctor_node::report::carried(&testbed.at(SHARED)).unwrap_err();
+        assert!(carried.to_string().contains("the report is gone"), "{carried}");
+    }
+    let testbed = Testbed::hostile("exit 1");
+    symlink(testbed.at("share"), testbed.at("mount")).unwrap();
+    symlink(testbed.at("outside"), testbed.at("by-hand")).unwrap();
+    let out = testbed.at(SHARED.replacen("share", "mount", 1).as_str());
+    for out in [out, testbed.at("by-hand"), testbed.at("by-hand/new/below")] {
+        let (output, machine) = testbed.report_to(&out, &[]);
+        assert!(output.status.success() && machine["gpus"].is_array(), "{output:?}");
+    }
+}
+
+#[test]
+fn the_tool_runs_in_a_private_directory() {
+    let testbed = Testbed::hostile("(pwd; stat -c %a .; ls -A) >\"$FOLDER/seen\"");
+    let (_, machine) = testbed.report_to(&testbed.at(SHARED), &[]);
+    assert!(machine["vendor_report"]["why_not"].as_str().unwrap().contains("wrote no file"), "{machine:#}");
+    let seen = fs::read_to_string(testbed.at("seen")).unwrap();
+    let [directory, "700"] = seen.lines().collect::<Vec<_>>()[..] else { panic!("{seen}") };
+    assert!(Path::new(directory).starts_with(testbed.at("tmp").canonicalize().unwrap()), "{seen}");
+}
+
+#[test]
+fn a_link_that_the_tool_leaves_is_not_followed() {
+    let testbed = Testbed::hostile("ln -s \"$FOLDER/outside/secret\" nvidia-bug-report.log.gz");
+    let (_, machine) = testbed.report_to(&testbed.at(SHARED), &[]);
+    let why = machine["vendor_report"]["why_not"].as_str().unwrap();
+    assert!(why.contains("is a symbolic link"), "{why}");
+    assert!(!testbed.at(SHARED).join("nvidia-bug-report.log.gz").exists());
 }

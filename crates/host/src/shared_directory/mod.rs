@@ -9,6 +9,7 @@
 //! A call may block as long as the file server does not answer: callers that must not wait use a thread of their own.
 
 mod error;
+mod resolve;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -18,15 +19,13 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 pub use error::{EntryKind, MovedAside, OPEN_ROOT, SharedDirectoryError, is_outage_code};
+use resolve::{check_name, check_relative, open_beneath, open_one};
 use rustix::{
-    fs::{
-        AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, fsync, mkdirat, openat, openat2, renameat,
-        statat, unlinkat,
-    },
+    fs::{AtFlags, Dir, Mode, OFlags, Stat, fchmod, fstat, fsync, linkat, mkdirat, openat, renameat, statat, unlinkat},
     io::Errno,
     rand::{GetRandomFlags, getrandom},
 };
@@ -268,19 +267,60 @@ impl SharedDirectory {
         check_name(name, &path)?;
         let is_replaced = |kind: &EntryKind| !matches!(kind, EntryKind::File | EntryKind::Directory);
         let replaced = self.entry(Path::new(name))?.map(|entry| entry.kind).filter(is_replaced);
+        let (temporary, entry) = self.write_temporary(&path, content)?;
+        let renamed = self.rename_over(&temporary, name);
+        if renamed.is_err() {
+            let _left = unlinkat(&self.handle, &temporary, AtFlags::empty());
+        }
+        let moved_aside = renamed?;
+        // Some network file systems cannot sync a directory; their server takes care of it.
+        let _durable = fsync(&self.handle);
+        Ok(Written { entry, replaced, moved_aside })
+    }
+
+    /// Creates a file of this directory with its content, unless there is one. Returns whether it was created: of several callers
+    /// only one creates it, and readers see the whole content or no file.
+    ///
+    /// # Errors
+    /// If something else has its name, or the file system fails. Nothing is left behind then.
+    pub fn create_exclusive(&self, name: &OsStr, content: &mut dyn Read) -> Result<bool> {
+        let path = self.path.join(name);
+        check_name(name, &path)?;
+        let (temporary, ours) = self.write_temporary(&path, content)?;
+        let linked = self.link(&temporary, &ours, name);
+        let _left = unlinkat(&self.handle, &temporary, AtFlags::empty());
+        if matches!(linked, Ok(true)) {
+            let _durable = fsync(&self.handle);
+        }
+        linked
+    }
+
+    /// Gives a file of ours its name, unless there is a file of that name, which a rename would replace. Returns whether it has it.
+    fn link(&self, temporary: &OsStr, ours: &Entry, name: &OsStr) -> Result<bool> {
+        let path = self.path.join(name);
+        match linkat(&self.handle, temporary, &self.handle, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => {
+                let Some(found) = self.entry(Path::new(name))? else { return Ok(false) };
+                found.kind.expect(EntryKind::File, &path)?;
+                // A network file system repeats a request whose answer was lost, and then finds its own link.
+                Ok(found.identity == ours.identity)
+            }
+            Err(error) => Err(SharedDirectoryError::io("writing", &path, error)),
+        }
+    }
+
+    /// Writes the content of the file at `path` under a random name, durably. If that fails, nothing is left behind.
+    fn write_temporary(&self, path: &Path, content: &mut dyn Read) -> Result<(OsString, Entry)> {
         let (temporary, mut file) = self.create_temporary()?;
         let written = copy(content, &mut file)
             .and_then(|()| file.sync_all())
             .and_then(|()| Ok(Entry::of(&fstat(&file)?)))
-            .map_err(|error| SharedDirectoryError::from_io("writing", &path, error))
-            .and_then(|entry| Ok((entry, self.rename_over(&temporary, name)?)));
+            .map_err(|error| SharedDirectoryError::from_io("writing", path, error));
         if written.is_err() {
             let _left = unlinkat(&self.handle, &temporary, AtFlags::empty());
         }
-        let (entry, moved_aside) = written?;
-        // Some network file systems cannot sync a directory; their server takes care of it.
-        let _durable = fsync(&self.handle);
-        Ok(Written { entry, replaced, moved_aside })
+        written.map(|entry| (temporary, entry))
     }
 
     /// Renames a file of ours to its name, and moves a directory of that name aside.
@@ -542,52 +582,6 @@ fn copy(from: &mut dyn Read, to: &mut File) -> io::Result<()> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Accepts only paths of plain names.
-fn check_relative(relative: &Path, path: &Path) -> Result<()> {
-    let plain = relative.components().all(|part| matches!(part, Component::Normal(_)));
-    match plain && !relative.as_os_str().is_empty() {
-        true => Ok(()),
-        false => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
-    }
-}
-
-/// Accepts only one plain name.
-fn check_name(name: &OsStr, path: &Path) -> Result<()> {
-    let mut parts = Path::new(name).components();
-    match (parts.next(), parts.next()) {
-        (Some(Component::Normal(only)), None) if only == name => Ok(()),
-        _ => Err(SharedDirectoryError::Outside { path: path.to_owned() }),
-    }
-}
-
-const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// Opens a directory below a handle, without following any link.
-fn open_beneath(at: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match openat2(at, relative, DIRECTORY, Mode::empty(), resolve) {
-        // Linux before 5.6, or a system call filter that does not know the call.
-        Err(Errno::NOSYS | Errno::PERM) => open_by_component(at, relative),
-        opened => opened,
-    }
-}
-
-fn open_by_component(at: &OwnedFd, relative: &Path) -> rustix::io::Result<OwnedFd> {
-    let mut parts = relative.components();
-    let mut at = match parts.next() {
-        Some(first) => open_one(at, first.as_os_str())?,
-        None => return Err(Errno::INVAL),
-    };
-    for part in parts {
-        at = open_one(&at, part.as_os_str())?;
-    }
-    Ok(at)
-}
-
-fn open_one(at: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    openat(at, name, DIRECTORY, Mode::empty())
 }
 
 #[cfg(test)]

@@ -4,15 +4,18 @@ use std::{
     cell::Cell,
     fs,
     io::Cursor,
-    os::unix::{fs::symlink, net::UnixListener},
+    os::unix::{
+        fs::{MetadataExt, symlink},
+        net::UnixListener,
+    },
     process::Command,
-    sync::mpsc,
+    sync::{Arc, Barrier, mpsc},
     time::Duration,
 };
 
 use tempfile::TempDir;
 
-use super::*;
+use super::{resolve::open_by_component, *};
 
 /// A shared directory, and beside it a file and a directory that must stay untouched.
 struct Attack {
@@ -116,6 +119,81 @@ fn a_write_replaces_what_was_planted_and_never_writes_through_it() {
     }
 }
 
+/// The directory of a job, as kernels with and without openat2 open it.
+fn claims(attack: &Attack) -> [SharedDirectory; 2] {
+    let path = Path::new("metadata");
+    let handle = open_by_component(&attack.share().handle, path).unwrap();
+    [attack.metadata(), SharedDirectory { handle, path: path.to_owned() }]
+}
+
+#[test]
+fn a_file_is_created_once_and_with_its_content() {
+    let attack = Attack::new();
+    for (number, directory) in claims(&attack).into_iter().enumerate() {
+        let (directory, name) = (Arc::new(directory), format!("{number}.json"));
+        let start = Arc::new(Barrier::new(8));
+        let threads: Vec<_> = (0..8)
+            .map(|thread| {
+                let (directory, start, name) = (Arc::clone(&directory), Arc::clone(&start), name.clone());
+                std::thread::spawn(move || {
+                    let content = thread.to_string().repeat(100_000);
+                    start.wait();
+                    let created = directory.create_exclusive(name.as_ref(), &mut Cursor::new(&content)).unwrap();
+                    // Whoever created it, it is whole from the start.
+                    let found = directory.read(Path::new(&name), 1 << 20).unwrap().unwrap();
+                    assert_eq!(found.len(), 100_000);
+                    assert_eq!(found == content.into_bytes(), created);
+                    created
+                })
+            })
+            .collect();
+        let created = threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum::<usize>();
+        assert_eq!(created, 1);
+        assert_eq!(fs::read_dir(attack.at("share/metadata")).unwrap().count(), number + 1, "nothing else is left");
+    }
+}
+
+#[test]
+fn what_is_planted_in_place_of_a_new_file_is_named_and_neither_followed_nor_replaced() {
+    for kind in ATTACKS {
+        let attack = Attack::new();
+        let path = attack.at("share/metadata/claim.json");
+        if attack.plant(kind, &path).is_none() {
+            println!("NOT RUN: creating in place of a device: only root makes one");
+            continue;
+        }
+        for directory in claims(&attack) {
+            let created =
+                ends("creating", move || directory.create_exclusive("claim.json".as_ref(), &mut Cursor::new("x")));
+            let error = created.unwrap_err().to_string();
+            assert!(error.contains("claim.json is ") && error.contains(kind.as_str()), "{error}");
+        }
+        assert_eq!(EntryKind::of_mode(fs::symlink_metadata(&path).unwrap().mode()), kind);
+        assert_eq!(fs::read_dir(attack.at("share/metadata")).unwrap().count(), 1, "{kind}: nothing else is left");
+        assert!(attack.is_untouched(), "{kind}");
+    }
+    let attack = Attack::new();
+    symlink(attack.at("outside/new"), attack.at("share/metadata/claim.json")).unwrap();
+    for directory in claims(&attack) {
+        assert!(directory.create_exclusive("claim.json".as_ref(), &mut Cursor::new("x")).is_err());
+    }
+    assert!(attack.is_untouched(), "a link to nothing");
+}
+
+#[test]
+fn a_link_whose_answer_was_lost_is_our_own() {
+    let attack = Attack::new();
+    for (number, directory) in claims(&attack).into_iter().enumerate() {
+        let (name, path) = (OsString::from(number.to_string()), PathBuf::from("x"));
+        let (temporary, ours) = directory.write_temporary(&path, &mut Cursor::new("ours")).unwrap();
+        let (other, theirs) = directory.write_temporary(&path, &mut Cursor::new("theirs")).unwrap();
+        assert!(directory.link(&temporary, &ours, &name).unwrap());
+        assert!(directory.link(&temporary, &ours, &name).unwrap(), "it is repeated");
+        assert!(!directory.link(&other, &theirs, &name).unwrap());
+        assert_eq!(directory.read(Path::new(&name), 10).unwrap().unwrap(), b"ours");
+    }
+}
+
 #[test]
 fn what_is_no_directory_is_moved_aside_for_a_directory_of_ours() {
     for kind in ATTACKS.into_iter().filter(|kind| *kind != EntryKind::Directory) {
@@ -180,6 +258,7 @@ fn paths_that_lead_out_are_refused() {
     symlink(attack.at("outside"), attack.at("share/out")).unwrap();
     assert!(share.remove("out/doctor.db".as_ref()).is_err());
     assert!(share.replace("out/doctor.db".as_ref(), &mut Cursor::new("x")).is_err());
+    assert!(share.create_exclusive("out/new".as_ref(), &mut Cursor::new("x")).is_err());
     assert!(attack.is_untouched());
 }
 

@@ -11,7 +11,7 @@ use doctor_checks::{
 };
 use doctor_core::ids::RunId;
 
-use super::output;
+use super::shared_file::SharedFile;
 use crate::clock::now;
 
 #[derive(Debug, thiserror::Error)]
@@ -36,21 +36,14 @@ impl Claim {
         let process = Some(own_process().map_err(ClaimError::OwnProcess)?);
         let file = JobFile { run, process, ended: None };
         let failed = |source| ClaimError::Write { path: path.to_owned(), source };
-        // Write aside, then link: the name appears with its content, and for one process only.
-        let temporary = path.with_extension(format!("{}.claim", std::process::id()));
-        output::write_atomically(&temporary, &bytes(&file).map_err(failed)?).map_err(failed)?;
-        let linked = fs::hard_link(&temporary, path);
-        let _tidied = fs::remove_file(&temporary);
-        match linked {
-            Ok(()) => Ok(Some(Self { path: path.to_owned(), file })),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-            Err(error) => Err(failed(error)),
-        }
+        let created = SharedFile::of_run(path).and_then(|shared| shared.create(&bytes(&file)?)).map_err(failed)?;
+        Ok(created.then(|| Self { path: path.to_owned(), file }))
     }
 
     pub(super) fn ended(mut self, exit: u8) -> Result<(), ClaimError> {
         self.file.ended = Some(JobEnded { at: now(), exit: Some(exit) });
-        let written = bytes(&self.file).and_then(|bytes| output::write_atomically(&self.path, &bytes));
+        // Opened again: a handle of the start of a long job may be stale on a network file system.
+        let written = SharedFile::of_run(&self.path).and_then(|shared| shared.write(&bytes(&self.file)?));
         written.map_err(|source| ClaimError::Write { path: self.path, source })
     }
 }

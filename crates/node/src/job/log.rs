@@ -23,7 +23,7 @@ impl Log {
     /// Opens the logs. A log that cannot be written does not stop the tests; the reason goes to stderr once.
     pub(super) fn open(paths: &[PathBuf], tests: &[TestId]) -> Self {
         let open = |path: &PathBuf| {
-            let opened = SharedFile::in_directory(path).and_then(|file| file.append());
+            let opened = SharedFile::of_test(path).and_then(|file| file.append());
             opened.inspect_err(|error| eprintln!("cannot write the log {}: {error}", path.display())).ok()
         };
         let files = paths.iter().enumerate().map(|(index, path)| (tests.get(index).cloned(), RefCell::new(open(path))));

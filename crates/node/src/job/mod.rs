@@ -10,7 +10,7 @@ mod log;
 pub mod node_paths;
 pub(crate) mod output;
 mod post;
-mod shared_file;
+pub(crate) mod shared_file;
 
 use std::{
     error::Error,
@@ -201,9 +201,7 @@ fn write_result(to: &ResultTarget, bytes: &[u8]) -> Result<(), JobError> {
         |source| JobError::Write { path, source }
     };
     match to {
-        ResultTarget::File(path) => {
-            SharedFile::in_directory(path).and_then(|file| file.write(bytes)).map_err(failed(path))
-        }
+        ResultTarget::File(path) => SharedFile::of_test(path).and_then(|file| file.write(bytes)).map_err(failed(path)),
         ResultTarget::Output { message } => {
             let packed = PackedDocument::pack(bytes).map_err(JobError::Pack)?;
             let mut out = io::stdout().lock();

@@ -3,11 +3,16 @@
 //! It writes `machine.json` and the output of `nvidia-bug-report.sh` into a directory. The tool inspects everything and
 //! may hang with the driver: it has a time limit, and partial output is kept. If it did not run, `machine.json` states
 //! why.
+//!
+//! On Slurm the directory is on the share, which other nodes write: the tool runs in a private directory, and the files are written
+//! through a handle that follows no link.
 
 mod machine;
+mod workspace;
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -16,10 +21,15 @@ use std::{
 use anyhow::Context;
 use doctor_checks::result_transport::PackedDocument;
 use doctor_core::time::Span;
-use doctor_host::vendor_reports::{self, MACHINE_FILE, MAX_CARRIED_BYTES, MAX_FILE_BYTES, VENDOR_FILES};
-use serde_json::{Value, json};
+use doctor_host::{
+    shared_directory::{EntryKind, SharedDirectory},
+    vendor_reports::{self, MACHINE_FILE, MAX_CARRIED_BYTES, MAX_FILE_BYTES, VENDOR_FILES},
+};
+use serde_json::json;
+use workspace::Workspace;
 
 use crate::{
+    job::shared_file,
     runner::{
         ProbeRunner,
         child::{self, ChildOutcome, Echo, Limits},
@@ -30,7 +40,7 @@ use crate::{
 const TOOL: &str = "nvidia-bug-report.sh";
 /// Where the driver's package installs it, below the machine's root.
 const TOOL_FOLDERS: [&str; 2] = ["usr/bin", "usr/local/bin"];
-/// A directory of ours on the machine, in which the tool runs if we are in a container.
+/// A directory of ours on the machine, below which the tool runs if we are in a container.
 const MACHINE_FOLDER: &str = "var/lib/cluster-doctor";
 /// What the tool prints besides its file.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
@@ -48,9 +58,13 @@ pub fn report(
     runner: &dyn ProbeRunner,
     stop: &Stop,
 ) -> anyhow::Result<String> {
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let directory = shared_file::make_run_directory(out).with_context(|| format!("cannot create {}", out.display()))?;
+    remove_earlier(&directory)?;
     let mut machine = machine::describe(metadata, runner);
-    let taken = run_vendor_tool(out, root, limit, stop);
+    let taken = run_vendor_tool(root, limit, stop).and_then(|file| {
+        write(&directory, file.name, &mut file.content.take(MAX_FILE_BYTES)).map_err(|error| format!("{error:#}"))?;
+        Ok(file.problem.map_or_else(|| file.name.to_owned(), |problem| format!("{}, truncated: {problem}", file.name)))
+    });
     let message = match &taken {
         Ok(file) => format!("{TOOL} wrote {file}"),
         Err(error) => format!("no report from {TOOL}: {error}"),
@@ -59,8 +73,7 @@ pub fn report(
         Ok(file) => json!({ "file": file }),
         Err(error) => json!({ "why_not": error }),
     };
-    let path = out.join(MACHINE_FILE);
-    write(&path, &machine).with_context(|| format!("cannot write {}", path.display()))?;
+    write(&directory, MACHINE_FILE, &mut &*serde_json::to_vec_pretty(&machine)?)?;
     Ok(message)
 }
 
@@ -69,65 +82,78 @@ pub fn report(
 /// # Errors
 /// If there is no report in the directory, or it is too long for a log.
 pub fn carried(out: &Path) -> anyhow::Result<String> {
-    let report = vendor_reports::read(out, Path::new(""), MAX_CARRIED_BYTES).context("cannot read the report")?;
+    let (data, below) = shared_file::split_run_directory(out);
+    let report = vendor_reports::read(&data, &below, MAX_CARRIED_BYTES).context("cannot read the report")?;
     let report = report.context("the report is gone")?;
     let packed = PackedDocument::pack(&serde_json::to_vec(&report)?).context("cannot pack the report")?;
     Ok(packed.to_log_lines())
 }
 
-/// Writes the file atomically.
-fn write(path: &Path, machine: &Value) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    fs::write(&temporary, serde_json::to_vec_pretty(machine)?)?;
-    fs::rename(temporary, path)
+/// Removes the vendor's files of an earlier run, which must not be taken for this one's. Nothing but a plain file ever is.
+fn remove_earlier(directory: &SharedDirectory) -> anyhow::Result<()> {
+    for name in VENDOR_FILES {
+        let removed = directory.remove(name.as_ref());
+        let is_file = directory.entry(Path::new(name)).map(|found| found.is_some_and(|e| e.kind == EntryKind::File));
+        if is_file.context("cannot read the directory of the report")? {
+            removed.context("cannot remove the file of an earlier report")?;
+        }
+    }
+    Ok(())
 }
 
-/// Runs the vendor's tool, if it is not installed here on the machine below `root`. Returns the file that it left, or why there is
-/// none.
-fn run_vendor_tool(out: &Path, root: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
-    for name in VENDOR_FILES {
-        // A file of an earlier run must not be taken for this one's.
-        let _none = fs::remove_file(out.join(name));
+/// Writes a file atomically, and prints what was planted in its place and could not be removed.
+fn write(directory: &SharedDirectory, name: &str, content: &mut dyn Read) -> anyhow::Result<()> {
+    let written = directory.replace(name.as_ref(), content);
+    let written = written.with_context(|| format!("cannot write {}", directory.path().join(name).display()))?;
+    if let Some(moved) = written.moved_aside {
+        eprintln!("doctor-node: {moved}");
     }
+    Ok(())
+}
+
+/// The file that the vendor's tool left.
+struct VendorOutput {
+    name: &'static str,
+    content: File,
+    /// Why the tool did not finish it.
+    problem: Option<String>,
+    /// Removed when the file is written to its place.
+    _workspace: Workspace,
+}
+
+/// Runs the vendor's tool in a private directory. If it is not installed here, the one of the machine below `root` is run there.
+/// Returns the file that it left, or why there is none.
+fn run_vendor_tool(root: &Path, limit: Span, stop: &Stop) -> Result<VendorOutput, String> {
     if let Some(tool) = find(TOOL) {
+        let parent = std::env::temp_dir();
+        let failed = |error: io::Error| format!("cannot create a directory in {}: {error}", parent.display());
+        let workspace = Workspace::create_in(&parent).map_err(failed)?;
         let mut command = Command::new(tool);
         // It writes its file into the current directory.
-        command.current_dir(out);
-        return run_in(&mut command, out, limit, stop);
+        command.current_dir(workspace.path());
+        return run_in(&mut command, workspace, limit, stop);
     }
     let installed = TOOL_FOLDERS.iter().find(|folder| root.join(folder).join(TOOL).is_file());
     let Some(folder) = installed.filter(|_| root != Path::new("/")) else {
         return Err(format!("{TOOL} is not installed here"));
     };
-    run_on_machine(&Path::new("/").join(folder).join(TOOL), out, root, limit, stop)
+    run_on_machine(&Path::new("/").join(folder).join(TOOL), root, limit, stop)
 }
 
-/// Runs the tool with the machine's file system as its root, in a new directory there, and moves its file to `out`.
-fn run_on_machine(tool: &Path, out: &Path, root: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
+/// Runs the tool with the machine's file system as its root.
+fn run_on_machine(tool: &Path, root: &Path, limit: Span, stop: &Stop) -> Result<VendorOutput, String> {
     let failed = |error: io::Error| format!("cannot use the machine's file system: {error}");
-    let inner = Path::new(MACHINE_FOLDER).join(format!("report-{}", std::process::id()));
-    let outer = root.join(&inner);
-    fs::create_dir_all(root.join(MACHINE_FOLDER)).map_err(failed)?;
-    // Of an earlier container with the same process id.
-    let _absent = fs::remove_dir_all(&outer);
-    fs::create_dir(&outer).map_err(failed)?;
+    let parent = root.join(MACHINE_FOLDER);
+    fs::create_dir_all(&parent).map_err(failed)?;
+    let workspace = Workspace::create_in(&parent).map_err(failed)?;
+    let inner = Path::new("/").join(MACHINE_FOLDER).join(workspace.name());
     let mut command = Command::new("chroot");
-    command
-        .arg(root)
-        .args(["/bin/sh", "-c", "cd \"$1\" && exec \"$2\"", "sh"])
-        .arg(Path::new("/").join(inner))
-        .arg(tool);
-    let taken = run_in(&mut command, &outer, limit, stop);
-    let moved = VENDOR_FILES.iter().filter(|name| outer.join(name).is_file()).try_for_each(|name| {
-        // Another file system: a rename would fail.
-        fs::copy(outer.join(name), out.join(name)).map(drop)
-    });
-    let _left = fs::remove_dir_all(&outer);
-    taken.and_then(|file| moved.map(|()| file).map_err(failed))
+    command.arg(root).args(["/bin/sh", "-c", "cd \"$1\" && exec \"$2\"", "sh"]).arg(inner).arg(tool);
+    run_in(&mut command, workspace, limit, stop)
 }
 
-/// Runs the tool, which writes its file into `out`.
-fn run_in(command: &mut Command, out: &Path, limit: Span, stop: &Stop) -> Result<String, String> {
+/// Runs the tool, which writes its file into the workspace.
+fn run_in(command: &mut Command, workspace: Workspace, limit: Span, stop: &Stop) -> Result<VendorOutput, String> {
     let limits =
         Limits { timeout: limit.to_std(), max_stream_bytes: MAX_OUTPUT_BYTES, grace: GRACE, kill_grace: GRACE };
     let outcome = child::run(command, &limits, stop, Echo::default());
@@ -142,14 +168,11 @@ fn run_in(command: &mut Command, out: &Path, limit: Span, stop: &Stop) -> Result
         Ok(ChildOutcome::Unkillable { pid, .. }) => Some(format!("process {pid} hangs in the kernel")),
         Err(error) => Some(format!("cannot start it: {error}")),
     };
-    let file = VENDOR_FILES.iter().find_map(|name| Some((*name, fs::metadata(out.join(name)).ok()?.len())));
-    match (file, problem) {
-        (Some((name, bytes)), _) if bytes > MAX_FILE_BYTES => {
-            let path = out.join(name);
-            Err(format!("{} has {} MiB, the limit is {} MiB", path.display(), bytes >> 20, MAX_FILE_BYTES >> 20))
+    match (workspace.first_file(&VENDOR_FILES)?, problem) {
+        (Some((name, _, bytes)), _) if bytes > MAX_FILE_BYTES => {
+            Err(format!("{name} has {} MiB, the limit is {} MiB", bytes >> 20, MAX_FILE_BYTES >> 20))
         }
-        (Some((name, 1..)), None) => Ok(name.to_owned()),
-        (Some((name, 1..)), Some(problem)) => Ok(format!("{name}, truncated: {problem}")),
+        (Some((name, content, 1..)), problem) => Ok(VendorOutput { name, content, problem, _workspace: workspace }),
         (_, Some(problem)) => Err(problem),
         (_, None) => Err("it succeeded but wrote no file".to_owned()),
     }
