@@ -58,11 +58,12 @@ impl Cluster {
             "store = \"{store_text}\"\ndata = \"data\"\npolicy = \"policy.toml\"\ncycle = \"60s\"\nlease = \"10m\"\n\
              [agents]\nlisten = \"{address}\"\ntls = {{ certificate = \"agents.crt\", key = \"agents.key\" }}\n[backend.sim]\nsocket = \"sim.sock\"\nshipped_tests = true\n"
         );
+        // No job starts by itself, so no run ends before its document is posted.
         let world = format!(
             "agents = false\nrepairs = false\ntickets = false\nshipped_tests = true\ncarry_documents = false\n\
              [[pools]]\nname = \"gpu\"\nnodes = {nodes}\nprefix = \"node\"\nsku = \"hgx-h100\"\n\
              [assumptions]\nhard_per_node_day = 0.0\ngray_per_node_day = 0.0\nsdc_per_node_day = 0.0\n\
-             utilisation = 0.0\n"
+             utilisation = 0.0\nstart_delay = \"1d\"\n"
         );
         // On a loopback address the endpoint speaks TLS only with a certificate of the site.
         let authority = Authority::new();
