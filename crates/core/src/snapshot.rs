@@ -21,6 +21,9 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub at: Timestamp,
+    /// When this controller last planned; `None`: not yet since it leads. What an earlier leader requested last, and whether the
+    /// cluster answered, is not known then.
+    pub planned_at: Option<Timestamp>,
     /// Sorted by name, each once.
     pub nodes: Vec<NodeRecord>,
     /// Runs that have not ended.

@@ -256,6 +256,7 @@ fn assemble(
     let midnight = Timestamp::from_millis(now.millis().div_euclid(DAY) * DAY);
     let snapshot = Snapshot {
         at: now,
+        planned_at: None,
         nodes,
         runs: active_runs(&runs, polled, &BTreeMap::new()),
         cases: store.cases(now.minus(inputs.policy.repair.memory))?,

@@ -435,6 +435,7 @@ impl PlannerState {
         self.stale = StaleTables { acknowledged: false, runs: false, cases: true, node_hours: true, other: true };
         self.planner = Some(Planner::new(Snapshot {
             at: deps.clock.now(),
+            planned_at: None,
             nodes,
             runs: Vec::new(),
             cases: Vec::new(),

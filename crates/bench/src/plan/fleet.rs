@@ -39,6 +39,7 @@ pub(crate) fn busy(nodes: usize, tests: usize) -> Snapshot {
     let runs = under_way(&nodes, &tests);
     Snapshot {
         at: NOW,
+        planned_at: None,
         nodes,
         runs,
         cases: Vec::new(),

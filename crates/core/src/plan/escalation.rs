@@ -372,14 +372,18 @@ fn ensure_replaced(builder: &mut PlanBuilder<'_>, node: u32, record: &NodeRecord
         Some(step) if step.state == StepState::Failed && step.attempts >= builder.snapshot.policy.repair.attempts => {
             return hand_over(builder, node, record, case, "replacing the node failed");
         }
-        // The replacement was requested repeatedly, and the backend has not confirmed it.
+        // The replacement was requested repeatedly, and the backend has not confirmed it. A controller that leads since a moment
+        // ago repeats the request first, under its own id: an earlier leader may have stopped before it recorded the answer.
         Some(step)
             if step.state == StepState::Intended
-                && builder.snapshot.at.since(step.at) > builder.snapshot.policy.repair.reboot_deadline =>
+                && builder.snapshot.at.since(step.at) > builder.snapshot.policy.repair.reboot_deadline
+                && builder.snapshot.planned_at.is_some_and(|planned_at| planned_at > step.at) =>
         {
-            builder.touched.insert(node);
             let settle = Action::CompleteStep { case: case.id, op: step.op, done: false };
             builder.push_action(settle, "deadline", "the backend did not confirm the replacement in time");
+            // It may have been carried out. Under another id it would be a second replacement.
+            let why = "the backend did not confirm the replacement in time; it may have been carried out";
+            return hand_over(builder, node, record, case, why);
         }
         _ => {
             if !is_empty(record, case, StepKind::Replace) {

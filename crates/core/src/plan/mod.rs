@@ -390,6 +390,7 @@ impl Planner {
             self.dirty.insert(node);
         }
         let decision = decide(&self.snapshot, &self.index, ids);
+        self.snapshot.planned_at = Some(at);
         let mut changed = std::mem::take(&mut self.dirty);
         changed.extend(decision.handled.symmetric_difference(&self.last.handled));
         if decision.capacity != self.last.capacity {

@@ -60,6 +60,7 @@ pub(super) fn cluster() -> Facts {
         cycle_at: Some(NOW),
         snapshot: Snapshot {
             at: NOW,
+            planned_at: None,
             nodes: Vec::new(),
             runs: Vec::new(),
             cases: Vec::new(),

@@ -84,7 +84,7 @@ impl Drop for SlurmFixture {
 }
 
 /// Configures a service for this cluster that runs these programs, with further backend settings.
-fn configure(workdir: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
+pub(crate) fn configure(workdir: &Workdir, slurm: &Slurm, programs: &Path, settings: &str) {
     workdir.write(
         "doctor.toml",
         &format!(

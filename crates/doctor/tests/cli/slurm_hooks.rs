@@ -13,6 +13,7 @@ use std::{
 use doctor_testbed::slurm::{Generation, HealthCheck, Layout, Slurm, SlurmTestbedError};
 
 use crate::{
+    slurm_flows::{self, SlurmFixture},
     this_machine::Service,
     workdir::{CommandOutput, Workdir, doctor_node, wait_until},
 };
@@ -128,6 +129,47 @@ fn hook_findings_reach_the_controller_directly_or_through_the_agent_and_permits_
     wait_until("nothing that waits", || fs::read_dir(workdir.path("here/agent/hook-reports")).unwrap().count() == 0);
     assert_eq!(agent.stop().0, Some(0));
     assert_eq!(service.stop().0, Some(0));
+}
+
+/// The controller made its certificate, and enrolment told the agent its key.
+fn reports_over_tls(generation: Generation) {
+    let layout = Layout { generation, nodes: 2, ..Layout::default() };
+    let Some(fixture) = SlurmFixture::start("agents over TLS on Slurm", &layout) else { return };
+    let SlurmFixture { workdir, slurm } = &fixture;
+    slurm_flows::configure(workdir, slurm, slurm.programs(), "");
+    let port = free_port();
+    let agents_section = format!("[agents]\nlisten = \"127.0.0.1:{port}\"\nplain = false\n[backend");
+    workdir.write("doctor.toml", &workdir.read("doctor.toml").replacen("[backend", &agents_section, 1));
+    workdir.write(
+        "policy.toml",
+        "mode = \"act\"\n[allow]\ndrain = true\n[limits]\njobs = 0\n[[rules]]\nid = \"site-damage\"\n\
+         check = \"kernel-log\"\nevent = \"file-system-error\"\nreason = \"damage\"\nseverity = \"isolate\"\ntext = \"{value}\"\n",
+    );
+    let mut service = Service::start(workdir);
+    service.wait_for_log("agent endpoint listening");
+    wait_until("both nodes", || workdir.json(&["status"])["nodes"]["free"] == 2);
+    workdir.expect(0, &["agent", "enroll", "node1", "--out", "keys", "--yes"]);
+    machine(workdir, "node1/machine", DAMAGED);
+    settings(workdir, "node1", "node1", "");
+    let mut command = Command::new(doctor_node());
+    command.args(["agent", "--config", "node1/agent.toml"]).current_dir(workdir.path("")).stdin(Stdio::null());
+    let mut agent = Service::spawn(command);
+    agent.wait_for_log(&format!("reporting as node1 to https://127.0.0.1:{port}"));
+    wait_until("the drain", || slurm.node_state("node1").is_ok_and(|state| state.contains("DRAIN")));
+    assert!(slurm.node_state("node2").is_ok_and(|state| state == "IDLE"), "{:?}", slurm.node_state("node2"));
+    assert_eq!(agent.stop().0, Some(0));
+    let (code, log) = service.stop();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
+fn a_report_over_tls_drains_its_node_on_slurm_22_05() {
+    reports_over_tls(Generation::Debian12);
+}
+
+#[test]
+fn a_report_over_tls_drains_its_node_on_slurm_24_11() {
+    reports_over_tls(Generation::Debian13);
 }
 
 fn is_accepted(generation: Generation) {

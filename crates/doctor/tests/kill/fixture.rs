@@ -82,9 +82,10 @@ impl Fixture {
         fs::write(fixture.path("world.toml"), toml::to_string(&fixture.world(seed)).unwrap()).unwrap();
         // A cycle is five simulated seconds, a few real milliseconds: the controller hardly ever idles. The lease lasts
         // for real seconds (`LEASE`), but the next controller detects that its holder is dead and does not wait.
+        // All documents are compared with what is stored; half an hour has more simulated days than logs are kept by default.
         let service = format!(
             "store = \"{}\"\ndata = \"share\"\npolicy = \"policy.toml\"\ncycle = \"5s\"\npublish = \"10m\"\nlease = \"2h\"\n\
-             workers = 4\n[backend.sim]\nsocket = \"sim.sock\"\n",
+             workers = 4\n[retention]\nlogs = \"365d\"\n[backend.sim]\nsocket = \"sim.sock\"\n",
             fixture.store
         );
         fs::write(fixture.path("doctor.toml"), service).unwrap();

@@ -440,6 +440,7 @@ pub(super) struct Cluster {
 pub(super) fn cluster() -> Cluster {
     let snapshot = Snapshot {
         at: NOW,
+        planned_at: None,
         nodes: Vec::new(),
         runs: Vec::new(),
         cases: Vec::new(),

@@ -7,6 +7,7 @@ use crate::{
     finding::{Severity, Verdict},
     lifecycle::NodeState,
     node::Occupancy,
+    plan::Action,
     policy::{Day, TimeOfDay, Window, WindowKind},
     time::Span,
 };
@@ -340,6 +341,25 @@ fn a_failed_replacement_is_handed_over() {
     let node = node.step(done(StepKind::SaveEvidence, RepairStep::Replace, Span::ZERO));
     let cluster = lone(node).policy(|policy| policy.allow.drain = false);
     assert_eq!(cluster.lines(), ["step a hand-over: handed-over", "move a out: handed-over"]);
+}
+
+/// A leader that stopped between the replacement and its record left the step intended, perhaps for hours.
+#[test]
+fn a_replacement_that_an_earlier_leader_requested_is_repeated_under_its_id_and_never_sent_under_another() {
+    let intended = step(StepKind::Replace, RepairStep::Replace, StepState::Intended, 3.hours());
+    let op = intended.op;
+    let node = free("a").fresh().out(Severity::Isolate, RepairStep::Replace).step(intended);
+    let node = node.step(done(StepKind::SaveEvidence, RepairStep::Replace, Span::ZERO));
+    let mut cluster = lone(node).policy(|policy| policy.allow.drain = false);
+    let actions = cluster.plan().actions;
+    let repeated =
+        |action: &Action| matches!(action, Action::Step { step: StepKind::Replace, op: sent, .. } if *sent == op);
+    assert_eq!(actions.iter().filter(|action| repeated(&action.value)).count(), 1, "{actions:?}");
+    // It was repeated a minute ago, and the backend confirmed nothing.
+    cluster.snapshot.planned_at = Some(NOW.minus(1.minutes()));
+    let lines = cluster.lines();
+    assert!(lines.contains(&"step a hand-over: handed-over".to_owned()), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.starts_with("step a replace")), "{lines:?}");
 }
 
 #[test]

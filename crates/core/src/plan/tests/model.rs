@@ -21,6 +21,7 @@ pub(super) fn carry_out(snapshot: &mut Snapshot, actions: &[WithReason<Action>])
     for action in actions {
         one(snapshot, action);
     }
+    snapshot.planned_at = Some(snapshot.at);
 }
 
 fn one(snapshot: &mut Snapshot, action: &WithReason<Action>) {
