@@ -37,6 +37,7 @@ for tool in dpkg-deb rpmbuild readelf objdump python3; do
   command -v "$tool" >/dev/null || fail "$tool is not installed; scripts/system.sh installs it"
 done
 doctor=$(realpath "${DOCTOR:-$programs/doctor}")
+[ -x "$doctor" ] || fail "$doctor is missing, or may not be executed"
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$source" log -1 --format=%ct)} || fail "set SOURCE_DATE_EPOCH: this is no git repository"
 export SOURCE_DATE_EPOCH=$epoch
 maintainer=${MAINTAINER:-Cluster Doctor maintainers <maintainers@cluster-doctor.example>}
@@ -135,7 +136,7 @@ lay_out_controller() { # layout
   local layout=$1 file units=$1/usr/lib/systemd/system
   lay_out_program "$layout" cluster-doctor doctor --features doctor/kubernetes
   install -D -m 644 -t "$units" "$source"/deploy/systemd/doctor.service "$source"/deploy/systemd/doctor-run.{service,timer}
-  for file in doctor.service doctor-run.service; do replace_line User=root User=cluster-doctor "$units/$file"; done
+  for file in doctor.service doctor-run.service; do replace_line User=root 'User=cluster-doctor\n# It may read the configuration, also where a site names another user.\nSupplementaryGroups=cluster-doctor' "$units/$file"; done
   install -D -m 644 "$here/controller/sysusers.conf" "$layout/usr/lib/sysusers.d/cluster-doctor.conf"
   install -D -m 644 -t "$layout/usr/share/cluster-doctor/prometheus" "$source/deploy/prometheus/rules.yml"
   install -D -m 644 -t "$layout/usr/share/cluster-doctor/grafana" "$source/deploy/grafana/dashboard.json"

@@ -164,11 +164,16 @@ agent_is_up() { journalctl --quiet "_PID=$(main_process doctor-node-agent.servic
 # Starts the controller, and an agent on the same machine.
 use() {
   local status
-  step "configured and enabled, the controller leads, as its user without privileges"
-  sed -i 's/^# cycle = "30s"$/cycle = "1s"/' $config/doctor.toml
+  step "a single cycle makes the database"
   # Nothing is tested on this machine: it is always busy.
   printf '%s\n' '[agents]' 'listen = "127.0.0.1:7443"' '[backend.local]' 'busy_file = "/etc/cluster-doctor/busy"' >>$config/doctor.toml
   touch $config/busy
+  systemctl start doctor-run.service
+  file_is $state/doctor.db "600 cluster-doctor cluster-doctor"
+  if [ -e $state/agent/kept ]; then file_is $state/agent/kept "600 root root"; fi
+
+  step "configured and enabled, the controller leads, as its user without privileges"
+  sed -i 's/^# cycle = "30s"$/cycle = "1s"/' $config/doctor.toml
   systemctl enable --quiet --now doctor.service
   await "the controller leads" leads
   runs_installed_program doctor.service /usr/bin/doctor
@@ -224,6 +229,24 @@ upgrade() {
   systemctl stop doctor.service doctor-node-agent.service
   install_packages new cluster-doctor cluster-doctor-node
   is_stopped "${units[@]}"
+}
+
+another_user() {
+  step "another user of the unit gets the state, and reads the configuration"
+  mkdir /etc/systemd/system/doctor.service.d
+  printf '%s\n' '[Service]' User=ann >/etc/systemd/system/doctor.service.d/user.conf
+  systemctl daemon-reload
+  systemctl start doctor.service
+  await "the controller leads" leads
+  is_running doctor.service
+  file_is $state/doctor.db "600 ann ann"
+  systemctl stop doctor.service
+  rm -r /etc/systemd/system/doctor.service.d
+  systemctl daemon-reload
+  systemctl start doctor.service
+  await "the controller leads" leads
+  file_is $state/doctor.db "600 cluster-doctor cluster-doctor"
+  systemctl stop doctor.service
 }
 
 history() { doctor history --json; }
@@ -322,11 +345,17 @@ if [ "$format" = rpm ]; then
   mkdir -p /usr/share/licenses
 fi
 before=$(all_files)
+if [ "$format" = rpm ]; then
+  # The machine was a node before it got a controller.
+  install -d -m 700 $state/agent
+  install -m 600 /dev/null $state/agent/kept
+fi
 install_packages old cluster-doctor cluster-doctor-node
 equal version "$(version_of cluster-doctor) $(version_of cluster-doctor-node)" "0.2.0 0.2.0"
 check_installation
 use
 upgrade
+another_user
 store_of_v020
 removal
 if [ "$format" = deb ]; then purge_of_debian; else end_of_rpm; fi
