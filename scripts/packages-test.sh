@@ -131,6 +131,10 @@ build_old
 builds_the_same_again
 refuses "is not a program for aarch64" "$work/programs" aarch64 0.3.0 "$work/refused" node
 refuses "is not a version" "$work/programs" x86_64 v0.3 "$work/refused"
+mkdir "$work/other"
+cp "$work/programs/doctor" "$work/other/"
+cp "$(command -v curl)" "$work/other/doctor-node"
+refuses "it is not known which Debian package has" "$work/other" x86_64 0.3.0 "$work/refused" node
 if ANY_VERSION="" deploy/packages/build.sh "$work/programs" x86_64 9.9.9 "$work/refused" 2>/dev/null; then
   fail "build.sh packs programs of another version"
 fi

@@ -178,7 +178,7 @@ Upstream-Name: Cluster Doctor
 Comment: THIRD-PARTY.gz in this directory has the licences of the third-party code in the program.
 
 Files: *
-Copyright: the maintainers of Cluster Doctor
+Copyright: $(date -d "@$epoch" +%Y) the maintainers of Cluster Doctor
 License: Apache-2.0
  On Debian systems, the complete text of the Apache License, version 2.0, is in /usr/share/common-licenses/Apache-2.0.
 TEXT
@@ -195,11 +195,11 @@ TEXT
 }
 
 # Prints the relations and descriptions of a package for Debian.
-debian_fields() { # kind
+debian_fields() { # kind, what the program depends on
   case $1 in
   controller)
     cat <<TEXT
-Depends: $(deb_requires "$programs/doctor"), systemd | systemd-standalone-sysusers | systemd-sysusers
+Depends: $2, systemd | systemd-standalone-sysusers | systemd-sysusers
 Recommends: cluster-doctor-node, openssh-client, ca-certificates
 Suggests: slurm-client, postgresql
 Description: find the bad nodes of a GPU cluster, and take them out of service
@@ -213,7 +213,7 @@ TEXT
     ;;
   node)
     cat <<TEXT
-Depends: $(deb_requires "$programs/doctor-node")
+Depends: $2
 Recommends: fio
 Suggests: nvme-cli, perftest, libfabric-bin
 Description: checks and tests of a GPU node, and the agent that reports them
@@ -229,8 +229,9 @@ TEXT
   esac
 }
 
-make_deb() { # kind, package, layout
-  local kind=$1 package=$2 root=$work/deb-$1 doc script size
+make_deb() { # kind, package, layout, program
+  local kind=$1 package=$2 root=$work/deb-$1 doc script size requires
+  requires=$(deb_requires "$programs/$4")
   cp -a "$3" "$root"
   doc=$root/usr/share/doc/$package
   copyright >"$doc/copyright"
@@ -250,14 +251,15 @@ make_deb() { # kind, package, layout
   {
     printf '%s\n' "Package: $package" "Version: $version" "Architecture: $debian" "Maintainer: $maintainer" \
       "Installed-Size: $size" 'Section: admin' 'Priority: optional'
-    debian_fields "$kind"
+    debian_fields "$kind" "$requires"
   } >"$root/DEBIAN/control"
   set_times "$root"
   dpkg-deb --root-owner-group "${deb_compression[@]}" --build "$root" "$out/${package}_${version}_$debian.deb" >/dev/null
 }
 
 make_rpm() { # kind, package, layout, program
-  local kind=$1 package=$2 root=$work/rpm-$1
+  local kind=$1 package=$2 root=$work/rpm-$1 requires
+  requires=$(rpm_requires "$programs/$4")
   cp -a "$3" "$root"
   install -D -m 644 -t "$root/usr/share/licenses/$package" "$source/LICENSE"
   set_times "$root"
@@ -275,7 +277,7 @@ make_rpm() { # kind, package, layout, program
     --define '__os_install_post %{nil}' --define 'debug_package %{nil}' --define '_build_id_links none' \
     --define '_docdir /usr/share/doc' --define '_defaultlicensedir /usr/share/licenses' \
     --define "package_version $version" --define "maintainer $maintainer" \
-    --define "program_requires $(rpm_requires "$programs/$4")" --define "layout $root" "$work/$kind.spec" >"$work/rpmbuild.log" 2>&1 ||
+    --define "program_requires $requires" --define "layout $root" "$work/$kind.spec" >"$work/rpmbuild.log" 2>&1 ||
     { cat "$work/rpmbuild.log" >&2 && fail "rpmbuild failed"; }
   mv "$work/rpms/$package-$version-1.$processor.rpm" "$out/"
 }
@@ -301,11 +303,11 @@ done
 if wants controller || wants archive; then lay_out_controller "$work/controller"; fi
 if wants node || wants archive; then lay_out_node "$work/node"; fi
 if wants controller; then
-  make_deb controller cluster-doctor "$work/controller"
+  make_deb controller cluster-doctor "$work/controller" doctor
   make_rpm controller cluster-doctor "$work/controller" doctor
 fi
 if wants node; then
-  make_deb node cluster-doctor-node "$work/node"
+  make_deb node cluster-doctor-node "$work/node" doctor-node
   make_rpm node cluster-doctor-node "$work/node" doctor-node
 fi
 if wants archive; then make_archive; fi
