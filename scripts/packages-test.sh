@@ -96,7 +96,10 @@ check_aarch64() {
   [ "$(rpm -qp --queryformat '%{ARCH} %{OS}' "$work"/arm/*.aarch64.rpm)" = "aarch64 linux" ] || fail "architecture of the .rpm"
   glibc=$(dpkg-deb --field "$work"/arm/*_arm64.deb Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p')
   [ "$glibc" = 2.28 ] || fail "the .deb for arm64 needs libc6 $glibc, expected 2.28"
-  command -v qemu-aarch64-static >/dev/null || { echo "not run: doctor-node of the .deb for arm64: qemu-user-static is not installed" && return; }
+  if ! command -v qemu-aarch64-static >/dev/null; then
+    echo "not run: doctor-node of the .deb for arm64: qemu-user-static is not installed"
+    return
+  fi
   dpkg-deb --extract "$work"/arm/*_arm64.deb "$root"
   qemu-aarch64-static -L /usr/aarch64-linux-gnu "$root/usr/bin/doctor-node" --version
 }
@@ -122,7 +125,8 @@ $provides
 It has no files.
 %files
 SPEC
-  rpmbuild --quiet -bb --define "_topdir $work/rpmbuild" --define "_rpmdir $work/shared" --define '_build_name_fmt base.rpm' "$work/base.spec"
+  rpmbuild --quiet -bb --define "_topdir $work/rpmbuild" --define "_rpmdir $work/shared" --define '_build_name_fmt base.rpm' \
+    "$work/base.spec"
 }
 
 echo "== packages"

@@ -136,7 +136,10 @@ lay_out_controller() { # layout
   local layout=$1 file units=$1/usr/lib/systemd/system
   lay_out_program "$layout" cluster-doctor doctor --features doctor/kubernetes
   install -D -m 644 -t "$units" "$source"/deploy/systemd/doctor.service "$source"/deploy/systemd/doctor-run.{service,timer}
-  for file in doctor.service doctor-run.service; do replace_line User=root 'User=cluster-doctor\n# It may read the configuration, also where a site names another user.\nSupplementaryGroups=cluster-doctor' "$units/$file"; done
+  # The group may read the configuration, also where a site names another user.
+  for file in doctor.service doctor-run.service; do
+    replace_line User=root 'User=cluster-doctor\nSupplementaryGroups=cluster-doctor' "$units/$file"
+  done
   install -D -m 644 "$here/controller/sysusers.conf" "$layout/usr/lib/sysusers.d/cluster-doctor.conf"
   install -D -m 644 -t "$layout/usr/share/cluster-doctor/prometheus" "$source/deploy/prometheus/rules.yml"
   install -D -m 644 -t "$layout/usr/share/cluster-doctor/grafana" "$source/deploy/grafana/dashboard.json"
@@ -241,7 +244,7 @@ make_deb() { # kind, package, layout, program
   # The sum of whole KiB, as dpkg-gencontrol counts it: what `du` prints depends on the file system.
   size=$(find "$root" -printf '%y %s\n' | awk '{ sum += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print sum }')
   mkdir "$root/DEBIAN"
-  (cd "$root" && find . -path ./DEBIAN -prune -o -path ./etc -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+  (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
   (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
   [ -s "$root/DEBIAN/conffiles" ] || rm "$root/DEBIAN/conffiles"
   for script in postinst prerm postrm; do

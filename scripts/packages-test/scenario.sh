@@ -75,18 +75,24 @@ if [ "$format" = deb ]; then
     for one in "${@:2}"; do files+=("/shared/$1/${one}"_*.deb); done
     # As an unattended upgrade: a changed file stays, and nothing is asked.
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \
-      install -y --no-install-recommends --reinstall "${files[@]}" >/tmp/install.log 2>&1 </dev/null || { cat /tmp/install.log && fail "apt-get install ${files[*]}"; }
+      install -y --no-install-recommends --reinstall "${files[@]}" >/tmp/apt.log 2>&1 </dev/null ||
+      { cat /tmp/apt.log && fail "apt-get install ${files[*]}"; }
   }
-  remove_package() { apt-get -qq remove -y "$1" >/dev/null 2>/tmp/remove.log || { cat /tmp/remove.log && fail "apt-get remove $1"; }; }
+  remove_package() {
+    apt-get -qq remove -y "$1" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log && fail "apt-get remove $1"; }
+  }
   version_of() { dpkg-query -f '${Version}' -W "$1"; }
   left_beside=dpkg-dist
 else
   install_packages() { # version, package...
     local one files=()
     for one in "${@:2}"; do files+=("/shared/$1/${one}"-[0-9]*.rpm); done
-    rpm --force-debian --upgrade --replacepkgs "${files[@]}" >/tmp/install.log 2>&1 || { cat /tmp/install.log && fail "rpm --upgrade ${files[*]}"; }
+    rpm --force-debian --upgrade --replacepkgs "${files[@]}" >/tmp/rpm.log 2>&1 ||
+      { cat /tmp/rpm.log && fail "rpm --upgrade ${files[*]}"; }
   }
-  remove_package() { rpm --force-debian --erase "$1" 2>/tmp/remove.log || { cat /tmp/remove.log && fail "rpm --erase $1"; }; }
+  remove_package() {
+    rpm --force-debian --erase "$1" >/tmp/rpm.log 2>&1 || { cat /tmp/rpm.log && fail "rpm --erase $1"; }
+  }
   version_of() { rpm --force-debian -q --queryformat '%{VERSION}' "$1"; }
   left_beside=rpmnew
 fi
@@ -127,7 +133,9 @@ check_installation() {
   file_is $config/policy.toml "644 root root"
   file_is $state "750 cluster-doctor cluster-doctor"
   file_is $state/data "750 cluster-doctor cluster-doctor"
-  for file in /usr/bin/doctor /usr/bin/doctor-node /usr/lib/cluster-doctor/slurm/{health,prolog,epilog}; do file_is "$file" "755 root root"; done
+  for file in /usr/bin/doctor /usr/bin/doctor-node /usr/lib/cluster-doctor/slurm/{health,prolog,epilog}; do
+    file_is "$file" "755 root root"
+  done
 
   step "programs, manual pages, completions"
   doctor --version >/dev/null
@@ -142,7 +150,8 @@ check_installation() {
   step "the configuration is valid for the service, and is that of the program"
   runuser -u cluster-doctor -- doctor config check >/tmp/check.log || { cat /tmp/check.log && fail "doctor config check"; }
   doctor config init /tmp/defaults >/dev/null
-  expect "the same settings as without the files" cmp <(settings_in_force $config/doctor.toml) <(settings_in_force /tmp/defaults/doctor.toml)
+  settings_in_force /tmp/defaults/doctor.toml >/tmp/settings
+  expect "the same settings as without the files" cmp /tmp/settings <(settings_in_force $config/doctor.toml)
   rm -r /tmp/defaults
 
   step "systemd accepts the units"
@@ -163,7 +172,7 @@ agent_is_up() { journalctl --quiet "_PID=$(main_process doctor-node-agent.servic
 
 # Starts the controller, and an agent on the same machine.
 use() {
-  local status
+  local status id
   step "a single cycle makes the database"
   # Nothing is tested on this machine: it is always busy.
   printf '%s\n' '[agents]' 'listen = "127.0.0.1:7443"' '[backend.local]' 'busy_file = "/etc/cluster-doctor/busy"' >>$config/doctor.toml
@@ -178,7 +187,8 @@ use() {
   await "the controller leads" leads
   runs_installed_program doctor.service /usr/bin/doctor
   status=/proc/$(main_process doctor.service)/status
-  equal "user of the controller" "$(awk '$1 == "Uid:" { print $2, $3, $4 }' "$status")" "$(id -u cluster-doctor) $(id -u cluster-doctor) $(id -u cluster-doctor)"
+  id=$(id -u cluster-doctor)
+  equal "user of the controller" "$(awk '$1 == "Uid:" { print $2, $3, $4 }' "$status")" "$id $id $id"
   equal "capabilities" "$(awk '$1 == "CapEff:" { print $2 }' "$status")" 0000000000000000
   equal "no new privileges" "$(awk '$1 == "NoNewPrivs:" { print $2 }' "$status")" 1
   file_is $state "750 cluster-doctor cluster-doctor"
