@@ -90,14 +90,14 @@ check_scripts() {
 # The package for the other processor, from the program that the part `portable` has built.
 check_aarch64() {
   local program=$target/aarch64-unknown-linux-gnu/debug/doctor-node root=$work/aarch64 glibc
-  [ -x "$program" ] || { echo "not run: packages for aarch64: $program does not exist: scripts/portable.sh check" && return; }
+  [ -x "$program" ] || { echo "NOT RUN: packages for aarch64: $program does not exist: scripts/portable.sh check" && return; }
   DOCTOR=$work/programs/doctor build "${program%/*}" aarch64 0.3.0 "$work/arm" node
   [ "$(dpkg-deb --field "$work"/arm/*_arm64.deb Architecture)" = arm64 ] || fail "architecture of the .deb"
   [ "$(rpm -qp --queryformat '%{ARCH} %{OS}' "$work"/arm/*.aarch64.rpm)" = "aarch64 linux" ] || fail "architecture of the .rpm"
   glibc=$(dpkg-deb --field "$work"/arm/*_arm64.deb Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p')
   [ "$glibc" = 2.28 ] || fail "the .deb for arm64 needs libc6 $glibc, expected 2.28"
   if ! command -v qemu-aarch64-static >/dev/null; then
-    echo "not run: doctor-node of the .deb for arm64: qemu-user-static is not installed"
+    echo "NOT RUN: doctor-node of the .deb for arm64: qemu-user-static is not installed"
     return
   fi
   dpkg-deb --extract "$work"/arm/*_arm64.deb "$root"
