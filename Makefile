@@ -7,6 +7,7 @@
 #   make fuzz  [T=60]        a million inputs for every parser of external text; with T, at most T seconds each
 #   make kill                kills the controller 200 times on each database; nothing may be lost or duplicated
 #   make portable            doctor-node for x86-64 and aarch64, glibc 2.28 or newer, into target/portable
+#   make packages            .deb, .rpm and an archive of both programs for x86-64 and arm64, into target/packages (deploy/packages)
 #   make images              both container images without Docker, into target/images (Debian or Ubuntu; deploy/image)
 #   make demo                a simulated month in the terminal
 #   make fmt | lint | docs   format; clippy; regenerate the pages that are generated from code
@@ -21,10 +22,10 @@ M ?=
 # Seconds per fuzz target. Empty: as long as its million inputs take, half an hour at most.
 T ?=
 
-.PHONY: build test test-full bench fuzz kill portable images demo fmt lint docs
+.PHONY: build test test-full bench fuzz kill portable packages images demo fmt lint docs
 
 # `doctor version` prints it.
-build images: export DOCTOR_COMMIT ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+build packages images: export DOCTOR_COMMIT ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 
 build:
 	$(CARGO) build --release -p doctor -p doctor-node --features doctor/kubernetes
@@ -46,6 +47,12 @@ kill:
 
 portable:
 	@scripts/portable.sh dist
+
+packages:
+	@scripts/portable.sh programs
+	@here=target/portable/$$(uname -m); version=$$($$here/doctor --version); for processor in x86_64 aarch64; do \
+	  DOCTOR=$$here/doctor deploy/packages/build.sh target/portable/$$processor $$processor $${version#doctor } target/packages; done
+	@ls -l target/packages
 
 images:
 	$(CARGO) build --profile dist -p doctor -p doctor-node --features doctor/kubernetes

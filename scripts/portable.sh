@@ -2,6 +2,7 @@
 # Builds doctor-node for all machines of a cluster: x86-64 and aarch64 (GB200), for glibc 2.28 (RHEL 8) or newer. It is linked
 # dynamically, because a static program cannot load the GPU driver.
 #   portable.sh dist          both, as shipped, into target/portable
+#   portable.sh programs      doctor and doctor-node as shipped, into target/portable/x86_64 and …/aarch64: what packages contain
 #   portable.sh check         a quick aarch64 build, and what can be tested of it under qemu-user
 # zig, which includes the headers of every glibc, and cargo-zigbuild come from PyPI.
 set -euo pipefail
@@ -11,6 +12,7 @@ zig_version=0.15.2
 zigbuild_version=0.23.4
 glibc=2.28
 cargo=${CARGO:-cargo}
+node=(-p doctor-node --bin doctor-node)
 tools=${DOCTOR_TOOLS_CACHE:-$HOME/.cache/cluster-doctor-tools}/zig-$zig_version-$zigbuild_version
 
 if ! [ -d "$tools/ziglang" ]; then
@@ -24,14 +26,15 @@ fi
 export PATH="$tools/bin:$PATH" PYTHONPATH="$tools"
 export CARGO_ZIGBUILD_ZIG_PATH="$tools/ziglang/zig"
 
-# Builds the program for one architecture with the profile of the second argument; prints its path.
-build() {
+# Builds programs for one architecture with a profile; prints the folder that they are in.
+build() { # processor, profile, arguments of Cargo
   local target=$1-unknown-linux-gnu profile=$2
+  shift 2
   if ! rustc --print target-libdir --target "$target" | xargs test -d; then
     rustup --quiet target add "$target" >&2
   fi
-  "$cargo" zigbuild --quiet -p doctor-node --bin doctor-node --profile "$profile" --target "$target.$glibc" >&2
-  echo "${CARGO_TARGET_DIR:-target}/$target/${profile/#dev/debug}/doctor-node"
+  "$cargo" zigbuild --quiet "$@" --profile "$profile" --target "$target.$glibc" >&2
+  echo "${CARGO_TARGET_DIR:-target}/$target/${profile/#dev/debug}"
 }
 
 # Checks that the newest glibc version that a program needs is not newer than ours.
@@ -42,7 +45,7 @@ needs_at_most() {
     echo "$1 needs $newest" >&2
     return 1
   fi
-  echo "$(basename "$(dirname "$(dirname "$1")")"): needs $newest, $(stat -c %s "$1") bytes"
+  echo "$(basename "$(dirname "$(dirname "$1")")") ${1##*/}: needs $newest, $(stat -c %s "$1") bytes"
 }
 
 # Tests what runs on any machine: the version, checks of this machine, and the search for the GPU driver. The test is started
@@ -81,22 +84,32 @@ case ${1:-} in
 dist)
   mkdir -p target/portable
   for processor in x86_64 aarch64; do
-    program=$(build "$processor" dist)
+    program=$(build "$processor" dist "${node[@]}")/doctor-node
     needs_at_most "$program"
     cp "$program" "target/portable/doctor-node-$processor"
   done
   smoke target/portable/doctor-node-x86_64
   emulated target/portable/doctor-node-aarch64
   ;;
+programs)
+  for processor in x86_64 aarch64; do
+    folder=$(build "$processor" dist "${node[@]}" -p doctor --bin doctor --features doctor/kubernetes)
+    mkdir -p "target/portable/$processor"
+    for program in doctor doctor-node; do
+      needs_at_most "$folder/$program"
+      cp "$folder/$program" "target/portable/$processor/"
+    done
+  done
+  ;;
 check)
   # Its own target folder: cargo keeps a folder locked while it builds, and the tests need theirs meanwhile.
   export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/portable-check
-  program=$(build aarch64 dev)
+  program=$(build aarch64 dev "${node[@]}")/doctor-node
   needs_at_most "$program"
   emulated "$program"
   ;;
 *)
-  echo "usage: portable.sh dist|check" >&2
+  echo "usage: portable.sh dist|programs|check" >&2
   exit 2
   ;;
 esac

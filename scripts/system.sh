@@ -4,11 +4,12 @@
 # the storage test, and bindfs for a mount that stops answering; perftest and libfabric's programs for the fabric test, whose
 # output and failures can be tested without an adapter; pip for the compiler that verifies the committed GPU kernels; qemu-user
 # and a C library to run doctor-node for aarch64; containerd, runc and CNI plugins for a real Kubernetes node, beside the kubelet
-# of scripts/kubernetes.sh; munge and Slurm's daemons; mmdebstrap for the root file system of the second Slurm release
-# (scripts/slurm.sh); sshd for the hosts of a fleet without a scheduler; promtool, from Prometheus' package, for our metrics and
-# rules; an Alertmanager and a mail server as receivers of notifications; cloud-init and systemd to check the files for Azure
-# machines and small sites; openssl for certificates of the API, and curl for TLS requests; Chromium and Node.js for the
-# dashboard; shellcheck for our scripts.
+# of scripts/kubernetes.sh; munge and Slurm's daemons; mmdebstrap for the root file systems of the second Slurm release
+# (scripts/slurm.sh) and of the machines on which our packages are installed (scripts/debian-root.sh); rpm to build and install
+# ours; zstd to unpack the stores of releases; sshd for the hosts of a fleet without a scheduler; promtool, from Prometheus'
+# package, for our metrics and rules; an Alertmanager and a mail server as receivers of notifications; cloud-init and systemd to
+# check the files for Azure machines and small sites; openssl for certificates of the API, and curl for TLS requests; Chromium
+# and Node.js for the dashboard; shellcheck for our scripts.
 #
 # Installed packages are left alone. Without root nothing is installed: the missing packages are listed, the tests that need them
 # report NOT RUN, and in CI that is a failure.
@@ -39,6 +40,8 @@ command -v scontrol >/dev/null || missing+=(slurm-client)
 command -v slurmrestd >/dev/null || missing+=(slurmrestd)
 compgen -G '/usr/lib/*/slurm-wlm/auth_jwt.so' >/dev/null || missing+=(slurm-wlm-jwt-plugin)
 command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+command -v rpmbuild >/dev/null || missing+=(rpm)
+command -v zstd >/dev/null || missing+=(zstd)
 command -v curl >/dev/null || missing+=(curl)
 command -v openssl >/dev/null || missing+=(openssl)
 [ -x /usr/sbin/sshd ] || missing+=(openssh-server)

@@ -179,6 +179,16 @@ slurm() {
   scripts/slurm.sh || [ $? -eq 3 ]
 }
 
+# The same for the machines on which our packages are installed.
+machines() {
+  scripts/debian-root.sh bookworm rpm && scripts/debian-root.sh trixie || [ $? -eq 3 ]
+}
+
+# The packages, installed, upgraded and removed; without root they report NOT RUN.
+packages() {
+  scripts/packages-test.sh || [ $? -eq 3 ]
+}
+
 # The dashboard in a browser; without one it reports NOT RUN.
 browser() {
   scripts/browser.sh || [ $? -eq 3 ]
@@ -217,9 +227,10 @@ beside cloud cloud
 beside slurm slurm
 beside dstack dstack
 beside azure azure
+beside machines machines
 part kubernetes control_plane
 part helm helm
-for name in cloud slurm dstack azure; do join "$name"; done
+for name in cloud slurm dstack azure machines; do join "$name"; done
 part format format
 part rules scripts/house-rules.sh
 part shell shell
@@ -233,6 +244,7 @@ part api api
 part browser browser
 part kill env DOCTOR_KILLS="$kills" scripts/kill.sh
 join portable
+part packages packages
 join fuzz-build && part fuzz scripts/fuzz.sh "$fuzz_seconds"
 part generated env DOCTOR="${CARGO_TARGET_DIR:-target}/debug/doctor" scripts/generated.sh check
 part kernels scripts/kernels.sh check

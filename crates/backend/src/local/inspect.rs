@@ -41,7 +41,7 @@ pub(super) fn try_node(config: &LocalConfig) -> NodeTrial {
     trial
 }
 
-/// Returns the version that the program prints, such as `0.1.0`.
+/// Returns the version that the program prints, such as `0.3.0`.
 fn version(program: &Path) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version");

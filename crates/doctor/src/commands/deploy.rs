@@ -64,8 +64,8 @@ const EXAMPLES: &str = "\
 Examples:
   doctor deploy kubernetes --what rights | kubectl apply -f -
   doctor deploy kubernetes --what certificate | kubectl create -f -   # once: the certificate for the agents' reports
-  doctor deploy kubernetes --image registry.example.com/cluster-doctor-node:0.1.0 \\
-      --controller-image registry.example.com/cluster-doctor:0.1.0 --storage-class efs | kubectl apply -f -
+  doctor deploy kubernetes --image registry.example.com/cluster-doctor-node:0.3.0 \\
+      --controller-image registry.example.com/cluster-doctor:0.3.0 --storage-class efs | kubectl apply -f -
   doctor deploy kubernetes --postgres doctor-db --set data.size=1Ti | kubectl diff -f -
   doctor deploy kubernetes --what values > values.yaml   # for helm install --values
   doctor deploy kubernetes --what template > job.yaml     # to change, and name as `template` in [backend.kubernetes]

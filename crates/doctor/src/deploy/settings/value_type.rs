@@ -116,7 +116,7 @@ impl ValueType {
             Port => "a port, 1 to 65535".to_owned(),
             User => "a user id other than root's".to_owned(),
             OneOf(choices) => format!("one of {}", choices.join(", ")),
-            Image => "an image, such as registry.example.com/cluster-doctor:0.1.0".to_owned(),
+            Image => "an image, such as registry.example.com/cluster-doctor:0.3.0".to_owned(),
             Name => "a name of lowercase letters, digits, - and .".to_owned(),
             AnyName => "a name of lowercase letters, digits, - and ., or empty".to_owned(),
             Condition => "the type of a condition, such as GpuHealthy, or empty".to_owned(),
