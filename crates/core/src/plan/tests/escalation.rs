@@ -107,7 +107,7 @@ fn an_interrupted_step_is_retried_with_the_same_operation_id() {
     let cluster = lone(node.step(done(StepKind::SaveEvidence, RepairStep::Reset, 2.minutes())).step(intended.clone()));
     let plan = cluster.plan();
     let again = plan.actions.iter().find_map(|action| match action.value {
-        super::super::Action::Step { step: StepKind::Reset, op, attempts: tries, .. } => Some((op, tries)),
+        Action::Step { step: StepKind::Reset, op, attempts: tries, .. } => Some((op, tries)),
         _ => None,
     });
     assert_eq!(again, Some((intended.op, 1)));
@@ -396,7 +396,7 @@ fn memory_lifts_a_case_and_never_lowers_it() {
 fn a_case_belongs_to_the_hardware_or_without_an_id_to_the_name() {
     let hardware = |node: super::cluster::NodeFixture| {
         let plan = lone(node.fresh().found(bad("dl", Severity::Reset))).plan();
-        let super::super::Action::OpenCase(case) = &plan.actions[0].value else { panic!("{plan:?}") };
+        let Action::OpenCase(case) = &plan.actions[0].value else { panic!("{plan:?}") };
         case.hardware.clone()
     };
     assert_eq!(hardware(free("a").machine("J1")), board("J1"));
