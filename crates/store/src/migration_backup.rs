@@ -327,12 +327,12 @@ mod tests {
     #[test]
     fn a_backup_is_named_after_the_store_and_its_schema_and_replaces_none() {
         let folder = tempfile::tempdir().unwrap();
-        let auto = MigrationBackup::Auto { postgres: "/nonexistent".into() };
+        let auto = MigrationBackup::Auto { postgres: "/proc/nonexistent".into() };
         for expected in ["doctor.db.schema-12.bak", "doctor.db.schema-12.2.bak", "doctor.db.schema-12.3.bak"] {
             let planned = plan(&sqlite(folder.path()), &auto, (12, 13), 1).unwrap();
             assert_eq!(planned, PlannedBackup::File(folder.path().join(expected)));
             // A link that points nowhere is a file of another party, too.
-            std::os::unix::fs::symlink("/nonexistent/x", folder.path().join(expected)).unwrap();
+            std::os::unix::fs::symlink("/proc/nonexistent/x", folder.path().join(expected)).unwrap();
         }
     }
 
@@ -343,9 +343,9 @@ mod tests {
         let error = plan(&sqlite(Path::new("/x")), &no_room, (12, 14), 5 << 20).unwrap_err().to_string();
         assert!(error.contains("not migrated from 12 to 14") && error.contains("69 MB in /proc"), "{error}");
         assert!(error.contains("nothing was changed") && error.contains("migration_backup"), "{error}");
-        let missing = MigrationBackup::Directory("/nonexistent/backups".into());
+        let missing = MigrationBackup::Directory("/proc/nonexistent/backups".into());
         let error = plan(&sqlite(Path::new("/x")), &missing, (12, 14), 1).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/backups: No such file"), "{error}");
+        assert!(error.contains("/proc/nonexistent/backups: No such file"), "{error}");
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(small, PlannedBackup::File(folder.path().join("doctor.schema-12.bak")));
         let large = plan(&url, &auto(folder.path()), (12, 13), 50 << 30).unwrap();
         assert!(large.to_string().contains("none: the database has 50 GB"), "{large}");
-        let nowhere = plan(&url, &auto(Path::new("/nonexistent")), (12, 13), 1 << 20).unwrap();
+        let nowhere = plan(&url, &auto(Path::new("/proc/nonexistent")), (12, 13), 1 << 20).unwrap();
         assert!(nowhere.to_string().contains("none: the backup cannot be written"), "{nowhere}");
         let named = MigrationBackup::Directory("/proc".into());
         assert!(plan(&url, &named, (12, 13), 50 << 30).is_err(), "a named directory is required to have room");
