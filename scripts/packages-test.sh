@@ -89,7 +89,7 @@ check_scripts() {
 
 # The package for the other processor, from the program that the part `portable` has built.
 check_aarch64() {
-  local program=$target/aarch64-unknown-linux-gnu/debug/doctor-node root=$work/aarch64 glibc
+  local program=$target/portable-check/aarch64-unknown-linux-gnu/debug/doctor-node root=$work/aarch64 glibc
   [ -x "$program" ] || { echo "NOT RUN: packages for aarch64: $program does not exist: scripts/portable.sh check" && return; }
   DOCTOR=$work/programs/doctor build "${program%/*}" aarch64 0.3.0 "$work/arm" node
   [ "$(dpkg-deb --field "$work"/arm/*_arm64.deb Architecture)" = arm64 ] || fail "architecture of the .deb"
