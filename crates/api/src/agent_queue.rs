@@ -168,7 +168,7 @@ impl AgentQueue {
     }
 
     /// Submits a message; the receiver resolves when it is durable. It is compressed here, which takes time. `memory` is its
-    /// memory until then, also where nobody waits for the outcome any more.
+    /// memory until then, also after its sender has disconnected.
     pub(super) fn submit(&self, message: VerifiedMessage, memory: BodyPermit) -> oneshot::Receiver<SubmitOutcome> {
         let (sender, outcome) = oneshot::channel();
         self.messages.submit(message, move |answer| {

@@ -1,4 +1,4 @@
-//! Floods: clients that nobody authenticated open hundreds of connections to one listener. It still answers other addresses, and so do
+//! Floods: clients without credentials open hundreds of connections to one listener. It still answers other addresses, and so do
 //! the other listeners. And slow clients: each is disconnected at its deadline.
 
 use std::{
@@ -248,7 +248,7 @@ fn status(stream: &mut TcpStream) -> Option<u16> {
     std::str::from_utf8(&head).ok()?.strip_prefix("HTTP/1.1 ")?.parse().ok()
 }
 
-/// Whoever announces long bodies and sends a byte of each has as much memory as was sent.
+/// A client that announces long bodies and sends a byte of each gets memory for the bytes that it has sent.
 #[test]
 fn announced_bodies_of_one_address_do_not_keep_the_reports_of_others_out() {
     let controller = Controller::start();

@@ -1,7 +1,7 @@
 //! Opens the files that decide what this program does, and refuses those that another user could change.
 //!
 //! Configuration, policies, profiles and credentials, and the programs that they name, direct a program that runs as root on nodes
-//! or holds the credentials of a cluster. Whoever can change such a file has these rights. A file is therefore read only if root and
+//! or holds the credentials of a cluster. A user who can change such a file has these rights. A file is therefore read only if root and
 //! the user of this program are the only ones who can change it:
 //!
 //! - The file belongs to root or to this user, and neither its group nor others may write to it.

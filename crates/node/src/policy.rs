@@ -35,7 +35,7 @@ pub fn load_policy(path: Option<&Path>) -> Result<Policy, FileError> {
     Policy::with_site_settings(&read(path)?).map_err(bad)
 }
 
-/// Loads the policy that a run was submitted with. The caller's digest vouches for the file, whoever else could change it.
+/// Loads the policy that a run was submitted with. Other users may be able to change the file; the caller's digest detects that.
 pub fn load_submitted_policy(path: &Path, digest: &str) -> Result<Policy, FileError> {
     let failed = |source| FileError::Read { path: path.to_owned(), source };
     let text = shared_file::read(path, trusted_file::MAX_TEXT_BYTES).map_err(failed)?;

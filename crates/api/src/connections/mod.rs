@@ -1,7 +1,7 @@
 //! The connections of all listeners: how many there may be, and how long a client may take.
 //!
 //! Agents, the API, the probes and the metrics each have a listener with its own thread and its own limits, so that a flood of one leaves
-//! the others alone. Nobody has proved who they are when they connect. Therefore one address has only a part of a listener's
+//! the others alone. A client has not proved who it is when it connects. Therefore one address has only a part of a listener's
 //! connections, a connection without a request gives way to a new one ([`registry`]), and each step of a client has a deadline: the TLS
 //! handshake and the head, each piece of a body and the whole body, the time between two requests, and the acceptance of what is sent
 //! ([`slow_client`]).

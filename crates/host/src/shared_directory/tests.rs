@@ -139,7 +139,7 @@ fn a_file_is_created_once_and_with_its_content() {
                     let content = thread.to_string().repeat(100_000);
                     start.wait();
                     let created = directory.create_exclusive(name.as_ref(), &mut Cursor::new(&content)).unwrap();
-                    // Whoever created it, it is whole from the start.
+                    // Every thread reads the whole content, whether it or another thread created the file.
                     let found = directory.read(Path::new(&name), 1 << 20).unwrap().unwrap();
                     assert_eq!(found.len(), 100_000);
                     assert_eq!(found == content.into_bytes(), created);

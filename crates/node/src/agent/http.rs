@@ -303,7 +303,7 @@ fn addresses(
     let name = host.to_owned();
     std::thread::Builder::new().name("doctor-resolve".to_owned()).spawn(move || {
         let _lookup = lookup;
-        // Nobody waits for a late answer.
+        // The caller has given up if the answer is late.
         let _late = sender.send(resolver(&name, port));
     })?;
     answer.recv_timeout(limit).map_err(|_| late())?

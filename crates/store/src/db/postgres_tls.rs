@@ -492,7 +492,7 @@ mod tests {
         assert!(error.contains("/nowhere/ca.pem: "), "{error}");
         let error = connector("sslmode=require&sslcert=/nowhere/c.pem&sslkey=/nowhere/k.pem");
         assert!(error.contains("`sslcert` /nowhere/c.pem: "), "{error}");
-        // Whoever can change it could have another server believed.
+        // A user who can change the file could make this client trust another server.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
         let error = connector(&format!("sslmode=verify-full&sslrootcert={}", path.display()));
         assert!(error.contains("chmod go-w") && error.contains("ca.pem"), "{error}");
